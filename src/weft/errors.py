@@ -1,0 +1,108 @@
+"""Every error that Weft raises: one tree, one code each.
+
+    WeftError
+    ├── UserError              the caller can mend it (exit code 2, 3 or 4)
+    │   ├── OptionError        W0xx  an option or an argument is off
+    │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
+    │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
+    ├── DeviceError            W3xx  the machine: no compiler, no device, a sick worker
+    │   └── ToolchainError     W31x  a compiler refused our source; carries its log
+    ├── ArtifactError          W4xx  a saved plan, a database or a cache entry that cannot be used
+    └── InvalidGraphError      W9xx  our bug; the graph is attached with `add_note`
+
+An error says whose fault it is, where, and what to do: `where: what [code]`, then one indented line of advice.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class WeftError(Exception):
+    """The root; `str(error)` is the text shown to the user."""
+
+    code: ClassVar[str] = "W000"
+    template: ClassVar[str] = "{message}"
+    """Format string of the first line, filled with the keyword arguments of the constructor."""
+    todo: ClassVar[str] = ""
+    """What the reader can do about it; may use the same keyword arguments."""
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, *, where: str = "", **details: object) -> None:
+        self.where = where
+        self.details = details
+        head = self.template.format(**details)
+        prefix = f"{where}: " if where else ""
+        advice = self.todo.format(**details)
+        super().__init__(f"{prefix}{head} [{self.code}]" + (f"\n  {advice}" if advice else ""))
+
+
+class UserError(WeftError):
+    """The caller can mend it."""
+
+    exit_code = 2
+
+
+class OptionError(UserError):
+    """An option or argument that cannot be taken."""
+
+    code = "W001"
+    template = "option {option!r}: {problem}"
+    todo = "see `weft --help` or the docstring of weft.Options"
+
+
+class ModelError(UserError):
+    """A model that is refused."""
+
+    code = "W100"
+    template = "{problem}"
+    todo = "{remedy}"
+    exit_code = 3
+
+
+class UnsupportedError(UserError):
+    """A well-formed model that nothing installed here can run."""
+
+    code = "W201"
+    template = "no rule for operator {op!r} and nothing to fall back on: {reason}"
+    todo = "list every such operator with `weft check`"
+    exit_code = 4
+
+
+class DeviceError(WeftError):
+    """The machine, its drivers or its compilers."""
+
+    code = "W301"
+    template = "{problem}"
+    todo = "`weft doctor` says what this machine has"
+    exit_code = 5
+
+
+class ToolchainError(DeviceError):
+    """A compiler refused a source text of ours."""
+
+    code = "W311"
+    template = "{tool} failed with status {status}"
+    todo = "the log follows; please report it with `weft report`"
+
+    def __init__(self, *, tool: str, status: int, log: str, where: str = "") -> None:
+        super().__init__(where=where, tool=tool, status=status)
+        self.log = log
+        self.add_note(log[:4000])
+
+
+class ArtifactError(WeftError):
+    """A saved plan, database or cache entry that cannot be used."""
+
+    code = "W401"
+    template = "{problem}"
+    todo = "{remedy}"
+    exit_code = 3
+
+
+class InvalidGraphError(WeftError):
+    """A broken invariant of ours: always a bug in Weft."""
+
+    code = "W901"
+    template = "{problem}"
+    todo = "this is a bug in Weft: please report it with the graph below"

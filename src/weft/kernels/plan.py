@@ -1,0 +1,58 @@
+"""The outcome of the selection: which kernels run, in which order, and what is known about the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir.graph import NodeId
+from weft.kernels.candidate import Kind
+from weft.kernels.formats import Format
+from weft.kernels.source import Kernel, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel of a plan."""
+
+    kernel: Kernel
+    inputs: tuple[tuple[NodeId, Format], ...]
+    outputs: tuple[tuple[NodeId, Format], ...]
+    members: tuple[NodeId, ...]
+    kind: Kind
+    problem_key: str
+    cost_us: float
+    """Measured alone (median), or estimated when `measured` is false."""
+    measured: bool = True
+    runner_up: Schedule | None = None
+    runner_up_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SolverReport:
+    """How the integer program ended."""
+
+    objective_us: float
+    bound_us: float
+    gap: float
+    seconds: float
+    status: str
+    """`optimal`, `limit` (incumbent returned) or `heuristic`."""
+    candidates: int
+    constraints: int
+    cuts: int
+    """Lazy cuts added against cyclic choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Kernels in execution order; every graph output is written by a step or is an input or constant."""
+
+    name: str
+    """`solution-1`, `library`, `heuristic`, ..."""
+    steps: tuple[Step, ...]
+    solver: SolverReport | None = None
+
+    @property
+    def predicted_us(self) -> float:
+        """Sum of the kernels' own times."""
+        return sum(s.cost_us for s in self.steps)
