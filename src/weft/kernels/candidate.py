@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.ir.graph import Graph, Mask, NodeId
+from weft.ir.graph import Graph, Mask, NodeId, OriginParam
 from weft.kernels.formats import Format
 
 
@@ -54,3 +54,7 @@ class Problem:
     output_formats: tuple[Format, ...]
     origin_rule: str = ""
     """Name of the fission rule whose operator the members are exactly; empty otherwise."""
+    origin_params: tuple[tuple[str, OriginParam], ...] = ()
+    """That rule's keyword arguments."""
+    origin_operands: tuple[NodeId, ...] = ()
+    """That rule's operands as nodes of this problem's graph (an input, or a free node over inputs); -1: absent."""
