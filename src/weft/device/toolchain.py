@@ -1,0 +1,191 @@
+"""The host C++ compiler: source text and flags in, a shared object in a content-addressed cache out.
+
+Flags come from a closed list. `-ffast-math` is not in it: linking with it would set flush-to-zero for the
+whole process (gcc 12's crtfastmath.o), and it breaks NaN and infinities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from weft.device.files import publish
+from weft.errors import ToolchainError
+from weft.ir.declined import Declined
+
+BASE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-w",
+)
+"""IEEE semantics for values; only errno, traps and the contraction of a*b+c are given up."""
+ALLOWED_FLAGS = frozenset(
+    {
+        "-O2",
+        "-mprefer-vector-width=512",
+        "-mprefer-vector-width=256",
+        "-funroll-loops",
+        "-fno-tree-vectorize",
+        "-fno-unroll-loops",
+        "-ffp-contract=off",
+    }
+)
+"""What `KernelSource.flags` may add."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledObject:
+    """A shared object whose bytes were checked against `sha256` when it was found or made."""
+
+    path: Path
+    sha256: str
+    seconds: float
+    """0 when it came from the cache."""
+    log: str
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """One C++ compiler and the machine it compiles for."""
+
+    path: str
+    version: str
+    """First line of `--version`."""
+    target: str
+    """What `-march=native` means here: a hash of the CPU's feature flags."""
+    _scratch: list[Path] = field(default_factory=list, compare=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    def identity(self, flags: tuple[str, ...] = ()) -> str:
+        """Everything but the text that decides about the bytes that come out."""
+        return "\0".join([self.version, self.target, *BASE_FLAGS, *flags])
+
+    def compile(
+        self, text: str, flags: tuple[str, ...] = (), *, cache_dir: Path | None = None, timeout_s: float = 60.0
+    ) -> CompiledObject:
+        """Compile one translation unit, or find it in the cache. Safe to call from several threads.
+
+        A cache that cannot be written is passed over: the object then lives in a private temporary directory.
+
+        Raises:
+            ToolchainError: the compiler refused the text, or ran over `timeout_s` (the whole process group is
+                killed); carries the log.
+            ValueError: a flag outside `ALLOWED_FLAGS`.
+        """
+        if unknown := set(flags) - ALLOWED_FLAGS:
+            raise ValueError(f"flags {sorted(unknown)} are not in ALLOWED_FLAGS")
+        key = hashlib.sha256((self.identity(flags) + "\0" + text).encode()).hexdigest()
+        home = cache_dir / "objects" / key[:2] / f"{key}.so" if cache_dir else None
+        if home and (found := _read_back(home)):
+            return found
+        start = time.perf_counter()
+        data, log = self._run(text, flags, timeout_s)
+        seconds = time.perf_counter() - start
+        digest = hashlib.sha256(data).hexdigest()
+        if home:
+            with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
+                publish(home, data)
+                publish(home.with_suffix(".json"), json.dumps({"sha256": digest, "log": log}).encode())
+                return CompiledObject(home, digest, seconds, log)
+        private = self._private() / f"{key}.so"
+        private.write_bytes(data)
+        return CompiledObject(private, digest, seconds, log)
+
+    def _private(self) -> Path:
+        with self._lock:
+            if not self._scratch:
+                self._scratch.append(Path(tempfile.mkdtemp(prefix="weft-")))
+            return self._scratch[0]
+
+    def _run(self, text: str, flags: tuple[str, ...], timeout_s: float) -> tuple[bytes, str]:
+        with tempfile.TemporaryDirectory(prefix="weft-cc-") as folder:
+            out = Path(folder) / "k.so"
+            command = [self.path, *BASE_FLAGS, *flags, "-x", "c++", "-", "-o", str(out)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                process_group=0,
+                env={**os.environ, "LC_ALL": "C", "TMPDIR": folder},
+            )
+            try:
+                _, stderr = process.communicate(text.encode(), timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                raise ToolchainError(tool=self.path, status=-9, log=f"over {timeout_s} s") from None
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            log = stderr.decode(errors="replace")[:65536]
+            if process.returncode != 0:
+                raise ToolchainError(tool=self.path, status=process.returncode, log=log)
+            return out.read_bytes(), log
+
+
+def _read_back(path: Path) -> CompiledObject | None:
+    """A cached object whose bytes still have the digest that was recorded; anything else is a miss."""
+    try:
+        record = json.loads(path.with_suffix(".json").read_bytes())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not isinstance(record, dict) or record.get("sha256") != digest:
+            return None
+        return CompiledObject(path, digest, 0.0, str(record.get("log", "")))
+    except (OSError, ValueError):
+        return None
+
+
+@cache
+def cpu_target() -> str:
+    """Hash of the CPU's feature flags: two machines with equal hashes run each other's `-march=native` code."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return hashlib.sha256(line.encode()).hexdigest()[:16]
+    return "unknown"
+
+
+def find_compiler(environ: Mapping[str, str] | None = None) -> HostCompiler | Declined:
+    """The compiler named by `WEFT_CXX`, else `g++`, else `clang++`, if it answers; `WEFT_CXX=none` hides all."""
+    environ = os.environ if environ is None else environ
+    chosen = environ.get("WEFT_CXX", "")
+    if chosen == "none":
+        return Declined("WEFT_CXX=none")
+    for name in [chosen] if chosen else ["g++", "clang++"]:
+        path = shutil.which(name)
+        if path is not None and (version := _version(path)):
+            return HostCompiler(path, version, cpu_target())
+    return Declined(f"no C++ compiler: looked for {chosen or 'g++, clang++'}")
+
+
+@cache
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    first = done.stdout.decode(errors="replace").splitlines()[:1]
+    return first[0] if done.returncode == 0 and first else ""
