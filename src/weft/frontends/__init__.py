@@ -1,1 +1,1 @@
-"""Placeholder: see docs/architecture.md."""
+"""Importers: a model of some framework -> `Imported`, a graph of primitives with the operators they came from."""
