@@ -1,0 +1,165 @@
+"""Runs library calls on torch tensors: the only part of the generators that a saved plan needs.
+
+A call names operators by text; only the namespaces in `NAMESPACES` and the few `weft.*` steps below are
+admitted, so that a plan from elsewhere cannot name anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from weft.errors import ArtifactError
+from weft.ir.types import DType
+from weft.kernels.source import CallStep, CallValue, LibraryCall, Ref
+
+NAMESPACES = frozenset({"aten", "mkldnn", "mkl"})
+
+TORCH_DTYPE: Mapping[DType, torch.dtype] = {
+    DType.F64: torch.float64,
+    DType.F32: torch.float32,
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.I64: torch.int64,
+    DType.I32: torch.int32,
+    DType.I16: torch.int16,
+    DType.I8: torch.int8,
+    DType.U8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def _tensor(values: Sequence[float], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype).reshape(tuple(shape))
+
+
+def _to_mkldnn(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().to_mkldnn()
+
+
+def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
+    from weft.generate.library.opaque_aten import run_aten
+
+    return run_aten(payload, list(inputs))[result]
+
+
+def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
+    from weft.generate.library.opaque_onnx import run_onnx
+
+    return torch.from_numpy(run_onnx(payload, [x.contiguous().numpy() for x in inputs])[result])
+
+
+_SPECIAL: Mapping[str, Callable[..., torch.Tensor]] = {
+    "weft.tensor": _tensor,
+    "weft.to_mkldnn": _to_mkldnn,
+    "weft.opaque_aten": _opaque_aten,
+    "weft.opaque_onnx": _opaque_onnx,
+}
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The operator that a step names.
+
+    Raises:
+        ArtifactError: a namespace that is not admitted, or an operator that this torch lacks [W401].
+    """
+    if target in _SPECIAL:
+        return _SPECIAL[target]
+    namespace, _, rest = target.partition(".")
+    name, _, overload = rest.partition(".")
+    remedy = "compile the model again with this version of torch"
+    if namespace not in NAMESPACES or not name.isidentifier():
+        raise ArtifactError(problem=f"library call names {target!r}", remedy=remedy)
+    try:
+        packet = getattr(getattr(torch.ops, namespace), name)
+        return cast("Callable[..., Any]", getattr(packet, overload or "default"))
+    except AttributeError:
+        raise ArtifactError(problem=f"this torch has no operator {target!r}", remedy=remedy) from None
+
+
+class BoundCall:
+    """A library call whose operators are resolved and whose weights are prepared.
+
+    Tensors have the problem's logical shapes; their strides carry the formats.
+    """
+
+    def __init__(self, call: LibraryCall, weights: Mapping[int, torch.Tensor]) -> None:
+        """Run the prepare steps; `weights` holds the inputs that are constant, by position."""
+        self._call = call
+        self._prepared: list[Any] = []
+        none: Sequence[torch.Tensor] = ()
+        for step in call.prepare:
+            function, args, kwargs = self._bind(step, none, [], weights)
+            self._prepared.append(_keep(function(*args, **kwargs), step.result))
+        self._weights = dict(weights)
+
+    def _bind(
+        self, step: CallStep, inputs: Sequence[torch.Tensor], tmp: list[Any], weights: Mapping[int, torch.Tensor]
+    ) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+        def value(v: CallValue) -> Any:
+            if isinstance(v, Ref):
+                if v.kind == "in":
+                    return weights[v.index] if v.index in weights else inputs[v.index]
+                return self._prepared[v.index] if v.kind == "prep" else tmp[v.index]
+            if isinstance(v, tuple):
+                return [value(x) for x in v]
+            if isinstance(v, str) and v.startswith("dtype:"):
+                return TORCH_DTYPE[DType(v[6:])]
+            if isinstance(v, str) and v.startswith("format:"):
+                return _FORMATS[v[7:]]
+            return v
+
+        return resolve(step.target), [value(v) for v in step.args], {k: value(v) for k, v in step.kwargs}
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Call once and give the results back as they come (any strides)."""
+        tmp: list[Any] = []
+        for step in self._call.run:
+            function, args, kwargs = self._bind(step, inputs, tmp, self._weights)
+            tmp.append(_keep(function(*args, **kwargs), step.result))
+        return [self._result(r, inputs, tmp) for r in self._call.outputs]
+
+    def _result(self, ref: Ref, inputs: Sequence[torch.Tensor], tmp: list[Any]) -> torch.Tensor:
+        if ref.kind == "in":
+            return self._weights[ref.index] if ref.index in self._weights else inputs[ref.index]
+        return cast("torch.Tensor", self._prepared[ref.index] if ref.kind == "prep" else tmp[ref.index])
+
+    def launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A function of no arguments that runs the call from fixed inputs into fixed outputs.
+
+        Operators are resolved and arguments bound here, once; steps whose operands do not change between
+        calls are partial applications, and an `out_variant` call writes the output without a copy.
+        """
+        steps = self._call.run
+        if len(steps) == 1:
+            function, args, kwargs = self._bind(steps[0], inputs, [], self._weights)
+            if self._call.out_variant:
+                return partial(function, *args, **kwargs, out=outputs[0])
+            return partial(_run_and_copy, partial(function, *args, **kwargs), steps[0].result, outputs[0])
+        if self._call.out_variant:
+            return partial(self._run_out, list(inputs), outputs[0])
+        return partial(self._run_copy, list(inputs), list(outputs))
+
+    def _run_out(self, inputs: list[torch.Tensor], output: torch.Tensor) -> None:
+        tmp: list[Any] = []
+        for step in self._call.run[:-1]:
+            function, args, kwargs = self._bind(step, inputs, tmp, self._weights)
+            tmp.append(_keep(function(*args, **kwargs), step.result))
+        function, args, kwargs = self._bind(self._call.run[-1], inputs, tmp, self._weights)
+        function(*args, **kwargs, out=output)
+
+    def _run_copy(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        for result, output in zip(self.run(inputs), outputs, strict=True):
+            output.copy_(result)
+
+
+def _keep(value: Any, result: int) -> Any:
+    return value[result] if isinstance(value, tuple | list) and result >= 0 else value
+
+
+def _run_and_copy(function: Callable[[], Any], result: int, output: torch.Tensor) -> None:
+    output.copy_(_keep(function(), result))
