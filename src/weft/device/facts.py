@@ -1,0 +1,317 @@
+"""What the CPU is and can do: read from the system, measured by short probes, or a stated default.
+
+Every number says where it comes from. A record is made once per machine and set of usable cores, kept as JSON
+beside its SHA-256, and made again when either does not fit.
+
+Source: performance notes on the CPU variant of the model (usable cores = min(affinity mask, cgroup quota);
+peak = cores x clock x lanes x 2 x FMA units; a probe above cores x clock x lanes x 2 x 2 is discarded).
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from weft.device.files import publish
+from weft.device.probe import PROBE_TEXT, run_probes
+from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
+from weft.errors import ToolchainError
+from weft.ir.declined import Declined
+
+Provenance = Literal["measured", "attribute", "default"]
+SCHEMA = 1
+Table = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFacts:
+    """One CPU as the generators, the estimate and the tuner see it."""
+
+    name: str = "generic CPU"
+    cores: int = 1
+    """Usable ones: min(affinity mask, cgroup quota), at least 1."""
+    threads: int = 1
+    """Threads that kernels should use: one per usable physical core."""
+    frequency_ghz: float = 2.5
+    """Clock of a busy core."""
+    simd_bytes: int = 16
+    """Width of the widest vectors: 64, 32 or 16."""
+    fma_units: int = 1
+    """Vector FMAs per core and cycle."""
+    l1_bytes: int = 32 * 1024
+    """Data cache of one core."""
+    l2_bytes: int = 512 * 1024
+    """Of one core (or of the cores that share it)."""
+    l3_bytes: int = 8 * 1024 * 1024
+    """One last-level cache; 0: there is none."""
+    line_bytes: int = 64
+    peak_flops_f32: float = 2.5e9 * 4 * 2
+    """FLOP/s with all threads."""
+    bandwidth: Table = ((1 << 16, 60.0), (1 << 20, 40.0), (1 << 24, 20.0), (1 << 29, 10.0))
+    """(array bytes, GB/s read plus written) of scaling an array in place with all threads; sizes ascend."""
+    read_bandwidth: Table = ((1 << 16, 60.0), (1 << 20, 40.0), (1 << 24, 20.0), (1 << 29, 10.0))
+    """The same for reading only."""
+    fork_us: float = 5.0
+    """Microseconds of an empty parallel region with all threads."""
+    provenance: tuple[tuple[str, Provenance], ...] = ()
+    """Per field; a field that is not listed is a default."""
+
+    def source_of(self, field: str) -> Provenance:
+        """Where a field's value comes from."""
+        return dict(self.provenance).get(field, "default")
+
+    @property
+    def lanes_f32(self) -> int:
+        """f32 lanes of a vector."""
+        return self.simd_bytes // 4
+
+    def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
+        """GB/s for a working set of this size: the table, interpolated on a logarithmic axis."""
+        table = self.read_bandwidth if read_only else self.bandwidth
+        sizes = [s for s, _ in table]
+        at = bisect.bisect_left(sizes, size_bytes)
+        if at == 0:
+            return table[0][1]
+        if at == len(table):
+            return table[-1][1]
+        (s0, b0), (s1, b1) = table[at - 1], table[at]
+        t = math.log(size_bytes / s0) / math.log(s1 / s0)
+        return b0 + (b1 - b0) * t
+
+    def to_json(self) -> str:
+        """Canonical JSON; `from_json` gives an equal record back."""
+        record = {f.name: getattr(self, f.name) for f in fields(self)}
+        return json.dumps({"schema": SCHEMA, **record}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> CpuFacts:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: not such a record, or a value that no CPU has.
+        """
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise ValueError("not a record of CPU facts")
+        if set(data) != {f.name for f in fields(cls)}:
+            raise ValueError("fields of CPU facts differ")
+        try:
+            for name in ("bandwidth", "read_bandwidth"):
+                data[name] = tuple((int(s), float(b)) for s, b in data[name])
+            data["provenance"] = tuple((str(k), cast("Provenance", str(v))) for k, v in data["provenance"])
+        except (TypeError, ValueError):
+            raise ValueError("malformed table in CPU facts") from None
+        facts = cls(**data)
+        try:
+            facts._check()
+        except TypeError:
+            raise ValueError("a field of CPU facts has another type") from None
+        return facts
+
+    def _check(self) -> None:
+        counts = (self.cores, self.threads, self.fma_units, self.l1_bytes, self.l2_bytes, self.line_bytes)
+        rates = (self.frequency_ghz, self.peak_flops_f32, self.fork_us)
+        if not all(type(x) is int and x > 0 for x in counts) or type(self.l3_bytes) is not int or self.l3_bytes < 0:
+            raise ValueError("a count in CPU facts is not a positive integer")
+        if not all(math.isfinite(x) and x > 0 for x in rates):
+            raise ValueError("a rate in CPU facts is not positive and finite")
+        if self.simd_bytes not in (16, 32, 64) or type(self.name) is not str:
+            raise ValueError("no such vector width or name")
+        for table in (self.bandwidth, self.read_bandwidth):
+            sizes = [s for s, _ in table]
+            if not table or sizes != sorted(set(sizes)) or not all(math.isfinite(b) and b > 0 for _, b in table):
+                raise ValueError("bandwidth tables ascend in size and are positive")
+
+
+def cpu_facts(
+    cache_dir: Path | None, *, calibrate: bool = True, compiler: HostCompiler | None = None, root: Path = Path("/")
+) -> CpuFacts:
+    """Facts about this machine: the cached record, or a new one (about 2 s of probes if `calibrate`).
+
+    Without a compiler, or with `calibrate=False`, what is not stated by the system is a default, and nothing is
+    cached. `root` is where `proc` and `sys` are found (tests use a copy). Never raises for lack of a file.
+    """
+    stated = _stated(root)
+    if not calibrate:
+        return stated
+    chosen: HostCompiler | Declined = compiler or find_compiler()
+    if isinstance(chosen, Declined):
+        return stated
+    still = replace(stated, frequency_ghz=1.0, peak_flops_f32=1.0)  # the stated clock changes from read to read
+    parts = [still.to_json(), cpu_target(), chosen.identity(), PROBE_TEXT]
+    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    home = cache_dir / "facts" / f"{identity[:32]}.json" if cache_dir is not None else None
+    if home is not None and (found := _read(home)) is not None:
+        return found
+    try:
+        facts = _calibrated(stated, chosen, cache_dir, root)
+    except (ToolchainError, OSError):
+        return stated
+    if home is not None:
+        text = facts.to_json()
+        record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
+        with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
+            publish(home, record.encode())
+    return facts
+
+
+def _read(path: Path) -> CpuFacts | None:
+    try:
+        record = json.loads(path.read_bytes())
+        text = record["facts"]
+        if hashlib.sha256(text.encode()).hexdigest() != record["sha256"]:
+            return None
+        return CpuFacts.from_json(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None, root: Path) -> CpuFacts:
+    seen = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=_free_bytes(root))
+    simd = seen.lanes * 4
+    ceiling = stated.threads * seen.frequency_ghz * 1e9 * seen.lanes * 2 * 2 * 1.1
+    units, peak, source = stated.fma_units, stated.peak_flops_f32, "default"
+    if 0 < seen.flops_f32 <= ceiling:
+        per_unit = stated.threads * seen.frequency_ghz * 1e9 * seen.lanes * 2
+        units, peak, source = max(1, round(seen.flops_f32 / per_unit)), seen.flops_f32, "measured"
+    measured = ("frequency_ghz", "simd_bytes", "bandwidth", "read_bandwidth", "fork_us")
+    provenance = {**dict(stated.provenance), **dict.fromkeys(measured, "measured")}
+    provenance |= dict.fromkeys(("fma_units", "peak_flops_f32"), source)
+    return replace(
+        stated,
+        frequency_ghz=seen.frequency_ghz,
+        simd_bytes=simd,
+        fma_units=units,
+        peak_flops_f32=peak,
+        bandwidth=seen.scale_gb_s,
+        read_bandwidth=seen.read_gb_s,
+        fork_us=seen.fork_us,
+        provenance=_sorted(provenance),
+    )
+
+
+def _sorted(provenance: Mapping[str, str]) -> tuple[tuple[str, Provenance], ...]:
+    return cast("tuple[tuple[str, Provenance], ...]", tuple(sorted(provenance.items())))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _stated(root: Path) -> CpuFacts:
+    """What the system states without measuring."""
+    cpuinfo = _text(root / "proc/cpuinfo")
+    lines: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        lines.setdefault(key.strip(), value.strip())
+    known: dict[str, object] = {}
+    if name := lines.get("model name") or lines.get("Processor"):
+        known["name"] = name
+    flags = set((lines.get("flags") or lines.get("Features") or "").split())
+    if flags:
+        known["simd_bytes"] = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    cores = usable_cores(root)
+    known["cores"] = cores
+    known["threads"] = max(1, min(cores, _physical_cores(root) or cores))
+    for level, size in _caches(root).items():
+        known[f"l{level}_bytes"] = size
+    if (root / "sys/devices/system/cpu/cpu0/cache").is_dir() and "l3_bytes" not in known:
+        known["l3_bytes"] = 0
+    if line := _text(root / "sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size").strip():
+        known["line_bytes"] = int(line) if line.isdigit() and int(line) > 0 else 64
+    if mhz := lines.get("cpu MHz"):
+        try:
+            known["frequency_ghz"] = float(mhz) / 1e3
+        except ValueError:
+            known.pop("frequency_ghz", None)
+    facts = replace(CpuFacts(), **known, provenance=_sorted(dict.fromkeys(known, "attribute")))  # type: ignore[arg-type]
+    peak = facts.threads * facts.frequency_ghz * 1e9 * facts.lanes_f32 * 2 * facts.fma_units
+    return replace(facts, peak_flops_f32=peak)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """min(affinity mask, cgroup quota), at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota in _quotas(root):
+        cores = min(cores, max(1, math.ceil(quota)))
+    return max(1, cores)
+
+
+def _quotas(root: Path) -> list[float]:
+    """CPU quotas in cores of the cgroups (v2 and v1) this process is in, from its own to the root."""
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            base = root / "sys/fs/cgroup"
+            bases = [base, base / "unified"]
+        elif "cpu" in controllers.split(","):
+            bases = [root / "sys/fs/cgroup" / c for c in ("cpu", "cpu,cpuacct")]
+        else:
+            continue  # a controller that does not limit CPU time
+        parts = [p for p in path.split("/") if p not in ("", "..")]
+        for folder in bases:
+            for depth in range(len(parts) + 1):
+                here = folder.joinpath(*parts[:depth])
+                found += _quota_of(here)
+    return found
+
+
+def _quota_of(folder: Path) -> list[float]:
+    words = _text(folder / "cpu.max").split()
+    if len(words) != 2:
+        words = [_text(folder / f"cpu.cfs_{k}_us").strip() for k in ("quota", "period")]
+    try:
+        quota, period = float(words[0]), float(words[1])
+    except (ValueError, IndexError):
+        return []  # "max", or no such file
+    return [quota / period] if quota > 0 and period > 0 else []
+
+
+def _physical_cores(root: Path) -> int:
+    """Distinct cores among the CPUs of the affinity mask; 0 if the system does not say."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    seen = set()
+    for cpu in allowed:
+        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
+        if not siblings:
+            return 0
+        seen.add(siblings)
+    return len(seen)
+
+
+def _caches(root: Path) -> dict[int, int]:
+    """Bytes of the data or unified cache of each level 1 to 3 as CPU 0 sees it."""
+    found: dict[int, int] = {}
+    folder = root / "sys/devices/system/cpu/cpu0/cache"
+    for index in range(8):
+        here = folder / f"index{index}"
+        level, size = _text(here / "level").strip(), _text(here / "size").strip()
+        if level not in ("1", "2", "3") or _text(here / "type").strip() == "Instruction":
+            continue  # another level, or no data in it
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
+        digits = size.rstrip("KMG")
+        if digits.isdigit() and int(digits) > 0:
+            found[int(level)] = int(digits) * unit
+    return found
+
+
+def _free_bytes(root: Path) -> int:
+    for line in _text(root / "proc/meminfo").splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == "MemAvailable:" and words[1].isdigit():
+            return int(words[1]) * 1024
+    return 1 << 30
