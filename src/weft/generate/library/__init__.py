@@ -1,1 +1,67 @@
-"""Placeholder: see docs/architecture.md."""
+"""The framework's own kernels as candidates: ATen operators, and oneDNN's fused forms through ATen.
+
+`LibraryGenerator` can run any problem (each primitive has an ATen form), so that a plan of library calls
+always exists; `execute` is the part a saved plan needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from weft.ir.declined import Declined
+from weft.ir.prims import FREE, Prim
+from weft.kernels.candidate import Problem
+from weft.kernels.source import LibraryCall, Schedule
+
+if TYPE_CHECKING:
+    from weft.device.facts import CpuFacts
+
+
+def _schedule(form: str, **params: bool) -> Schedule:
+    return Schedule("library", (*sorted(params.items()), ("form", form)))
+
+
+@final
+class LibraryGenerator:
+    """Lists the library forms of a problem: one operator, one fused product, or its primitives one by one."""
+
+    name = "library"
+
+    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
+        """Forms worth measuring. Groups of several primitives without a library form are declined."""
+        del facts
+        prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
+        found: list[Schedule] = []
+        if Prim.CONV in prims:
+            found += [_schedule("conv", channels_last=True), _schedule("conv", channels_last=False)]
+        if Prim.MATMUL in prims:
+            found.append(_schedule("linear"))
+        if problem.origin_rule:
+            found.append(_schedule("operator"))
+        if len(prims) == 1 or all(p is Prim.OPAQUE for p in prims):
+            found.append(_schedule("primitives"))
+        return found or Declined("no library form of this group")
+
+    def emit(self, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+        """The call of one form, or why it does not apply."""
+        from weft.generate.library.fused import fused_conv, fused_linear
+        from weft.generate.library.operators import OPERATORS, Operator
+        from weft.generate.library.translate import Program
+
+        form = schedule.param("form")
+        if form == "conv":
+            return fused_conv(problem, schedule)
+        if form == "linear":
+            return fused_linear(problem, schedule)
+        program = Program(problem.graph)
+        if form == "primitives":
+            return program.finish(schedule)
+        row = OPERATORS.get(problem.origin_rule)
+        if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operands[:1]:
+            return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
+        result = row(Operator(problem, program))
+        if result is None:
+            return Declined(f"ATen's operator does not mean this {problem.origin_rule}")
+        program.bind(problem.graph.outputs[0], result)
+        return program.finish(schedule) if program.run else Declined("nothing left to run")

@@ -131,30 +131,80 @@ class BoundCall:
     def launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
         """A function of no arguments that runs the call from fixed inputs into fixed outputs.
 
-        Operators are resolved and arguments bound here, once; steps whose operands do not change between
-        calls are partial applications, and an `out_variant` call writes the output without a copy.
+        Operators are resolved and arguments bound here, once. A step that only views fixed memory is done
+        here too; an `out_variant` call writes its output without a copy.
         """
-        steps = self._call.run
-        if len(steps) == 1:
-            function, args, kwargs = self._bind(steps[0], inputs, [], self._weights)
-            if self._call.out_variant:
-                return partial(function, *args, **kwargs, out=outputs[0])
-            return partial(_run_and_copy, partial(function, *args, **kwargs), steps[0].result, outputs[0])
-        if self._call.out_variant:
-            return partial(self._run_out, list(inputs), outputs[0])
-        return partial(self._run_copy, list(inputs), list(outputs))
+        slots: list[Any] = []
+        """Result of each step where it is fixed, else None; filled per call at the positions of `dynamic`."""
+        dynamic: list[tuple[int, Callable[..., Any], list[Any], dict[str, Any], list[tuple[int, int]], int]] = []
+        last = len(self._call.run) - 1
+        for number, step in enumerate(self._call.run):
+            waiting = [
+                (at, v.index)
+                for at, v in enumerate(step.args)
+                if isinstance(v, Ref) and v.kind == "tmp" and slots[v.index] is None
+            ]
+            nested = any(_reads_unknown(v, slots) for v in [*step.args, *(v for _, v in step.kwargs)])
+            if nested and not all(_direct(v, slots) for v in [*step.args, *(v for _, v in step.kwargs)]):
+                return self._slow_launcher(inputs, outputs)
+            function, args, kwargs = self._bind(step, inputs, slots, self._weights)
+            if number == last and self._call.out_variant:
+                kwargs["out"] = outputs[0]
+            elif not waiting and step.target in _VIEWS:
+                view = function(*args, **kwargs)
+                if view.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr():
+                    slots.append(view)
+                    continue
+            slots.append(None)
+            dynamic.append((number, function, args, kwargs, waiting, step.result))
+        copies = [] if self._call.out_variant else list(zip(self._call.outputs, outputs, strict=True))
+        if len(dynamic) == 1 and len(copies) <= 1:
+            _, function, args, kwargs, _, result = dynamic[0]
+            once = partial(function, *args, **kwargs)
+            return once if not copies else partial(_run_and_copy, once, result, copies[0][1])
 
-    def _run_out(self, inputs: list[torch.Tensor], output: torch.Tensor) -> None:
-        tmp: list[Any] = []
-        for step in self._call.run[:-1]:
-            function, args, kwargs = self._bind(step, inputs, tmp, self._weights)
-            tmp.append(_keep(function(*args, **kwargs), step.result))
-        function, args, kwargs = self._bind(self._call.run[-1], inputs, tmp, self._weights)
-        function(*args, **kwargs, out=output)
+        def run() -> None:
+            values = list(slots)
+            for number, function, args, kwargs, waiting, result in dynamic:
+                if waiting:
+                    args = list(args)
+                    for at, index in waiting:
+                        args[at] = values[index]
+                values[number] = _keep(function(*args, **kwargs), result)
+            for ref, output in copies:
+                output.copy_(self._result(ref, inputs, values))
 
-    def _run_copy(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        for result, output in zip(self.run(inputs), outputs, strict=True):
-            output.copy_(result)
+        return run
+
+    def _slow_launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            for result, output in zip(self.run(inputs), outputs, strict=True):
+                output.copy_(result)
+
+        return run
+
+
+_VIEWS = frozenset(
+    {
+        "aten.permute.default",
+        "aten.expand.default",
+        "aten.reshape.default",
+        "aten.slice.Tensor",
+        "aten.unsqueeze.default",
+    }
+)
+"""Steps whose result is a view of their first operand where strides allow."""
+
+
+def _reads_unknown(value: CallValue, slots: Sequence[Any]) -> bool:
+    if isinstance(value, Ref):
+        return value.kind == "tmp" and slots[value.index] is None
+    return isinstance(value, tuple) and any(_reads_unknown(v, slots) for v in value)
+
+
+def _direct(value: CallValue, slots: Sequence[Any]) -> bool:
+    """True unless the value holds an unknown result inside a list, which cannot be patched in place."""
+    return isinstance(value, Ref) or not _reads_unknown(value, slots)
 
 
 def _keep(value: Any, result: int) -> Any:

@@ -1,0 +1,195 @@
+"""Products with what follows them as one oneDNN call: convolution or linear with bias, activation and residual.
+
+Weights are repacked once, at link time. What follows the product is recognised by construction: the same
+fission rule is run on an input of the same type, and the two graphs must have the same text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import cast
+
+from weft import fission
+from weft.generate.library.translate import Program
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.text import print_graph
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CallValue, LibraryCall, Ref, Schedule
+
+_ACTIVATIONS: tuple[tuple[str, tuple[tuple[str, float | str], ...], str, tuple[float, ...], str | None], ...] = (
+    ("relu", (), "relu", (), None),
+    ("sigmoid", (), "sigmoid", (), None),
+    ("tanh", (), "tanh", (), None),
+    ("silu", (), "swish", (), None),
+    ("hard_swish", (), "hardswish", (), None),
+    ("hard_sigmoid", (("alpha", 1 / 6), ("beta", 0.5)), "hardsigmoid", (), None),
+    ("gelu", (("approximate", "none"),), "gelu", (), "none"),
+    ("gelu", (("approximate", "tanh"),), "gelu", (), "tanh"),
+    ("leaky_relu", (("alpha", 0.1),), "leaky_relu", (0.1,), None),
+    ("leaky_relu", (("alpha", 0.01),), "leaky_relu", (0.01,), None),
+)
+"""Fission rule, its parameters; oneDNN's name, scalars and algorithm."""
+
+
+@cache
+def _activation_texts(type: TensorType) -> dict[str, tuple[str, tuple[float, ...], str | None]]:
+    found: dict[str, tuple[str, tuple[float, ...], str | None]] = {}
+    for rule, params, name, scalars, algorithm in _ACTIVATIONS:
+        builder = GraphBuilder()
+        result = fission.apply(builder, rule, (builder.input(type),), dict(params))
+        if not isinstance(result, Declined):
+            found[_tail_text(builder.build(result), 0, result[0])] = (name, scalars, algorithm)
+    return found
+
+
+def _tail_text(graph: Graph, start: NodeId, end: NodeId) -> str:
+    """Text of the part of a graph between two nodes, with `start` as its only input; empty if there is more."""
+    builder = GraphBuilder()
+    new: dict[NodeId, NodeId] = {start: builder.input(graph.type_of(start))}
+
+    def copy(node: NodeId) -> bool:
+        if node in new:
+            return True
+        n = graph.nodes[node]
+        if n.prim is Prim.INPUT:
+            return False
+        if not all(copy(i) for i in n.inputs):
+            return False
+        if n.prim is Prim.CONSTANT:
+            new[node] = builder.constant(graph.constant(node), n.type.dtype)
+        else:
+            new[node] = builder.add(n.prim, *(new[i] for i in n.inputs), attrs=n.attrs)
+        return True
+
+    return print_graph(builder.build([new[end]])) if copy(end) else ""
+
+
+def _channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeId | None:
+    """The weight or constant of `channels` values that a node repeats along every dimension but `axis`."""
+    n = graph.nodes[node]
+    rank = n.type.rank
+    if n.prim is not Prim.BROADCAST:
+        return None
+    source = n.inputs[0]
+    shape = graph.type_of(source).shape
+    wide = (1,) * (rank - len(shape)) + shape
+    if wide != tuple(channels if k == axis else 1 for k in range(rank)):
+        return None
+    return source
+
+
+def _is_weight(graph: Graph, node: NodeId) -> bool:
+    n = graph.nodes[node]
+    if n.prim is Prim.CONSTANT:
+        return True
+    if isinstance(n.attrs, a.InputAttrs):
+        return n.attrs.is_weight
+    return n.prim in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST) and _is_weight(graph, n.inputs[0])
+
+
+class _Tail:
+    """What follows the product: bias, then residual, then activation, each optional."""
+
+    def __init__(self, graph: Graph, product: NodeId, axis: int) -> None:
+        self.bias: NodeId | None = None
+        self.residual: NodeId | None = None
+        self.activation: tuple[str, tuple[float, ...], str | None] = ("none", (), None)
+        self.residual_after_activation = False
+        self.matched = False
+        users = graph.users()
+        out = graph.outputs[0]
+        at = product
+        channels = graph.type_of(product).shape[axis]
+        while at != out:
+            following = users[at]
+            n = graph.nodes[following[0]] if len(following) == 1 else None
+            if n is None or n.prim is not Prim.ADD or self.residual is not None:
+                break
+            other = n.inputs[1] if n.inputs[0] == at else n.inputs[0]
+            bias = _channel_bias(graph, other, channels, axis)
+            if bias is not None and self.bias is None and _is_weight(graph, bias):
+                self.bias = bias
+            elif graph.nodes[other].prim is Prim.INPUT and graph.type_of(other) == graph.type_of(at):
+                self.residual = other
+            else:
+                break
+            at = following[0]
+        if at != out:
+            found = _activation_texts(graph.type_of(at)).get(_tail_text(graph, at, out))
+            if found is None:
+                return
+            self.activation = found
+        self.matched = True
+
+
+def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """CONV (+ bias)(+ residual)(+ activation) → `mkldnn._convolution_pointwise` with prepacked weights."""
+    graph = problem.graph
+    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
+    if len(convs) != 1 or len(graph.outputs) != 1:
+        return Declined("not one convolution with one result")
+    n = graph.nodes[convs[0]]
+    at = cast("a.ConvAttrs", n.attrs)
+    x, w = n.inputs
+    if n.type.dtype is not DType.F32 or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
+        return Declined("not a plain 2-d f32 convolution")
+    if graph.nodes[x].prim is not Prim.INPUT or not _is_weight(graph, w) or 0 in n.type.shape:
+        return Declined("the operand is computed inside, or the weight is not constant")
+    tail = _Tail(graph, convs[0], 1)
+    if not tail.matched:
+        return Declined("what follows the convolution is no bias + residual + activation")
+    p = Program(graph)
+    weight = p.call("weft.to_mkldnn", p.value(w))
+    shape = graph.type_of(x).shape
+    weight = p.call(
+        "mkldnn._reorder_convolution_weight.default", weight, at.pads_lo, at.strides, at.dilations, at.groups, shape
+    )
+    data: Ref = p.value(x)
+    if bool(schedule.param("channels_last")) and problem.input_formats[graph.inputs.index(x)] is not Format.LAST:
+        data = p.call("aten._to_copy.default", data, memory_format="format:channels_last")
+    bias = None if tail.bias is None else p.call("aten.reshape.default", p.value(tail.bias), (n.type.shape[1],))
+    name, scalars, algorithm = tail.activation
+    common: tuple[CallValue, ...] = (at.pads_lo, at.strides, at.dilations, at.groups)
+    if tail.residual is None:
+        out = p.call("mkldnn._convolution_pointwise.default", data, weight, bias, *common, name, scalars, algorithm)
+    else:
+        if name not in ("none", "relu"):
+            return Declined("oneDNN's binary form is tried with relu only")
+        unary = None if name == "none" else name
+        out = p.call(
+            "mkldnn._convolution_pointwise.binary",
+            data, p.value(tail.residual), weight, bias, *common, "add", 1.0, unary, (), None,
+        )  # fmt: skip
+    p.bind(graph.outputs[0], out)
+    return p.finish(schedule)
+
+
+def fused_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """MATMUL with a constant right operand (+ bias)(+ activation) → `mkldnn._linear_pointwise`, prepacked."""
+    graph = problem.graph
+    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
+    if len(products) != 1 or len(graph.outputs) != 1:
+        return Declined("not one product with one result")
+    n = graph.nodes[products[0]]
+    x, w = n.inputs
+    if n.type.dtype is not DType.F32 or n.type.rank != 2 or not _is_weight(graph, w) or 0 in n.type.shape:
+        return Declined("not a 2-d f32 product with a constant right operand")
+    tail = _Tail(graph, products[0], 1)
+    if not tail.matched or tail.residual is not None:
+        return Declined("what follows the product is no bias + activation")
+    p = Program(graph)
+    rows, k = graph.type_of(x).shape
+    transposed = p.call("aten.permute.default", p.value(w), (1, 0))
+    dense = p.call("aten.clone.default", transposed, memory_format="format:contiguous")
+    packed = p.call("mkldnn._reorder_linear_weight.default", p.call("weft.to_mkldnn", dense), rows)
+    bias = None if tail.bias is None else p.call("aten.reshape.default", p.value(tail.bias), (n.type.shape[1],))
+    name, scalars, algorithm = tail.activation
+    data = p.call("aten.reshape.default", p.value(x), (rows, k))
+    out = p.call("mkldnn._linear_pointwise.default", data, packed, bias, name, scalars, algorithm)
+    p.bind(graph.outputs[0], out)
+    return p.finish(schedule)

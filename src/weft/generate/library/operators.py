@@ -1,0 +1,188 @@
+"""Whole source operators as one ATen call: keyed by the name of the fission rule that took them apart.
+
+A row is a proposal: the candidate is verified against the primitives like any other. A row answers None
+where ATen's operator means something else (other axes, other formula).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from weft.generate.library.translate import Program, convolution
+from weft.ir.graph import NodeId, OriginParam
+from weft.ir.prims import Prim
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CallValue, Ref
+
+
+class Operator:
+    """One source operator inside a problem: operands by position, parameters by name."""
+
+    def __init__(self, problem: Problem, program: Program) -> None:
+        self.program = program
+        self.graph = problem.graph
+        self.operands = problem.origin_operands
+        self._params = dict(problem.origin_params)
+
+    def has(self, position: int) -> bool:
+        """True when an optional operand is present."""
+        return position < len(self.operands) and self.operands[position] >= 0
+
+    def node(self, position: int) -> NodeId:
+        """The operand's node in the problem's graph."""
+        return self.operands[position]
+
+    def ref(self, position: int) -> Ref | None:
+        """The operand's value; None where it is absent."""
+        return self.program.value(self.operands[position]) if self.has(position) else None
+
+    def param(self, name: str, default: OriginParam) -> OriginParam:
+        """A keyword argument of the rule."""
+        return self._params.get(name, default)
+
+    def number(self, name: str, default: float) -> float:
+        """A numeric keyword argument."""
+        return float(cast("float", self._params.get(name, default)))
+
+    def ints(self, name: str) -> tuple[int, ...]:
+        """A tuple-valued keyword argument; empty if absent."""
+        value = self._params.get(name, ())
+        return value if isinstance(value, tuple) else (int(cast("int", value)),)
+
+    def call(self, target: str, *args: CallValue, result: int = 0) -> Ref:
+        """One step of the program."""
+        return self.program.call(target, *args, result=result)
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """Shape of an operand."""
+        return self.graph.type_of(self.operands[position]).shape
+
+
+Row = Callable[[Operator], Ref | None]
+
+
+def _unary(target: str, *params: tuple[str, float]) -> Row:
+    def row(o: Operator) -> Ref | None:
+        return o.call(target, o.ref(0), *(o.number(name, default) for name, default in params))
+
+    return row
+
+
+def _softmax(target: str) -> Row:
+    def row(o: Operator) -> Ref | None:
+        axis = o.param("axis", -1)
+        return o.call(target, o.ref(0), int(cast("int", axis)), False)
+
+    return row
+
+
+def _layer_norm(o: Operator) -> Ref | None:
+    rank, axes = len(o.shape(0)), o.ints("axes")
+    normal = tuple(sorted(x % rank for x in axes))
+    if normal != tuple(range(rank - len(axes), rank)):
+        return None
+    shape = o.shape(0)[rank - len(axes) :]
+    for position in (1, 2):
+        if o.has(position) and o.shape(position) != shape:
+            return None
+    return o.call("aten.native_layer_norm.default", o.ref(0), shape, o.ref(1), o.ref(2), o.number("eps", 1e-5))
+
+
+def _group_norm(o: Operator) -> Ref | None:
+    groups = int(cast("int", o.param("groups", 1)))
+    return o.call("aten.group_norm.default", o.ref(0), groups, o.ref(1), o.ref(2), o.number("eps", 1e-5), False)
+
+
+def _instance_norm(o: Operator) -> Ref | None:
+    eps = o.number("eps", 1e-5)
+    return o.call("aten.instance_norm.default", o.ref(0), o.ref(1), o.ref(2), None, None, True, 0.0, eps, False)
+
+
+def _gelu(o: Operator) -> Ref | None:
+    approximate = str(o.param("approximate", "none"))
+    return o.program.call("aten.gelu.default", o.ref(0), approximate=approximate)
+
+
+def _linear(o: Operator) -> Ref | None:
+    return o.call("aten.linear.default", o.ref(0), o.ref(1), o.ref(2))
+
+
+def _addmm(o: Operator) -> Ref | None:
+    if o.number("alpha", 1) != 1 or o.number("beta", 1) != 1:
+        return None
+    return o.call("aten.addmm.default", o.ref(0), o.ref(1), o.ref(2))
+
+
+def _conv(o: Operator) -> Ref | None:
+    convs = [n for n in o.graph.nodes if n.prim is Prim.CONV]
+    x, w = o.ref(0), o.ref(1)
+    if len(convs) != 1 or x is None or w is None:
+        return None
+    return convolution(o.program, convs[0], x, w, o.ref(2))
+
+
+def _sdpa(o: Operator) -> Ref | None:
+    scale = o.param("scale", 0.0)
+    causal = bool(o.param("causal", False))
+    grouped = bool(o.param("enable_gqa", False))
+    if o.has(3) and causal:
+        return None
+    return o.program.call(
+        "aten.scaled_dot_product_attention.default",
+        o.ref(0), o.ref(1), o.ref(2), o.ref(3), 0.0, causal,
+        scale=float(cast("float", scale)) if scale else None, enable_gqa=grouped,
+    )  # fmt: skip
+
+
+def _pool_plain(o: Operator) -> bool:
+    return len(o.shape(0)) == 4 and o.ints("pads_lo") == o.ints("pads_hi")
+
+
+def _max_pool(o: Operator) -> Ref | None:
+    if not _pool_plain(o):
+        return None
+    args = (o.ints("kernel"), o.ints("strides"), o.ints("pads_lo"), o.ints("dilations") or 1)
+    return o.call("aten.max_pool2d.default", o.ref(0), *args, bool(o.param("ceil", False)))
+
+
+def _avg_pool(o: Operator) -> Ref | None:
+    if not _pool_plain(o):
+        return None
+    divisor = int(cast("int", o.param("divisor", 0)))
+    counted = bool(o.param("count_include_pad", True))
+    args = (o.ints("kernel"), o.ints("strides"), o.ints("pads_lo"))
+    return o.call("aten.avg_pool2d.default", o.ref(0), *args, bool(o.param("ceil", False)), counted, divisor or None)
+
+
+def _adaptive(o: Operator) -> Ref | None:
+    return o.call("aten.adaptive_avg_pool2d.default", o.ref(0), o.ints("output_size")) if len(o.shape(0)) == 4 else None
+
+
+def _mean(o: Operator) -> Ref | None:
+    return o.call("aten.mean.dim", o.ref(0), o.ints("axes"), bool(o.param("keepdims", True)))
+
+
+OPERATORS: Mapping[str, Row] = {
+    "softmax": _softmax("aten._softmax.default"),
+    "log_softmax": _softmax("aten._log_softmax.default"),
+    "layer_norm": _layer_norm,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+    "gelu": _gelu,
+    "silu": _unary("aten.silu.default"),
+    "mish": _unary("aten.mish.default"),
+    "sigmoid": _unary("aten.sigmoid.default"),
+    "hard_swish": _unary("aten.hardswish.default"),
+    "softplus": _unary("aten.softplus.default", ("beta", 1.0), ("threshold", 20.0)),
+    "elu": _unary("aten.elu.default", ("alpha", 1.0)),
+    "leaky_relu": _unary("aten.leaky_relu.default", ("alpha", 0.01)),
+    "linear": _linear,
+    "addmm": _addmm,
+    "conv": _conv,
+    "sdpa": _sdpa,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": _adaptive,
+    "reduce_mean": _mean,
+}
