@@ -193,6 +193,33 @@ class GraphBuilder:
             raise InvalidGraphError(problem=f"{prim.value}: {error}") from error
         return self._intern(Node(prim, inputs, attrs, type, self._origin))
 
+    def adopt_constant(self, digest: str, data: Array, type: TensorType) -> NodeId:
+        """A constant of another graph, without hashing it again; `digest` must be that of the data."""
+        self._constants.setdefault(digest, data)
+        return self._intern(Node(Prim.CONSTANT, (), a.ConstantAttrs(digest), type))
+
+    def adopt(self, node: Node, inputs: tuple[NodeId, ...]) -> NodeId:
+        """A node of another graph on operands of the same types as there, without inferring its type again.
+
+        It keeps its number of origin: see `adopt_origins`.
+        """
+        return self._intern(Node(node.prim, inputs, node.attrs, node.type, node.origin))
+
+    def adopt_origins(self, origins: Sequence[Origin]) -> None:
+        """Take over another graph's origins under their old numbers; only before any other origin is opened."""
+        if self._origins:
+            raise InvalidGraphError(problem="origins adopted by a builder that has some")
+        self._origins.extend(origins)
+
+    @contextmanager
+    def within(self, origin: int) -> Iterator[None]:
+        """Nodes added inside are marked as parts of an origin that exists; -1 for none."""
+        outer, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = outer
+
     def _intern(self, node: Node) -> NodeId:
         found = self._interned.get(node)
         if found is not None:

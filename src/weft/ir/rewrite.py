@@ -1,0 +1,140 @@
+"""Rebuilding graphs: copy every live node, replace some, keep the signature, names and origins in step.
+
+Every clean-up pass is a `visit` function; what is true of all of them is written here once: a replacement has the
+type of what it replaces, dead nodes go, inputs stay, origins follow their nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import final
+
+from weft.errors import InvalidGraphError
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, GraphBuilder, Node, NodeId, Origin
+from weft.ir.prims import Prim
+
+Visit = Callable[[GraphBuilder, Node, tuple[NodeId, ...]], NodeId | None]
+"""(builder, old node, its operands in the builder) -> a node of the builder that replaces it, None to copy it."""
+
+GONE = -1
+"""Stands in an origin for a node that is no longer there."""
+
+
+def live_nodes(graph: Graph) -> list[bool]:
+    """For each node whether an output depends on it or it is an input."""
+    marked = [node.prim is Prim.INPUT for node in graph.nodes]
+    for i in graph.outputs:
+        marked[i] = True
+    for i in reversed(range(len(graph.nodes))):
+        if marked[i]:
+            for j in graph.nodes[i].inputs:
+                marked[j] = True
+    return marked
+
+
+@final
+class Rewriter:
+    """Copies a graph node by node into a `GraphBuilder`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.builder = GraphBuilder()
+        self.builder.adopt_origins(graph.origins)
+        self.mapped: dict[NodeId, NodeId] = {}
+        """Old node -> new node, for the nodes that were copied or replaced so far."""
+        self.num_replaced = 0
+
+    def run(self, visit: Visit) -> Graph:
+        """The rewritten graph. New nodes that `visit` adds count as parts of the origin of the node they replace.
+
+        Raises:
+            InvalidGraphError: a replacement of another type than the node it replaces [W901].
+        """
+        live = live_nodes(self.graph)
+        for position in self.graph.inputs:
+            # inputs go first and in the order of the signature, which numbers them
+            self._copy_input(position)
+        for position, node in enumerate(self.graph.nodes):
+            if live[position] and node.prim is not Prim.INPUT:
+                self.mapped[position] = self._step(position, node, visit)
+        return self._finish()
+
+    def _copy_input(self, position: NodeId) -> None:
+        node, names = self.graph.nodes[position], self.graph.input_names
+        index = len(self.builder)
+        name = names[index] if index < len(names) else ""
+        is_weight = isinstance(node.attrs, a.InputAttrs) and node.attrs.is_weight
+        self.mapped[position] = self.builder.input(node.type, name, is_weight=is_weight)
+
+    def _step(self, position: NodeId, node: Node, visit: Visit) -> NodeId:
+        inputs = tuple(self.mapped[j] for j in node.inputs)
+        with self.builder.within(node.origin):
+            found = visit(self.builder, node, inputs)
+        if found is None:
+            return self.copy(node, inputs)
+        if self.builder.type_of(found) != node.type:
+            problem = f"%{position} = {node.prim.value} : {node.type} replaced by {self.builder.type_of(found)}"
+            raise InvalidGraphError(problem=problem)
+        self.num_replaced += 1
+        return found
+
+    def copy(self, node: Node, inputs: tuple[NodeId, ...]) -> NodeId:
+        """The same node on the builder's operands."""
+        if isinstance(node.attrs, a.ConstantAttrs):
+            digest = node.attrs.digest
+            return self.builder.adopt_constant(digest, self.graph.constants[digest], node.type)
+        return self.builder.adopt(node, inputs)
+
+    def _finish(self) -> Graph:
+        graph = self.graph
+        outputs = [self.mapped[i] for i in graph.outputs]
+        built = self.builder.build(outputs, graph.output_names)
+        # an origin that `visit` opened already speaks of nodes of the builder
+        opened = built.origins[len(graph.origins) :]
+        origins = (*(_map_origin(origin, self.mapped) for origin in graph.origins), *opened)
+        return compact(replace(built, origins=origins, input_names=graph.input_names))
+
+
+def _map_nodes(nodes: Sequence[NodeId], mapped: dict[NodeId, NodeId]) -> tuple[NodeId, ...]:
+    return tuple(mapped.get(j, GONE) for j in nodes)
+
+
+def _map_origin(origin: Origin, mapped: dict[NodeId, NodeId]) -> Origin:
+    return replace(origin, operands=_map_nodes(origin.operands, mapped), results=_map_nodes(origin.results, mapped))
+
+
+def compact(graph: Graph) -> Graph:
+    """The graph without its dead nodes, the constants they held, and the origins that nothing speaks of any more."""
+    live = live_nodes(graph)
+    mapped: dict[NodeId, NodeId] = {}
+    for i, is_live in enumerate(live):
+        if is_live:
+            mapped[i] = len(mapped)
+    kept = [graph.nodes[i] for i in mapped]
+    used = {node.origin for node in kept}
+    origins: list[Origin] = []
+    renumbered = {GONE: GONE}
+    for k, origin in enumerate(graph.origins):
+        moved = _map_origin(origin, mapped)
+        if k in used or any(result != GONE for result in moved.results):
+            renumbered[k] = len(origins)
+            origins.append(moved)
+    nodes = tuple(Node(n.prim, tuple(mapped[j] for j in n.inputs), n.attrs, n.type, renumbered[n.origin]) for n in kept)
+    digests = dict.fromkeys(n.attrs.digest for n in nodes if isinstance(n.attrs, a.ConstantAttrs))
+    return replace(
+        graph,
+        nodes=nodes,
+        inputs=tuple(mapped[i] for i in graph.inputs),
+        outputs=tuple(mapped[i] for i in graph.outputs),
+        constants={digest: graph.constants[digest] for digest in digests},
+        origins=tuple(origins),
+    )
+
+
+def rewrite(graph: Graph, visit: Visit) -> tuple[Graph, int]:
+    """The rewritten graph and the number of nodes that `visit` replaced; the old graph itself if that is none."""
+    rewriter = Rewriter(graph)
+    rewritten = rewriter.run(visit)
+    return (rewritten, rewriter.num_replaced) if rewriter.num_replaced else (graph, 0)
