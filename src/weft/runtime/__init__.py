@@ -1,1 +1,1 @@
-"""Placeholder: see docs/architecture.md."""
+"""Runs plans: memory, launches, saving and loading. Works without the packages that make plans."""

@@ -403,43 +403,12 @@ TRANSLATE: Mapping[Prim, Translation] = {
     Prim.OPAQUE: _opaque,
 }
 
-_OUT = [
-    "neg",
-    "abs",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "erf",
-    "tanh",
-    "sin",
-    "cos",
-    "floor",
-    "ceil",
-    "trunc",
-    "maximum",
-    "minimum",
-    "sigmoid",
-    "gelu",
-    "silu",
-    "matmul",
-    "cat",
-    "index_select",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "mish",
-    "hardswish",
-    "linear",
-    "leaky_relu",
-    "elu",
-    "softplus",
-]
+_OUT = (
+    "neg abs exp expm1 log log1p sqrt rsqrt reciprocal erf tanh sin cos floor ceil trunc maximum minimum sigmoid gelu"
+)
+_OUT += " silu matmul cat index_select addmm bmm baddbmm mish hardswish linear leaky_relu elu softplus"
 OUT_VARIANTS: Mapping[str, str] = {
-    **{f"aten.{name}.default": f"aten.{name}.out" for name in _OUT},
+    **{f"aten.{name}.default": f"aten.{name}.out" for name in _OUT.split()},
     **{f"aten.{name}.Tensor": f"aten.{name}.out" for name in ("add", "sub", "mul", "div")},
     "aten.where.self": "aten.where.self_out",
     "aten.sum.dim_IntList": "aten.sum.IntList_out",

@@ -1,0 +1,274 @@
+"""Saved plans: one file with a manifest, the plan as JSON, weights as safetensors, sources and objects by SHA-256.
+
+A saved plan with generated kernels is code. It loads only when the SHA-256 of its manifest is trusted: given by
+the caller, or recorded by this user's own `save`. Nothing is unpacked to names from the file; sizes and counts
+are capped; every member is checked against the manifest before it is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from weft.device.files import publish
+from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
+from weft.errors import ArtifactError, DeviceError
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.text import parse_graph, print_graph
+from weft.ir.types import Array
+from weft.kernels.candidate import Kind
+from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
+from weft.kernels.formats import Format
+from weft.kernels.plan import Plan, SolverReport, Step
+from weft.kernels.source import KernelSource
+from weft.runtime.executable import Executable, Linked
+
+SCHEMA = 1
+MAX_MEMBERS = 20_000
+MAX_JSON_BYTES = 512 << 20
+MAX_BYTES = 64 << 30
+_NAME = re.compile(r"(manifest\.json|plan\.json|weights\.safetensors|(sources|objects)/[0-9a-f]{64})")
+
+
+def _refuse(path: Path, problem: str, remedy: str = "save the plan again with this version of Weft") -> ArtifactError:
+    return ArtifactError(where=path.name, problem=problem, remedy=remedy)
+
+
+# -- plans as JSON
+
+
+def plan_to_json(plan: Plan) -> Json:
+    """A plan without its graph."""
+    solver = plan.solver
+    return {
+        "name": plan.name,
+        "solver": None if solver is None else {f: getattr(solver, f) for f in SolverReport.__dataclass_fields__},
+        "steps": [_step_to_json(s) for s in plan.steps],
+    }
+
+
+def _step_to_json(step: Step) -> Json:
+    return {
+        "kernel": kernel_to_json(step.kernel),
+        "inputs": [[n, f.value] for n, f in step.inputs],
+        "outputs": [[n, f.value] for n, f in step.outputs],
+        "members": list(step.members),
+        "kind": step.kind.value,
+        "problem_key": step.problem_key,
+        "cost_us": step.cost_us,
+        "measured": step.measured,
+        "runner_up": None if step.runner_up is None else schedule_to_json(step.runner_up),
+        "runner_up_us": step.runner_up_us,
+    }
+
+
+def plan_from_json(data: Json) -> Plan:
+    """Inverse of `plan_to_json`.
+
+    Raises:
+        ArtifactError: not such a value [W401].
+    """
+    try:
+        record = cast("Mapping[str, Json]", data)
+        solver = record["solver"]
+        return Plan(
+            name=str(record["name"]),
+            steps=tuple(_step_from_json(s) for s in cast("Sequence[Json]", record["steps"])),
+            solver=None if solver is None else SolverReport(**cast("dict[str, object]", solver)),  # type: ignore[arg-type]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(problem=f"malformed plan ({error})", remedy="save the plan again") from None
+
+
+def _step_from_json(data: Json) -> Step:
+    record = cast("Mapping[str, Json]", data)
+
+    def keys(name: str) -> tuple[tuple[int, Format], ...]:
+        pairs = cast("Sequence[tuple[int, str]]", record[name])
+        return tuple((int(n), Format(f)) for n, f in pairs)
+
+    runner_up = record["runner_up"]
+    return Step(
+        kernel=kernel_from_json(record["kernel"]),
+        inputs=keys("inputs"),
+        outputs=keys("outputs"),
+        members=tuple(cast("Sequence[int]", record["members"])),
+        kind=Kind(record["kind"]),
+        problem_key=str(record["problem_key"]),
+        cost_us=float(cast("float", record["cost_us"])),
+        measured=bool(record["measured"]),
+        runner_up=None if runner_up is None else schedule_from_json(runner_up),
+        runner_up_us=float(cast("float", record["runner_up_us"])),
+    )
+
+
+# -- saving
+
+
+def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
+    """Write the file; give back the SHA-256 of its manifest, which is also recorded under `trust_dir`.
+
+    Raises:
+        ArtifactError: the file cannot be written.
+    """
+    graph, plan = linked.graph, linked.plan
+    members: dict[str, bytes] = {
+        "plan.json": json.dumps({"graph": print_graph(graph), "plan": plan_to_json(plan)}).encode(),
+        "weights.safetensors": save_tensors({d: _plain(x) for d, x in _used_constants(graph).items()}),
+    }
+    for step in plan.steps:
+        if isinstance(step.kernel, KernelSource):
+            sha = step.kernel.sha256
+            members[f"sources/{sha}"] = step.kernel.text.encode()
+            with contextlib.suppress(OSError, KeyError):  # a lost object is compiled again from the source
+                members[f"objects/{sha}"] = linked.objects[sha].read_bytes()
+    manifest = {
+        "schema": SCHEMA,
+        "target": cpu_target(),
+        "threads": linked.threads,
+        "facts": dict(linked.facts),
+        "members": {k: {"sha256": hashlib.sha256(v).hexdigest(), "bytes": len(v)} for k, v in sorted(members.items())},
+    }
+    head = json.dumps(manifest, sort_keys=True).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in [("manifest.json", head), *sorted(members.items())]:
+            archive.writestr(zipfile.ZipInfo(name), data)
+    try:
+        publish(path, buffer.getvalue()) if path.parent.is_dir() else _no_folder(path)
+    except OSError as error:
+        raise _refuse(path, f"cannot be written: {error.strerror}", "choose another place") from None
+    digest = hashlib.sha256(head).hexdigest()
+    if trust_dir is not None:
+        with contextlib.suppress(OSError):  # then `load` asks for the digest
+            publish(trust_dir / "trusted" / digest, b"")
+    return digest
+
+
+def _no_folder(path: Path) -> None:
+    raise _refuse(path, f"the folder {path.parent} does not exist", "make it first")
+
+
+def _used_constants(graph: Graph) -> dict[str, Array]:
+    from weft.ir.attrs import ConstantAttrs
+
+    used = [n.attrs.digest for n in graph.nodes if isinstance(n.attrs, ConstantAttrs)]
+    return {d: graph.constants[d] for d in used}
+
+
+def _plain(data: Array) -> Array:
+    return np.ascontiguousarray(data).reshape(data.shape)
+
+
+# -- loading
+
+
+def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None, threads: int = 0) -> Executable:
+    """Read a saved plan and make it runnable.
+
+    Raises:
+        ArtifactError: damaged, of another schema, too large, or holding code that is not trusted [W401].
+    """
+    members, manifest, digest = _read(path)
+    try:
+        body = json.loads(members["plan.json"])
+        constants: dict[str, Array] = dict(load_tensors(members["weights.safetensors"]))
+        graph = parse_graph(str(body["graph"]), constants)
+        plan = plan_from_json(body["plan"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise _refuse(path, f"malformed ({type(error).__name__})") from None
+    sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource)]
+    if sources and digest != trust and not _is_trusted(cache_dir, digest):
+        raise _refuse(
+            path,
+            "holds native code that is not trusted",
+            f'pass trust="{digest}" if you know where the file comes from',
+        )
+    compiler = find_compiler()
+    objects = _objects(path, sources, members, manifest, compiler, cache_dir)
+    linked = Linked(
+        graph=graph,
+        plan=plan,
+        objects=objects,
+        compiler=None if isinstance(compiler, Declined) else compiler,
+        cache_dir=cache_dir,
+        threads=threads or int(cast("int", manifest.get("threads", 0))),
+        facts={str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()},
+    )
+    return Executable(linked)
+
+
+def _is_trusted(cache_dir: Path | None, digest: str) -> bool:
+    try:
+        return cache_dir is not None and (cache_dir / "trusted" / digest).is_file()
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], Mapping[str, Json], str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            names = [i.filename for i in infos]
+            if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
+                raise _refuse(path, "has too many members, or one twice")
+            for info in infos:
+                if not _NAME.fullmatch(info.filename) or info.compress_type != zipfile.ZIP_STORED:
+                    raise _refuse(path, "has a member that no plan has")
+                limit = MAX_JSON_BYTES if info.filename.endswith(".json") else MAX_BYTES
+                if info.file_size > limit or info.file_size != info.compress_size:
+                    raise _refuse(path, "has a member of impossible size")
+            head = archive.read("manifest.json")
+            manifest = json.loads(head)
+            if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+                raise _refuse(path, "was saved by another version of Weft")
+            listed = manifest["members"]
+            if set(listed) != set(names) - {"manifest.json"}:
+                raise _refuse(path, "does not hold what its manifest lists")
+            members = {name: archive.read(name) for name in listed}
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError) as error:
+        raise _refuse(path, f"is no readable plan ({type(error).__name__})", "check the path") from None
+    for name, data in members.items():
+        if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
+            raise _refuse(path, "is damaged: a member differs from its digest", "save or copy the file again")
+    return members, manifest, hashlib.sha256(head).hexdigest()
+
+
+def _objects(
+    path: Path,
+    sources: Sequence[KernelSource],
+    members: Mapping[str, bytes],
+    manifest: Mapping[str, Json],
+    compiler: HostCompiler | Declined,
+    cache_dir: Path | None,
+) -> dict[str, Path]:
+    """Compiled objects: those in the file on a like machine, else compiled from the sources."""
+    found: dict[str, Path] = {}
+    for source in sources:
+        sha = source.sha256
+        if sha in found:
+            continue
+        data = members.get(f"objects/{sha}") if manifest.get("target") == cpu_target() else None
+        if data is not None and cache_dir is not None:
+            place = cache_dir / "loaded" / f"{hashlib.sha256(data).hexdigest()}.so"
+            with contextlib.suppress(OSError):
+                if not (place.is_file() and place.read_bytes() == data):
+                    publish(place, data)
+                found[sha] = place
+                continue
+        if isinstance(compiler, Declined):
+            raise DeviceError(where=path.name, problem=f"the plan must be compiled again, but {compiler.reason}")
+        found[sha] = compiler.compile(source.text, source.flags, cache_dir=cache_dir).path
+    return found

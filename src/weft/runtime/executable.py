@@ -1,0 +1,348 @@
+"""A plan made runnable: memory laid out, weights repacked, launches bound; callable on tensors.
+
+Inputs are read by address where they are dense, aligned and read by native kernels only, else they are copied
+into a static buffer. Outputs are fresh tensors per call. Calls from several threads are serialised by a lock:
+the arena exists once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast, final
+
+import numpy as np
+import torch
+
+from weft.device.launch import NativeKernel, Pointers, pointer_array
+from weft.device.toolchain import HostCompiler
+from weft.errors import InvalidGraphError, UserError
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import FREE, Prim
+from weft.ir.types import Array, DType, TensorType
+from weft.kernels.formats import Format
+from weft.kernels.plan import Plan, Step
+from weft.kernels.source import KernelSource
+from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
+from weft.runtime.runner import NativeStep, Runner
+
+Key = tuple[NodeId, Format]
+
+
+class InputError(UserError):
+    """A call whose tensors do not fit the compiled signature."""
+
+    code = "W011"
+    template = "input {position}: {problem}"
+    todo = "compile the model again for these shapes and types, or convert the tensor"
+
+
+@dataclass(frozen=True)
+class Linked:
+    """What a plan needs besides itself: compiled objects by the SHA-256 of their source."""
+
+    graph: Graph
+    plan: Plan
+    objects: Mapping[str, Path]
+    compiler: HostCompiler | None
+    cache_dir: Path | None = None
+    threads: int = 0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def to_torch(data: Array, dtype: DType) -> torch.Tensor:
+    """A constant as a 64-byte aligned tensor that shares memory where it can. It must not be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the array is read-only: no kernel writes a constant
+        tensor = torch.from_numpy(np.ascontiguousarray(data).reshape(data.shape))
+    if dtype is DType.BF16:
+        return tensor.to(torch.bfloat16)
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    """A pointer that changes with every call."""
+
+    array: Pointers
+    slot: int
+    external: int
+    """Index into inputs, or into outputs when `is_output`."""
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Median time of one step inside the plan, in microseconds."""
+
+    position: int
+    median_us: float
+
+
+@final
+class Executable:
+    """Callable on tensors of the compiled signature; returns a tuple of fresh tensors.
+
+    Raises (on call):
+        InputError: wrong number, shape, type or device of the tensors [W011].
+    """
+
+    def __init__(self, linked: Linked) -> None:
+        """Lay out memory, repack weights and bind all launches.
+
+        Raises:
+            InvalidGraphError: the plan reads a value before a step wrote it: our bug.
+            DeviceError: a compiled object cannot be loaded.
+        """
+        self.linked = linked
+        self.graph = linked.graph
+        self.plan = linked.plan
+        self._lock = threading.Lock()
+        self._threads = linked.threads or torch.get_num_threads()
+        self._constants: dict[NodeId, torch.Tensor] = {}
+        self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
+        self._producer: dict[Key, int] = {}
+        self._readers: dict[Key, list[int]] = {}
+        self._index_values()
+        self._finals = [self._core(n) for n in self.graph.outputs]
+        self._direct_inputs = [self._all_native((n, Format.ROW)) for n in self.graph.inputs]
+        self._direct_outputs = self._choose_direct_outputs()
+        self.memory = self._allocate()
+        self._patches: list[_Patch] = []
+        self._packed: list[torch.Tensor] = []
+        self._launches = self._bind()
+        self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
+
+    # -- what is stored where
+
+    def _index_values(self) -> None:
+        ready: set[Key] = {(n, Format.ROW) for n in self.graph.inputs}
+        for i, step in enumerate(self.plan.steps):
+            for key in step.inputs:
+                is_constant = self.graph.nodes[key[0]].prim is Prim.CONSTANT
+                if key not in ready and not is_constant:
+                    raise InvalidGraphError(problem=f"step {i} reads %{key[0]} ({key[1].value}) before it is written")
+                self._readers.setdefault(key, []).append(i)
+            for key in step.outputs:
+                ready.add(key)
+                self._producer.setdefault(key, i)
+
+    def _core(self, node: NodeId) -> NodeId:
+        """The stored value behind the free primitives at the end of a graph output."""
+        n = self.graph.nodes[node]
+        while n.prim in (Prim.RESHAPE, Prim.BROADCAST):
+            node = n.inputs[0]
+            n = self.graph.nodes[node]
+        if n.prim not in FREE and (node, Format.ROW) not in self._producer:
+            raise InvalidGraphError(problem=f"no step writes output %{node}")
+        return node
+
+    def _all_native(self, key: Key) -> bool:
+        return all(i in self._native for i in self._readers.get(key, []))
+
+    def _choose_direct_outputs(self) -> dict[NodeId, int]:
+        """Stored values that native kernels write straight into the tensor that is returned."""
+        direct: dict[NodeId, int] = {}
+        for position, node in enumerate(self._finals):
+            key = (node, Format.ROW)
+            shares = self.graph.type_of(node).size == self.graph.type_of(self.graph.outputs[position]).size
+            written_once = key in self._producer and self._producer[key] in self._native
+            if written_once and shares and node not in direct and self._all_native(key):
+                direct[node] = position
+        return direct
+
+    def _allocate(self) -> MemoryPlan:
+        end = len(self.plan.steps)
+        kept = {(n, Format.ROW) for n in self._finals}
+        lifetimes: list[Lifetime] = []
+        self._slots: dict[Key, int] = {}
+        for key, first in self._producer.items():
+            if key[1] is Format.ROW and key[0] in self._direct_outputs:
+                continue
+            last = end if key in kept else max(self._readers.get(key, [first]))
+            self._slots[key] = len(lifetimes)
+            lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
+        self._workspaces: dict[int, int] = {}
+        for i in self._native:
+            size = cast("KernelSource", self.plan.steps[i].kernel).workspace_bytes
+            if size:
+                self._workspaces[i] = len(lifetimes)
+                lifetimes.append(Lifetime(size, i, i))
+        memory = plan_memory(lifetimes)
+        self._arena = _aligned(memory.arena_bytes)
+        self._static: dict[Key, torch.Tensor] = {}
+        for key, slot in self._slots.items():
+            self._static[key] = self._view(key, memory.offsets[slot])
+        for node in self.graph.inputs:
+            t = self.graph.type_of(node)
+            self._static[node, Format.ROW] = _typed(_aligned(t.nbytes), t, Format.ROW, 0)
+        return memory
+
+    def _view(self, key: Key, offset: int) -> torch.Tensor:
+        return _typed(self._arena, self.graph.type_of(key[0]), key[1], offset)
+
+    def _constant(self, node: NodeId) -> torch.Tensor:
+        if node not in self._constants:
+            self._constants[node] = to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
+        return self._constants[node]
+
+    # -- launches
+
+    def _bind(self) -> list[Callable[[], None]]:
+        launches: list[Callable[[], None]] = []
+        run: list[NativeStep] = []
+        keep: list[Pointers] = []
+        runner: Runner | None = None
+
+        def flush() -> None:
+            nonlocal run, keep
+            if run and runner is not None:
+                launches.append(runner.bind(run, keep, self._threads))
+            run, keep = [], []
+
+        for i, step in enumerate(self.plan.steps):
+            if i in self._native:
+                if runner is None:
+                    runner = self._runner()
+                native, arrays = self._bind_native(i, step)
+                run.append(native)
+                keep += arrays
+            else:
+                flush()
+                launches.append(self._bind_call(step))
+        flush()
+        return launches
+
+    def _runner(self) -> Runner:
+        if self.linked.compiler is None:
+            raise InvalidGraphError(problem="a plan with generated kernels but no compiled runner")
+        return Runner(self.linked.compiler, self.linked.cache_dir)
+
+    def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[Pointers]]:
+        source = cast("KernelSource", step.kernel)
+        kernel = NativeKernel(self.linked.objects[source.sha256], source.entry)
+        skipped = set(source.replaces_weights)
+        inputs = pointer_array([0] * len(step.inputs))
+        for slot, key in enumerate(step.inputs):
+            if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
+                inputs[slot] = self._constant(key[0]).data_ptr()
+            else:
+                self._point(inputs, slot, key)
+        outputs = pointer_array([0] * len(step.outputs))
+        for slot, key in enumerate(step.outputs):
+            self._point(outputs, slot, key)
+        buffers = [_aligned(size) for size in source.packed_bytes]
+        packed = pointer_array([b.data_ptr() for b in buffers])
+        kernel.pack(inputs, packed)
+        for slot in skipped:
+            inputs[slot] = 0
+            self._constants.pop(step.inputs[slot][0], None)
+        self._packed += buffers
+        workspace = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
+        arrays = [inputs, outputs, packed]
+        addresses = [ctypes.addressof(x) for x in arrays]
+        return NativeStep(kernel.address, addresses[0], addresses[1], workspace, addresses[2]), arrays
+
+    def _point(self, array: Pointers, slot: int, key: Key) -> None:
+        node, format = key
+        if format is Format.ROW and node in self._direct_outputs:
+            self._patches.append(_Patch(array, slot, self._direct_outputs[node], is_output=True))
+        elif self.graph.nodes[node].prim is Prim.INPUT:
+            position = self.graph.inputs.index(node)
+            if self._direct_inputs[position]:
+                self._patches.append(_Patch(array, slot, position, is_output=False))
+            else:
+                array[slot] = self._static[key].data_ptr()
+        else:
+            array[slot] = self._static[key].data_ptr()
+
+    def _bind_call(self, step: Step) -> Callable[[], None]:
+        weights = {
+            slot: self._constant(node)
+            for slot, (node, _) in enumerate(step.inputs)
+            if self.graph.nodes[node].prim is Prim.CONSTANT
+        }
+        assert not isinstance(step.kernel, KernelSource)
+        inputs = [weights[i] if i in weights else self._static[key] for i, key in enumerate(step.inputs)]
+        outputs = [self._static[key] for key in step.outputs]
+        return BoundCall(step.kernel, weights).launcher(inputs, outputs)
+
+    # -- calling
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run once."""
+        if len(tensors) != len(self._input_types):
+            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
+        with self._lock, torch.no_grad():
+            addresses = [self._take(i, t) for i, t in enumerate(tensors)]
+            fresh = [
+                torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)
+            ]
+            for p in self._patches:
+                p.array[p.slot] = fresh[p.external].data_ptr() if p.is_output else addresses[p.external]
+            for launch in self._launches:
+                launch()
+            return tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
+
+    def _take(self, position: int, tensor: torch.Tensor) -> int:
+        expected = self._input_types[position]
+        if tuple(tensor.shape) != expected.shape or tensor.dtype is not TORCH_DTYPE[expected.dtype]:
+            got = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise InputError(position=position, problem=f"expected {expected}, got {got}")
+        if tensor.device.type != "cpu":
+            raise InputError(position=position, problem=f"expected a CPU tensor, got {tensor.device}")
+        if self._direct_inputs[position] and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+            return tensor.data_ptr()
+        static = self._static[self.graph.inputs[position], Format.ROW]
+        static.copy_(tensor)
+        return static.data_ptr()
+
+    def _finish(self, position: int, tensors: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> torch.Tensor:
+        node = self._finals[position]
+        out = fresh[position]
+        if self._direct_outputs.get(node) == position:
+            return out
+        out.copy_(self._shaped(self.graph.outputs[position], tensors, fresh))
+        return out
+
+    def _shaped(self, node: NodeId, tensors: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> torch.Tensor:
+        n = self.graph.nodes[node]
+        if n.prim is Prim.RESHAPE:
+            return self._shaped(n.inputs[0], tensors, fresh).reshape(n.type.shape)
+        if n.prim is Prim.BROADCAST:
+            return self._shaped(n.inputs[0], tensors, fresh).expand(n.type.shape)
+        if n.prim is Prim.INPUT:
+            return tensors[self.graph.inputs.index(node)]
+        if n.prim is Prim.CONSTANT:
+            return self._constant(node)
+        if isinstance(n.attrs, a.IotaAttrs):
+            size = n.type.shape[n.attrs.axis]
+            line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype])
+            return line.reshape([size if k == n.attrs.axis else 1 for k in range(n.type.rank)]).expand(n.type.shape)
+        if node in self._direct_outputs:
+            return fresh[self._direct_outputs[node]].reshape(n.type.shape)
+        return self._static[node, Format.ROW]
+
+    @property
+    def kernels(self) -> int:
+        """Number of launches per call."""
+        return len(self.plan.steps)
+
+
+def _aligned(size: int) -> torch.Tensor:
+    """Uninitialised bytes at a 64-byte boundary."""
+    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    skip = -raw.data_ptr() % ALIGNMENT
+    return raw[skip : skip + size]
+
+
+def _typed(memory: torch.Tensor, type: TensorType, format: Format, offset: int) -> torch.Tensor:
+    """A tensor of a type and format at a byte offset of some memory."""
+    raw = memory[offset : offset + type.nbytes].view(TORCH_DTYPE[type.dtype])
+    return raw.as_strided(type.shape, format.strides(type.shape))

@@ -1,0 +1,70 @@
+"""One C call that launches a run of native kernels: no Python between them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.device.launch import Pointers
+from weft.device.toolchain import HostCompiler
+
+TEXT = """
+#include <omp.h>
+struct Step {
+  void (*entry)(const void* const*, void* const*, void*, const void* const*);
+  const void* const* inputs; void* const* outputs; void* workspace; const void* const* packed;
+};
+// The number of threads is a per-thread setting of OpenMP; the caller's is put back.
+extern "C" void weft_run(const Step* steps, long count, int threads) {
+  int before = omp_get_max_threads();
+  if (threads > 0 && threads != before) omp_set_num_threads(threads);
+  for (long i = 0; i < count; ++i) steps[i].entry(steps[i].inputs, steps[i].outputs, steps[i].workspace, steps[i].packed);
+  if (threads > 0 && threads != before) omp_set_num_threads(before);
+}
+"""
+
+
+class NativeStep(ctypes.Structure):
+    """Mirror of `Step` in `TEXT`."""
+
+    _fields_ = [
+        ("entry", ctypes.c_void_p),
+        ("inputs", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+    ]
+
+
+class Runner:
+    """Compiled once per machine; the loaded object stays."""
+
+    def __init__(self, compiler: HostCompiler, cache_dir: Path | None) -> None:
+        made = compiler.compile(TEXT, cache_dir=cache_dir)
+        self._run = ctypes.CDLL(str(made.path)).weft_run
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int]
+        self._run.restype = None
+
+    def bind(self, steps: Sequence[NativeStep], keep: Sequence[Pointers], threads: int) -> NativeRun:
+        """A callable that launches these steps in order; `keep` are the pointer arrays they use."""
+        array = (NativeStep * len(steps))(*steps)
+        return NativeRun(self._run, array, list(keep), threads)
+
+
+class NativeRun:
+    """Launches a fixed list of kernels."""
+
+    def __init__(
+        self, run: ctypes._NamedFuncPointer, array: ctypes.Array[NativeStep], keep: list[Pointers], threads: int
+    ) -> None:
+        self._function = run
+        self._array = array
+        self._keep = keep
+        self._address = ctypes.addressof(array)
+        self._count = len(array)
+        self._threads = threads
+
+    def __call__(self) -> None:
+        """Run all; returns when the last kernel has."""
+        self._function(self._address, self._count, self._threads)
