@@ -69,7 +69,7 @@ _ERF_SPLIT = 1 / 0.35
 
 def _ratio(x: _F64, tables: tuple[tuple[float, ...], tuple[float, ...]]) -> _F64:
     over, under = (np.polynomial.polynomial.polyval(x, np.array(table)) for table in tables)
-    return over / under
+    return cast("_F64", over / under)
 
 
 def _erf_tail(x: _F64) -> _F64:
@@ -79,7 +79,7 @@ def _erf_tail(x: _F64) -> _F64:
     # exp(-x²) keeps its last bits only when x² is split into an exact and a small part
     z = x.astype(np.float32).astype(np.float64)
     erfc = np.exp(-z * z - 0.5625) * np.exp((z - x) * (z + x) + ratio) / x
-    return cast("_F64", 1 - erfc)
+    return 1 - erfc
 
 
 def erf(x: _F64) -> _F64:
@@ -157,6 +157,8 @@ def _strided(x: Numbers, axis: int, start: int, size: int, step: int) -> Numbers
 
 def _pad(x: Numbers, p: a.PadAttrs) -> Numbers:
     widths = list(zip(p.lo, p.hi, strict=True))
+    if not widths:
+        return x  # a scalar; NumPy refuses to pad it by nothing
     if p.mode != "constant":
         return np.pad(x, widths, mode=p.mode)
     return np.pad(x, widths, constant_values=np.asarray(p.value).astype(x.dtype))
