@@ -19,7 +19,7 @@ struct Step {
 extern "C" void weft_run(const Step* steps, long count, int threads) {
   int before = omp_get_max_threads();
   if (threads > 0 && threads != before) omp_set_num_threads(threads);
-  for (long i = 0; i < count; ++i) steps[i].entry(steps[i].inputs, steps[i].outputs, steps[i].workspace, steps[i].packed);
+  for (const Step* s = steps; s < steps + count; ++s) s->entry(s->inputs, s->outputs, s->workspace, s->packed);
   if (threads > 0 && threads != before) omp_set_num_threads(before);
 }
 """

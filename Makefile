@@ -1,0 +1,52 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first.
+# WEFT_PYTHON=/path/to/python uses that interpreter and what it has installed, with no set-up at all.
+
+SHELL := /bin/bash
+ifdef WEFT_PYTHON
+PY := $(WEFT_PYTHON)
+READY :=
+else
+PY := .venv/bin/python
+READY := .venv/ready
+endif
+export PYTHONPATH := src:.
+RUN := $(PY) -m
+BASE ?= HEAD
+
+.PHONY: demo test check conformance replay bench gpu-test gpu-bench hooks clean
+
+$(READY): pyproject.toml tools/setup.sh
+	bash tools/setup.sh
+
+demo: $(READY)
+	$(PY) -m benchmarks.demo
+
+test: $(READY)
+	$(RUN) pytest -m "not gpu and not multigpu" -n 2 --dist worksteal
+
+check: $(READY)
+	$(RUN) ruff check src tests benchmarks tools
+	$(RUN) ruff format --check src tests benchmarks tools
+	$(RUN) mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command as c; c()"
+	$(PY) tools/sizes.py
+
+conformance: $(READY)
+	$(PY) tools/conformance.py --engine compiled
+	$(PY) tools/opinfo.py --engine compiled
+
+replay: $(READY)
+	$(PY) tools/replay.py --base $(BASE)
+
+bench: $(READY)
+	$(PY) -m benchmarks.networks
+	$(PY) tools/tables.py
+
+gpu-test:
+	$(RUN) pytest -m "gpu" -p no:cacheprovider
+
+gpu-bench:
+	$(PY) -m benchmarks.networks --device cuda
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,38 @@
+"""Weft: from a neural network to the fastest set of fused kernels that it can find and measure.
+
+    exe = weft.compile(model, example_inputs)     # a torch module, an exported program or an ONNX file
+    y = exe(x)
+    exe.save("m.weft"); weft.load("m.weft")
+    torch.compile(model, backend="weft")
+
+Names are resolved on first use (PEP 562), so that `import weft.runtime` does not load the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.api import Compiled, compile, load
+    from weft.errors import UserError, WeftError
+    from weft.options import Options
+
+__version__ = "0.1.0"
+__all__ = ["Compiled", "Options", "UserError", "WeftError", "compile", "load"]
+
+_HOME = {
+    "Compiled": "weft.api",
+    "compile": "weft.api",
+    "load": "weft.api",
+    "Options": "weft.options",
+    "UserError": "weft.errors",
+    "WeftError": "weft.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

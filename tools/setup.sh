@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes .venv: torch first (the CPU build unless a GPU is present), then Weft from this tree with its extras.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${WEFT_BASE_PYTHON:-}
+if [ -z "$python" ]; then
+  for name in python3.11 python3.12 python3; do
+    if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
+      python=$name
+      break
+    fi
+  done
+fi
+if [ -z "$python" ]; then
+  echo "setup: Weft needs Python 3.11 or 3.12 (on Debian: apt install python3 python3-venv)" >&2
+  exit 1
+fi
+if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+  echo "setup: $python has no venv module (on Debian: apt install python3-venv)" >&2
+  exit 1
+fi
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
+if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+  echo "setup: installing torch 2.13.0"
+  pip install "torch==2.13.0"
+fi
+echo "setup: installing Weft and its extras"
+pip install -e ".[bench,dev]"
+command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+  echo "setup: no C++ compiler found; Weft will use library kernels only (on Debian: apt install g++)" >&2
+touch .venv/ready
