@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.ir.graph import Graph, Mask, NodeId, OriginParam
+from weft.ir.graph import Graph, Mask, NodeId, OriginParam, OriginParam
 from weft.kernels.formats import Format
 
 
@@ -55,6 +55,8 @@ class Problem:
     origin_rule: str = ""
     """Name of the fission rule whose operator the members are exactly; empty otherwise."""
     origin_params: tuple[tuple[str, OriginParam], ...] = ()
-    """That rule's keyword arguments."""
-    origin_operands: tuple[NodeId, ...] = ()
-    """That rule's operands as nodes of this problem's graph (an input, or a free node over inputs); -1: absent."""
+    """The rule's keyword arguments, sorted by name."""
+    origin_operands: tuple[int, ...] = ()
+    """Per operand of the rule: position among the graph's inputs; -1 if absent or no input as it stands."""
+    origin_operand_nodes: tuple[NodeId, ...] = ()
+    """Per operand of the rule: its node in the graph (an input, a view of one, a small constant); -1 if absent."""

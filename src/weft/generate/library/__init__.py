@@ -39,7 +39,7 @@ class LibraryGenerator:
             found.append(_schedule("linear"))
         if problem.origin_rule:
             found.append(_schedule("operator"))
-        if len(prims) == 1 or all(p is Prim.OPAQUE for p in prims):
+        if len(prims) <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
         return found or Declined("no library form of this group")
 
@@ -58,7 +58,7 @@ class LibraryGenerator:
         if form == "primitives":
             return program.finish(schedule)
         row = OPERATORS.get(problem.origin_rule)
-        if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operands[:1]:
+        if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operand_nodes[:1]:
             return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
         result = row(Operator(problem, program))
         if result is None:

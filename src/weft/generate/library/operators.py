@@ -22,7 +22,7 @@ class Operator:
     def __init__(self, problem: Problem, program: Program) -> None:
         self.program = program
         self.graph = problem.graph
-        self.operands = problem.origin_operands
+        self.operands = problem.origin_operand_nodes
         self._params = dict(problem.origin_params)
 
     def has(self, position: int) -> bool:
