@@ -1,0 +1,312 @@
+"""Candidates of a graph: single primitives, source operators, grown groups and groups with several outputs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.kernels.candidate import Candidate, Kind
+from weft.kernels.formats import formats_of
+from weft.orchestrate.abstract import Grown, Reentry, grow
+from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.legality import EnumerationLimits, Legality
+from weft.orchestrate.opaque import call_members
+from weft.orchestrate.stored import Stored, stored_root
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """What was found and what was turned away."""
+
+    candidates: tuple[Candidate, ...]
+    """Singles first, then operators, groups, and changes of format; no two have equal members and outputs."""
+    raw: int
+    """Sets made, repetitions included."""
+    unique: int
+    """Distinct sets visited."""
+    rejected: Counter[str]
+    """Reasons, with how often."""
+    capped: bool
+    """True when a limit on counts (not on legality) was hit, so that the list is not complete."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Found:
+    """Candidates in the order of discovery, each set and outputs once."""
+
+    graph: Graph
+    alternatives: Alternatives
+    candidates: dict[tuple[Mask, tuple[NodeId, ...]], tuple[int, Candidate]] = field(default_factory=dict)
+
+    def add(self, stored: Stored, members: Mask, outputs: Iterable[NodeId], kind: Kind, rank: int) -> bool:
+        """Note a candidate; False for one that is known. `rank` orders what may be dropped: low stays."""
+        written = tuple(sorted(outputs))
+        if (members, written) in self.candidates:
+            return False
+        classes = self.alternatives.classes
+        inputs = tuple(sorted({classes.get(i, i) for i in bits(stored.inputs_of(members))}))
+        self.candidates[members, written] = (rank, Candidate(members, inputs, written, kind))
+        return True
+
+
+def enumerate_candidates(
+    graph: Graph, limits: EnumerationLimits | None = None, alternatives: Alternatives | None = None
+) -> Enumeration:
+    """Every candidate within the limits.
+
+    With `alternatives` (whose graph must be `graph`) each way to compute a value is enumerated in turn, its readers
+    reading that one; inputs are named by the class, outputs by the member that computes them.
+    """
+    started = time.perf_counter()
+    limits = limits or EnumerationLimits()
+    alternatives = alternatives or Alternatives(graph, {})
+    found = _Found(graph, alternatives)
+    rejected: Counter[str] = Counter()
+    raw = unique = 0
+    capped = False
+    for version in range(alternatives.versions):
+        instead = alternatives.version(version)
+        stored = Stored.of(graph, instead)
+        only = alternatives.extra_of(version)
+        legality = Legality.of(graph, stored, limits)
+        _add_singles(found, stored, only if version else stored.work)
+        sinks = _near(stored, legality, only) if version else stored.work
+        cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored)
+        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected)
+        groups: dict[NodeId, tuple[Mask, ...]] = {}
+        for sink, result in grown.items():
+            raw += result.raw
+            unique += len(result.sets)
+            capped |= result.capped
+            groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, only, cuts)
+        if limits.multi_output:
+            _add_siblings(found, stored, legality, groups, rejected)
+        if version == 0:
+            _add_origins(found, stored, rejected)
+    kept = [c for _, c in found.candidates.values()]
+    if limits.candidates and len(kept) > limits.candidates:
+        capped = True
+        kept = _drop_excess(found, limits.candidates, rejected)
+    order = {Kind.SINGLE: 0, Kind.ORIGIN: 1, Kind.GROUP: 2}
+    kept.sort(key=lambda c: (order[c.kind], c.outputs, c.members.bit_count(), c.members))
+    kept += _conversions(graph, kept, alternatives)
+    return Enumeration(tuple(kept), raw, unique, rejected, capped, time.perf_counter() - started)
+
+
+def _drop_excess(found: _Found, limit: int, rejected: Counter[str]) -> list[Candidate]:
+    fixed = [c for _, c in found.candidates.values() if c.kind is not Kind.GROUP]
+    groups = sorted(
+        ((rank, i, c) for i, (rank, c) in enumerate(found.candidates.values()) if c.kind is Kind.GROUP),
+        key=lambda entry: entry[:2],
+    )
+    room = max(0, limit - len(fixed))
+    rejected["over the limit of candidates"] += len(groups) - room
+    return fixed + [c for _, _, c in groups[:room]]
+
+
+def _near(stored: Stored, legality: Legality, extra: Mask) -> Mask:
+    """Sinks whose sets can hold one of `extra`: followers of it up to the next contraction or opaque call."""
+    barrier = legality.linear | legality.alone
+    found = extra & stored.work
+    frontier = found
+    while frontier:
+        grown = 0
+        for v in bits(frontier):
+            grown |= stored.dag.consumers[v]
+        frontier = grown & ~found & ~barrier
+        found |= frontier
+    return found
+
+
+def _grow_all(
+    graph: Graph, stored: Stored, legality: Legality, sinks: Mask, rejected: Counter[str]
+) -> dict[NodeId, Grown]:
+    limits = legality.limits
+    nbytes = [n.type.nbytes for n in graph.nodes]
+
+    def weight(members: Mask) -> float:
+        return float(sum(nbytes[m] for m in bits(members)))
+
+    reentry = None
+    if limits.reentrant:
+        barriers = legality.linear | legality.alone | legality.reductions | legality.windows
+        forbidden = legality.linear | legality.alone
+        reentry = Reentry.of(stored.dag, barriers, forbidden, limits.reentrant_slack)
+    return {
+        v: grow(stored.dag, v, legality.admit, weight=weight, cap=limits.per_sink, reentry=reentry, rejected=rejected)
+        for v in bits(sinks)
+        if not legality.alone >> v & 1
+    }
+
+
+def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
+    """Values that are worth storing.
+
+    Left out: a value between two elementwise primitives (or in front of a reduction) that has one reader, is no result
+    of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no traffic.
+    """
+    inside = mask_of(
+        i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in (Category.ELEMENTWISE, Category.REDUCE)
+    )
+    named = stored.results
+    for origin in graph.origins:
+        for r in origin.results:
+            if r >= 0:
+                named |= 1 << stored_root(graph, r)
+    found = 0
+    for v in bits(stored.work):
+        consumers = stored.dag.consumers[v]
+        elementwise = CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE
+        one_reader = consumers and not consumers & (consumers - 1)
+        if not (elementwise and one_reader and not consumers & ~inside) or named >> v & 1:
+            found |= 1 << v
+    return found
+
+
+def _add_singles(found: _Found, stored: Stored, work: Mask) -> None:
+    done = 0
+    for v in bits(work & stored.work):
+        if done >> v & 1:
+            continue
+        members = call_members(found.graph, v) & stored.work if found.graph.nodes[v].prim is Prim.OPAQUE else 1 << v
+        done |= members
+        found.add(stored, members, bits(members), Kind.SINGLE, -1)
+
+
+def _add_groups(
+    found: _Found,
+    stored: Stored,
+    legality: Legality,
+    sink: NodeId,
+    grown: Grown,
+    rejected: Counter[str],
+    only: Mask,
+    cuts: Mask,
+) -> tuple[Mask, ...]:
+    """Note the groups of one sink; returns those that nobody outside reads but for the sink, largest first."""
+    limits = legality.limits
+    closed: list[Mask] = []
+    for rank, members in enumerate(grown.sets):
+        inputs = stored.inputs_of(members)
+        if inputs.bit_count() > limits.inputs:
+            rejected["too many inputs"] += 1
+            continue
+        if members & (members - 1) and inputs & stored.work & ~cuts:
+            rejected["an input that is not worth storing"] += 1
+            continue
+        convex = not stored.dag.missing(members)
+        written = stored.dag.written(members, stored.results) & ~(1 << sink)
+        if convex and not written:
+            closed.append(members)
+        if only and not members & only:
+            continue  # known from the version without alternatives
+        if members & (members - 1):
+            found.add(stored, members, (sink,), Kind.GROUP, rank)
+        if limits.multi_output and convex and written:
+            _add_store_through(found, stored, legality, sink, members, written, rank)
+    closed.sort(key=lambda s: (-s.bit_count(), s))
+    return tuple(closed)
+
+
+def _add_store_through(
+    found: _Found, stored: Stored, legality: Legality, sink: NodeId, members: Mask, written: Mask, rank: int
+) -> None:
+    """The same set, which also writes the interior values that others read."""
+    if written.bit_count() + 1 > legality.limits.outputs or written.bit_count() > 2:
+        return
+    found.add(stored, members, (*bits(written), sink), Kind.GROUP, rank + 1)
+    if written.bit_count() == 2:
+        for extra in bits(written):
+            found.add(stored, members, (extra, sink), Kind.GROUP, rank + 1)
+
+
+def _add_siblings(
+    found: _Found,
+    stored: Stored,
+    legality: Legality,
+    groups: Mapping[NodeId, tuple[Mask, ...]],
+    rejected: Counter[str],
+) -> None:
+    """Unions of groups that read the same value and run over the same index space: one pass instead of several."""
+    readers: dict[tuple[NodeId, tuple[int, ...]], list[NodeId]] = {}
+    for sink, sets in groups.items():
+        if not sets or legality.linear & sets[0] or legality.alone >> sink & 1:
+            continue
+        shape = found.graph.nodes[sink].type.shape
+        for value in bits(stored.inputs_of(sets[0]) & ~_weights(found.graph, stored)):
+            readers.setdefault((value, shape), []).append(sink)
+    limits = legality.limits
+    for sinks in readers.values():
+        pairs = [(s, t) for i, s in enumerate(sinks) for t in sinks[i + 1 :]][:8]
+        unions = [*pairs, tuple(sinks)] if 2 < len(sinks) <= limits.outputs else pairs
+        for chosen in unions:
+            members = 0
+            for sink in chosen:
+                members |= groups[sink][0]
+            outputs = stored.dag.written(members, stored.results)
+            if mask_of(chosen) & ~outputs or outputs.bit_count() > limits.outputs:
+                continue  # one is inside another, or too much is read by others
+            reason = legality.admit(members) or ("siblings depend on each other" if stored.dag.missing(members) else "")
+            if reason:
+                rejected[reason] += 1
+            elif stored.inputs_of(members).bit_count() <= limits.inputs:
+                found.add(stored, members, bits(outputs), Kind.GROUP, 2)
+
+
+def _weights(graph: Graph, stored: Stored) -> Mask:
+    return mask_of(i for i in bits(stored.leaves) if graph.nodes[i].prim is Prim.CONSTANT)
+
+
+def _add_origins(found: _Found, stored: Stored, rejected: Counter[str]) -> None:
+    for index in range(len(found.graph.origins)):
+        cover = origin_cover(found.graph, stored, index)
+        if cover is None:
+            continue  # nothing left of it, or its operands are gone
+        members, outputs = cover
+        if stored.dag.missing(members):
+            rejected["operator that is not convex any more"] += 1
+        elif stored.dag.written(members, stored.results) & ~outputs:
+            rejected["operator with an inner value that others read"] += 1
+        else:
+            written = stored.dag.written(members, stored.results)
+            found.add(stored, members, bits(written or outputs), Kind.ORIGIN, -1)
+
+
+def origin_cover(graph: Graph, stored: Stored, index: int) -> tuple[Mask, Mask] | None:
+    """Non-free primitives between the operands and the results of a source operator, and those among them that are results.
+
+    None where a result is gone, or where the walk back from the results meets a graph input that is no operand.
+    """
+    origin = graph.origins[index]
+    if not origin.rule or not origin.results or min(origin.results) < 0:
+        return None
+    stop = set(origin.operands)
+    members = 0
+    seen: set[NodeId] = set()
+    waiting = list(origin.results)
+    if stop & set(waiting):
+        return None  # an operator that gave back its operand
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in stop:
+            continue
+        seen.add(node)
+        if graph.nodes[node].prim is Prim.INPUT:
+            return None
+        members |= 1 << node & stored.work
+        waiting.extend(graph.nodes[node].inputs)
+    outputs = mask_of(stored_root(graph, r) for r in origin.results) & members
+    return (members, outputs) if outputs else None
+
+
+def _conversions(graph: Graph, kept: list[Candidate], alternatives: Alternatives) -> list[Candidate]:
+    """A change of format for every value that has two."""
+    values = set(graph.inputs)
+    for candidate in kept:
+        values.update(alternatives.classes.get(o, o) for o in candidate.outputs)
+    return [Candidate(0, (v,), (v,), Kind.CONVERT) for v in sorted(values) if len(formats_of(graph.type_of(v))) > 1]

@@ -1,0 +1,261 @@
+"""Cut a candidate out of its graph: a stand-alone problem with a canonical text.
+
+Two candidates with equal text pose byte-identical problems, so each is generated and measured once. A rooted DAG with
+ordered operands needs no search to be canonical; a symmetry that is missed costs a second measurement, never a wrong hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from weft.errors import InvalidGraphError
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, GraphBuilder, Mask, Node, NodeId, bits
+from weft.ir.prims import CATEGORY, COMMUTATIVE, Category, Prim
+from weft.kernels.candidate import Candidate, Kind, Problem
+from weft.kernels.formats import Format, formats_of
+from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.enumerate import origin_cover
+from weft.orchestrate.stored import Stored, is_leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A problem, and where its inputs and outputs are in the graph that it was cut from."""
+
+    problem: Problem
+    inputs: tuple[NodeId, ...]
+    """Per input of the problem: the value of the original graph (a graph input, a constant or a member's value)."""
+    outputs: tuple[NodeId, ...]
+    """Per output of the problem: the original node. A member of a value class stands for the class."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """Formats of a candidate's inputs and outputs, in the candidate's order."""
+
+    inputs: tuple[Format, ...]
+    outputs: tuple[Format, ...]
+
+
+def format_choices(graph: Graph, candidate: Candidate) -> tuple[FormatChoice, ...]:
+    """The combinations of formats worth generating: all as given, all channels-last, and from one to the other.
+
+    The mixed ones only for kernels without a contraction and with at most three such tensors: for these, writing the
+    other order costs less than a conversion of its own.
+    """
+    ins = tuple(_formats(graph, i) for i in candidate.inputs)
+    outs = tuple(_formats(graph, o) for o in candidate.outputs)
+    if candidate.kind is Kind.CONVERT:
+        return (
+            FormatChoice((Format.ROW,), (Format.LAST,)),
+            FormatChoice((Format.LAST,), (Format.ROW,)),
+        )
+    row = FormatChoice((Format.ROW,) * len(ins), (Format.ROW,) * len(outs))
+    categories = {CATEGORY[graph.nodes[m].prim] for m in bits(candidate.members)}
+    if Category.OPAQUE in categories or all(len(f) == 1 for f in ins + outs):
+        return (row,)
+    last_in, last_out = tuple(f[-1] for f in ins), tuple(f[-1] for f in outs)
+    found = [row, FormatChoice(last_in, last_out)]
+    dual = [f for f in ins + outs if len(f) > 1]
+    if Category.LINEAR not in categories and len(dual) <= 3:
+        found += [FormatChoice(row.inputs, last_out), FormatChoice(last_in, row.outputs)]
+    return tuple(dict.fromkeys(found))
+
+
+def _formats(graph: Graph, value: NodeId) -> tuple[Format, ...]:
+    """Weights have no format in the program: generators repack them once at link time."""
+    return (Format.ROW,) if graph.nodes[value].prim is Prim.CONSTANT else formats_of(graph.type_of(value))
+
+
+def extract(
+    graph: Graph,
+    candidate: Candidate,
+    input_formats: Sequence[Format],
+    output_formats: Sequence[Format],
+    alternatives: Alternatives | None = None,
+) -> Extracted:
+    """The problem of a candidate. Formats are in the order of `candidate.inputs` and `candidate.outputs`.
+
+    Nodes are emitted depth first from the outputs, operands first; operands of commutative primitives and the outputs
+    are sorted by a hash of what they compute. Inputs are numbered at their first use. Attributes of the source
+    operator, where the members are exactly one, are part of the text.
+
+    Raises:
+        InvalidGraphError: the candidate does not belong to the graph, or the number of formats is off.
+    """
+    if len(input_formats) != len(candidate.inputs) or len(output_formats) != len(candidate.outputs):
+        raise InvalidGraphError(problem="one format per input and output of the candidate")
+    classes = alternatives.classes if alternatives else {}
+    cut = _Cut(graph, candidate, dict(zip(candidate.inputs, input_formats, strict=True)), dict(classes))
+    formats = dict(zip(candidate.outputs, output_formats, strict=True))
+    order = sorted(candidate.outputs, key=lambda o: (cut.hashes[cut.resolve(o)], formats[o].value, o))
+    b = GraphBuilder()
+    for output in order:
+        cut.emit(b, output)
+    outputs = [cut.emitted[cut.resolve(o)] for o in order]
+    if len(cut.input_ids) != len(candidate.inputs):
+        raise InvalidGraphError(problem="a candidate names an input that no member reads")
+    problem_graph = b.build(outputs)
+    ins = tuple(cut.formats[i] for i in cut.input_ids)
+    outs = tuple(formats[o] for o in order)
+    problem = Problem(problem_graph, "", ins, outs)
+    origin = _matching_origin(graph, candidate)
+    if origin >= 0:
+        source = graph.origins[origin]
+        nodes = tuple(cut.find(o) for o in source.operands)
+        positions = {n: i for i, n in enumerate(problem_graph.inputs)}
+        problem = replace(
+            problem,
+            origin_rule=source.rule,
+            origin_params=source.params,
+            origin_operands=tuple(positions.get(n, -1) for n in nodes),
+            origin_operand_nodes=nodes,
+        )
+    return Extracted(replace(problem, key=canonical_text(problem)), tuple(cut.input_ids), tuple(order))
+
+
+def canonical_text(problem: Problem) -> str:
+    """The text of a problem: one line per node in its order, then outputs, then the source operator."""
+    inputs = iter(problem.input_formats)
+    lines = []
+    for i, n in enumerate(problem.graph.nodes):
+        operands = ", ".join(f"%{j}" for j in n.inputs)
+        if isinstance(n.attrs, a.InputAttrs):
+            lines.append(f"%{i} = input {n.type} {next(inputs).value}" + (" weight" if n.attrs.is_weight else ""))
+        else:
+            lines.append(f"%{i} = {n.prim.value}({operands}) {_attrs_text(n)}: {n.type}")
+    outs = zip(problem.graph.outputs, problem.output_formats, strict=True)
+    lines.append("return " + ", ".join(f"%{o} {f.value}" for o, f in outs))
+    if problem.origin_rule:
+        params = ", ".join(f"{k}={v!r}" for k, v in problem.origin_params)
+        operands = ", ".join(f"%{n}" if n >= 0 else "none" for n in problem.origin_operand_nodes)
+        lines.append(f"as {problem.origin_rule}({operands}; {params})")
+    return "\n".join(lines)
+
+
+def _attrs_text(node: Node) -> str:
+    if isinstance(node.attrs, a.NoAttrs):
+        return ""
+    if isinstance(node.attrs, a.ConstantAttrs):
+        return f"{node.attrs.digest} "
+    return _repr(node.attrs) + " "
+
+
+@lru_cache(maxsize=4096)
+def _repr(attrs: a.Attrs) -> str:
+    # the reason why an operator is opaque is no part of what it computes
+    return repr(replace(attrs, reason="") if isinstance(attrs, a.OpaqueAttrs) else attrs)
+
+
+class _Cut:
+    """The nodes of one candidate: hashes, then emission."""
+
+    def __init__(
+        self, graph: Graph, candidate: Candidate, formats: dict[NodeId, Format], classes: dict[NodeId, NodeId]
+    ) -> None:
+        self.graph = graph
+        self.formats = formats
+        self.classes = classes
+        members = set(bits(candidate.members))
+        # inside, a member that computes the class is read in place of the class
+        self.inside = {classes[m]: m for m in members if m in classes}
+        self.inside = {c: m for c, m in self.inside.items() if c not in members}
+        self.members = members
+        self.hashes: dict[NodeId, bytes] = {}
+        self.emitted: dict[NodeId, NodeId] = {}
+        self.input_ids: list[NodeId] = []
+        for output in candidate.outputs:
+            self._walk(output)
+
+    def resolve(self, node: NodeId) -> NodeId:
+        """The node whose value is read where `node` is named: a member of its class inside, else the class."""
+        if node in self.members:
+            return node
+        if node in self.inside:
+            return self.inside[node]
+        return self.classes.get(node, node)
+
+    def operands(self, node: NodeId) -> tuple[NodeId, ...]:
+        if node in self.formats and node not in self.members:
+            return ()
+        found = tuple(self.resolve(i) for i in self.graph.nodes[node].inputs)
+        if self.graph.nodes[node].prim in COMMUTATIVE and all(i in self.hashes for i in found):
+            return tuple(sorted(found, key=lambda i: self.hashes[i]))
+        return found
+
+    def _walk(self, root: NodeId) -> None:
+        stack = [self.resolve(root)]
+        while stack:
+            node = stack[-1]
+            waiting = [i for i in self.operands(node) if i not in self.hashes]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            if node not in self.hashes:
+                self.hashes[node] = self._hash(node)
+
+    def _hash(self, node: NodeId) -> bytes:
+        n = self.graph.nodes[node]
+        if node in self.formats and node not in self.members:
+            weight = "weight" if n.prim is Prim.CONSTANT else ""
+            text = f"input {n.type} {self.formats[node].value} {weight}"
+        elif is_leaf(self.graph, node) or (n.prim not in _FREE_INSIDE and node not in self.members):
+            raise InvalidGraphError(problem=f"%{node} is read by the candidate and neither member nor input")
+        else:
+            text = f"{n.prim.value} {_attrs_text(n)}{n.type}"
+        state = hashlib.blake2b(text.encode(), digest_size=16)
+        for operand in self.operands(node):
+            state.update(self.hashes[operand])
+        return state.digest()
+
+    def emit(self, b: GraphBuilder, root: NodeId) -> None:
+        """Copy a node and what it reads, operands first."""
+        stack = [self.resolve(root)]
+        while stack:
+            node = stack[-1]
+            waiting = [i for i in self.operands(node) if i not in self.emitted]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            if node not in self.emitted:
+                self.emitted[node] = self._copy(b, node)
+
+    def _copy(self, b: GraphBuilder, node: NodeId) -> NodeId:
+        n = self.graph.nodes[node]
+        if node in self.formats and node not in self.members:
+            self.input_ids.append(node)
+            return b.input(n.type, is_weight=n.prim is Prim.CONSTANT)
+        if n.prim is Prim.CONSTANT:
+            return b.constant(self.graph.constant(node), n.type.dtype)
+        return b.add(n.prim, *(self.emitted[i] for i in self.operands(node)), attrs=n.attrs)
+
+    def find(self, node: NodeId) -> NodeId:
+        """Where a node of the original graph is in the problem; -1 if it is not there."""
+        return self.emitted.get(self.resolve(node), -1) if node >= 0 else -1
+
+
+_FREE_INSIDE = frozenset({Prim.CONSTANT, Prim.BROADCAST, Prim.RESHAPE, Prim.IOTA})
+
+
+def _matching_origin(graph: Graph, candidate: Candidate) -> int:
+    """The first (outermost) source operator whose primitives and results are exactly the candidate's; -1 if none."""
+    return _origin_index(graph).get((candidate.members, candidate.outputs), -1)
+
+
+@lru_cache(maxsize=8)
+def _origin_index(graph: Graph) -> dict[tuple[Mask, tuple[NodeId, ...]], int]:
+    stored = Stored.of(graph)
+    found: dict[tuple[Mask, tuple[NodeId, ...]], int] = {}
+    for index in range(len(graph.origins)):
+        cover = origin_cover(graph, stored, index)
+        if cover is not None:
+            members, outputs = cover
+            written = stored.dag.written(members, stored.results) or outputs
+            found.setdefault((members, tuple(bits(written))), index)
+    return found

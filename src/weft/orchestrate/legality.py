@@ -1,0 +1,147 @@
+"""Which sets of primitives some generator can emit as one kernel: mask tests, asked before anything is built.
+
+The classes: a DAG of elementwise and layout primitives; the same with reductions over the same rows; with one window;
+one contraction with elementwise epilogue and index-only prologue; an opaque call alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.orchestrate.stored import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class EnumerationLimits:
+    """Bounds of the enumeration. 0 means no bound where that is said."""
+
+    members: int = 24
+    inputs: int = 12
+    """Stored values read, weights included."""
+    outputs: int = 4
+    reductions: int = 6
+    windows: int = 1
+    concat_sources: int = 8
+    per_sink: int = 128
+    """Sets visited per sink; 0: all."""
+    candidates: int = 20_000
+    """Candidates in all; 0: no bound. Singles and operators' own sets are never dropped."""
+    reentrant: bool = True
+    reentrant_slack: float = 1.25
+    """Recomputing instead of reading a shared value may read so much more."""
+    multi_output: bool = True
+    every_cut: bool = False
+    """Also sets whose boundary lies between two elementwise primitives that nobody else reads."""
+
+    @staticmethod
+    def complete() -> EnumerationLimits:
+        """Everything that is legal, for checks against brute force on small graphs."""
+        return EnumerationLimits(per_sink=0, candidates=0, every_cut=True)
+
+
+_INDEX_ONLY = {Prim.CONV: frozenset({Prim.PAD, Prim.GATHER}), Prim.MATMUL: frozenset({Prim.TRANSPOSE})}
+
+
+@dataclass(frozen=True, slots=True)
+class Legality:
+    """Masks over one graph. `admit` is monotone: no superset of a refused set is admitted."""
+
+    limits: EnumerationLimits
+    linear: Mask
+    alone: Mask
+    """Opaque calls, and concatenations of too many sources."""
+    reductions: Mask
+    windows: Mask
+    with_linear: dict[NodeId, Mask]
+    """Per contraction: what may share a kernel with it, itself included."""
+    same_rows: dict[NodeId, Mask]
+    """Per reduction: the reductions with as many results."""
+
+    @staticmethod
+    def of(graph: Graph, stored: Stored, limits: EnumerationLimits) -> Legality:
+        """The masks of one graph."""
+        of: dict[Category, Mask] = dict.fromkeys(Category, 0)
+        for i, node in enumerate(graph.nodes):
+            of[CATEGORY[node.prim]] |= 1 << i
+        wide = mask_of(
+            i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONCAT and len(n.inputs) > limits.concat_sources
+        )
+        rows: dict[int, Mask] = {}
+        for r in bits(of[Category.REDUCE]):
+            rows[graph.nodes[r].type.size] = rows.get(graph.nodes[r].type.size, 0) | 1 << r
+        return Legality(
+            limits,
+            of[Category.LINEAR],
+            of[Category.OPAQUE] | wide,
+            of[Category.REDUCE],
+            of[Category.WINDOW],
+            {v: _with_linear(graph, stored, v, of[Category.ELEMENTWISE]) for v in bits(of[Category.LINEAR])},
+            {r: rows[graph.nodes[r].type.size] for r in bits(of[Category.REDUCE])},
+        )
+
+    def admit(self, members: Mask) -> str:
+        """Why no kernel holds these primitives, "" if one may. Cost: a few integer operations."""
+        if not members & (members - 1):
+            return ""
+        if members & self.alone:
+            return "an opaque call or wide concat stands alone"
+        if members.bit_count() > self.limits.members:
+            return "too many members"
+        linear = members & self.linear
+        if linear & (linear - 1):
+            return "two contractions"
+        if linear and members & ~self.with_linear[linear.bit_length() - 1]:
+            return "neither prologue nor epilogue of its contraction"
+        windows = members & self.windows
+        reductions = members & self.reductions
+        if windows and (windows.bit_count() > self.limits.windows or reductions):
+            return "too many windows"
+        if reductions:
+            if reductions.bit_count() > self.limits.reductions:
+                return "too many reductions"
+            if reductions & ~self.same_rows[reductions.bit_length() - 1]:
+                return "reductions over different rows"
+        return ""
+
+
+def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask) -> Mask:
+    dag = stored.dag
+    size = graph.nodes[linear].type.size
+    epilogue = 0
+    frontier = dag.consumers[linear]
+    while frontier:
+        grown = 0
+        for c in bits(frontier):
+            if elementwise >> c & 1 and graph.nodes[c].type.size == size:
+                epilogue |= 1 << c
+                grown |= dag.consumers[c]
+        frontier = grown & ~epilogue
+    related = dag.ancestors[linear] | dag.descendants[linear]
+    beside = mask_of(c for c in bits(elementwise & ~related) if graph.nodes[c].type.size <= size)
+    return 1 << linear | epilogue | beside | _prologue(graph, stored, linear)
+
+
+def _prologue(graph: Graph, stored: Stored, linear: NodeId) -> Mask:
+    allowed = _INDEX_ONLY[graph.nodes[linear].prim]
+    operands = graph.nodes[linear].inputs[:1] if graph.nodes[linear].prim is Prim.CONV else graph.nodes[linear].inputs
+    found = 0
+    waiting = list(operands)
+    while waiting:
+        node = waiting.pop()
+        prim = graph.nodes[node].prim
+        if prim is Prim.RESHAPE:
+            waiting.append(graph.nodes[node].inputs[0])
+        elif prim in allowed and _index_only(graph, stored, node):
+            found |= 1 << node
+            waiting.append(graph.nodes[node].inputs[0])
+    return found
+
+
+def _index_only(graph: Graph, stored: Stored, node: NodeId) -> bool:
+    n = graph.nodes[node]
+    if n.prim is Prim.GATHER:  # the table must be known before the kernel runs
+        table = n.inputs[1]
+        known = graph.nodes[table].prim in (Prim.CONSTANT, Prim.IOTA)
+        return known or (graph.nodes[table].prim in (Prim.RESHAPE, Prim.BROADCAST) and not stored.reads[table])
+    return True
