@@ -1,0 +1,510 @@
+"""Register-tiled contraction: a tile of pixels by vectors of output channels stays in registers over the whole sum.
+
+One tile function per shape of tile. Its sum runs over kh, kw and the input channels; each step broadcasts one input
+value per pixel and multiplies it with vectors of packed weights. Padding, index tables and the layout of the input are
+settled when a band of input rows is packed into the thread's scratch memory; without any, the input is read directly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from weft.generate.cpp.templates.match import Contraction, Pack, Walk
+from weft.generate.cpp.templates.text import cost, epilogue, indices, leaves, pointer, prelude, statics
+from weft.kernels.source import KernelSource, Schedule
+
+_INLINE_COST = 6
+"""Epilogues up to this many instructions are unrolled over the registers; longer ones loop over a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Parameters of the direct template; counts unless said otherwise."""
+
+    lanes: int
+    threads: int
+    th: int
+    """Rows of a tile."""
+    tw: int
+    """Columns of a tile."""
+    v: int
+    """Vectors of output channels of a tile."""
+    bh: int
+    """Rows of tiles per task."""
+    bw: int
+    """Columns of tiles per task."""
+    og: int
+    """Blocks of output channels per task."""
+    order: str
+    """`oc`: blocks of channels outside, tiles inside; `px`: the other way round."""
+    unroll: int = 4
+    prefetch: int = 0
+    """Distance of the prefetch of weights in bytes; 0: none."""
+
+    @staticmethod
+    def of(schedule: Schedule) -> Shape:
+        """Read back what `schedule` wrote."""
+        p = dict(schedule.params)
+        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cpp generator."""
+        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
+        return Schedule("cpp", tuple(sorted({**fields, "algorithm": "direct", "template": "contraction"}.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a tile finds its input: steps in floats."""
+
+    row: int
+    col: int
+    kh: int
+    kw: int
+    k: int
+    rows: int = 0
+    """Rows and columns of the scratch image; 0 when the input is read directly."""
+    cols: int = 0
+
+
+def _layout(c: Contraction, s: Shape) -> _Layout:
+    if c.pack is None:
+        return _Layout(c.a_walk.dims[-2], c.a_walk.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_walk.channel)
+    sh, sw = c.strides
+    dh, dw = c.dilations
+    rows = (s.bh * s.th - 1) * sh + (c.kernel[0] - 1) * dh + 1
+    cols = len(c.pack.cols)
+    pitch = cols * c.ic
+    return _Layout(sh * pitch, sw * c.ic, dh * pitch, dw * c.ic, 1, rows, cols)
+
+
+def _tile(c: Contraction, s: Shape, lay: _Layout, th: int, tw: int, v: int, tail: int) -> str:
+    """One tile function; `tail` > 0: the last vector has that many channels."""
+    taps = c.kernel[0] * c.kernel[1] * c.ic
+    sets = max(1, min(-(-8 // (th * tw * v)), 8, taps))
+    pixels = [(i, j) for i in range(th) for j in range(tw)]
+    kh, kw, length = c.kernel[0], c.kernel[1], c.ic
+    if kw == 1 or lay.kw == lay.k * c.ic:
+        kw, length = 1, c.kernel[1] * c.ic
+    if kw == 1 and (kh == 1 or lay.kh == lay.k * length):
+        kh, length = 1, kh * length
+    lines: list[str] = []
+    names = [f"c{q}_{r}_{u}" for q in range(sets) for r in range(len(pixels)) for u in range(v)]
+    lines.append("vf " + ", ".join(f"{n} = {{}}" for n in names) + ";")
+    if kh > 1:
+        lines.append(f"for (i64 kh = 0; kh < {kh}; ++kh, a += {lay.kh - (kw * lay.kw if kw > 1 else 0)}) {{")
+    if kw > 1:
+        lines.append(f"for (i64 kw = 0; kw < {kw}; ++kw, a += {lay.kw}) {{")
+
+    def step(k: int, q: int) -> None:
+        lines.append("{")
+        if s.prefetch:
+            for u in range(v):
+                lines.append(f"__builtin_prefetch(w + {k * v * s.lanes + u * s.lanes + s.prefetch // 4});")
+        lines.extend(f"const vf w{u} = ld(w + {k * v * s.lanes + u * s.lanes});" for u in range(v))
+        for r, (i, j) in enumerate(pixels):
+            lines.append(f"{{ const vf b = splat(b_[{i * lay.row + j * lay.col + k * lay.k}]);")
+            lines.append(" ".join(f"c{q}_{r}_{u} += b * w{u};" for u in range(v)) + " }")
+        lines.append("}")
+
+    unroll = max(s.unroll, sets)
+    whole = length // unroll if length > 2 * unroll else 0
+    lines.append("const float* b_ = a;")
+    if whole:
+        lines.append(f"for (i64 k = 0; k < {whole}; ++k, b_ += {unroll * lay.k}, w += {unroll * v * s.lanes}) {{")
+        for k in range(unroll):
+            step(k, k % sets)
+        lines.append("}")
+    rest = length - whole * unroll
+    for k in range(rest):
+        step(k, k % sets)
+    if rest:
+        lines.append(f"w += {rest * v * s.lanes};")
+    lines.extend("}" for n in (kh, kw) if n > 1)
+    for q in range(1, sets):
+        lines.extend(f"c0_{r}_{u} += c{q}_{r}_{u};" for r in range(len(pixels)) for u in range(v))
+    lines.extend(_finish(c, s, th, tw, v, tail))
+    params = "".join(f", const float* __restrict {leaf.name}" for leaf in leaves(c))
+    params += "".join(f", float* __restrict o{k}" for k in range(len(c.outputs)))
+    head = f"static __attribute__((noinline)) void {_name(th, tw, v, tail)}"
+    return f"{head}(const float* __restrict a, const float* __restrict w{params}) {{\n" + "\n".join(lines) + "\n}\n"
+
+
+def _name(th: int, tw: int, v: int, tail: int) -> str:
+    return f"tile_{th}_{tw}_{v}" + (f"_{tail}" if tail else "")
+
+
+def _at(walk: Walk, i: str, j: str, lane: str) -> str:
+    """Offset of a tile's element from the tile's first."""
+    terms = [f"{x} * {n}" for x, n in ((i, walk.dims[-2]), (j, walk.dims[-1]), (lane, walk.channel)) if n and x != "0"]
+    return " + ".join(terms) or "0"
+
+
+def finish_vector(
+    c: Contraction, lanes: int, acc: str, i: str, j: str, lane: str, count: int, prefix: str, scatter: str = ""
+) -> list[str]:
+    """Epilogue and stores of one vector of `count` channels (all lanes, or the tail)."""
+
+    def load(leaf: object) -> str:
+        walk, name = cast("Walk", leaf.step.walk), leaf.name  # type: ignore[attr-defined]
+        at = _at(walk, i, j, lane)
+        if walk.channel == 0:
+            return f"splat({name}[{at}])"
+        if walk.channel == 1:
+            return f"ld({name} + {at})" if count == lanes else f"ldn<{count}>({name} + {at})"
+        return f"gather<{walk.channel}, {count}>({name} + {at})"
+
+    lines, results = epilogue(c, acc, load, prefix)
+    for k, ((_, walk), value) in enumerate(zip(c.outputs, results, strict=True)):
+        if walk.channel == 1 or (c.oc == 1):
+            at = f"o{k} + {_at(walk, i, j, lane)}"
+            lines.append(f"st({at}, {value});" if count == lanes else f"stn<{count}>({at}, {value});")
+        else:
+            lines.append(f"st(y{k} + {scatter}, {value});")
+    return lines
+
+
+def _finish(c: Contraction, s: Shape, th: int, tw: int, v: int, tail: int) -> list[str]:
+    lanes = s.lanes
+    pixels = [(i, j) for i in range(th) for j in range(tw)]
+    spread = [k for k, (_, walk) in enumerate(c.outputs) if walk.channel != 1 and c.oc != 1]
+    counts = [lanes] * v
+    if tail:
+        counts[-1] = tail
+    lines: list[str] = []
+    if cost(c) <= _INLINE_COST and not spread:
+        for u in range(v):
+            for r, (i, j) in enumerate(pixels):
+                body = finish_vector(c, lanes, f"c0_{r}_{u}", str(i), str(j), str(u * lanes), counts[u], "e")
+                lines.append("{ " + " ".join(body) + " }")
+        return lines
+    lines.append(f"alignas(64) float y[{len(pixels) * v * lanes}];")
+    lines.extend(f"st(y + {(r * v + u) * lanes}, c0_{r}_{u});" for r in range(len(pixels)) for u in range(v))
+    lines.extend(f"alignas(64) float y{k}[{len(pixels) * v * lanes}];" for k in spread)
+    row = f"(i * {tw} + j) * {v * lanes}"
+    loop = (f"for (i64 i = 0; i < {th}; ++i)" if th > 1 else "const i64 i = 0;") + f" for (i64 j = 0; j < {tw}; ++j) {{"
+    lines.append(loop)
+    full = v - 1 if tail else v
+    if full:
+        lines.append(f"for (i64 u = 0; u < {full * lanes}; u += {lanes}) {{ const vf x = ld(y + {row} + u);")
+        lines.extend(finish_vector(c, lanes, "x", "i", "j", "u", lanes, "e", f"{row} + u"))
+        lines.append("}")
+    if tail:
+        last = str((v - 1) * lanes)
+        lines.append(f"{{ const vf x = ld(y + {row} + {last});")
+        lines.extend(finish_vector(c, lanes, "x", "i", "j", last, tail, "e", f"{row} + {last}"))
+        lines.append("}")
+    lines.append("}")
+    for k in spread:
+        walk = c.outputs[k][1]
+        total = (v - 1) * lanes + (tail or lanes)
+        lines.append(f"for (i64 q = 0; q < {total}; ++q) for (i64 i = 0; i < {th}; ++i) for (i64 j = 0; j < {tw}; ++j)")
+        lines.append(f"  o{k}[{_at(walk, 'i', 'j', 'q')}] = y{k}[{row} + q];")
+    return lines
+
+
+_GATHER = """
+template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] = p[i * S]; return v; }
+"""  # noqa: E501
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """How pixels and channels are cut."""
+
+    rows: int
+    cols: int
+    last_row: int
+    last_col: int
+    vectors: int
+    blocks: int
+    last_v: int
+    tail: int
+
+    @staticmethod
+    def of(c: Contraction, s: Shape) -> _Grid:
+        rows, cols = -(-c.dims[-2] // s.th), -(-c.dims[-1] // s.tw)
+        vectors = -(-c.oc // s.lanes)
+        blocks = -(-vectors // s.v)
+        return _Grid(
+            rows=rows,
+            cols=cols,
+            last_row=c.dims[-2] - (rows - 1) * s.th,
+            last_col=c.dims[-1] - (cols - 1) * s.tw,
+            vectors=vectors,
+            blocks=blocks,
+            last_v=vectors - (blocks - 1) * s.v,
+            tail=c.oc % s.lanes,
+        )
+
+    def variants(self, s: Shape) -> list[tuple[int, int, int, int]]:
+        """(rows, columns, vectors, tail) of every tile function that is called."""
+        ths = ([s.th] if self.rows > 1 else []) + [self.last_row]
+        tws = ([s.tw] if self.cols > 1 else []) + [self.last_col]
+        vs = ([(s.v, 0)] if self.blocks > 1 else []) + [(self.last_v, self.tail)]
+        return list(dict.fromkeys((h, w, v, t) for h in ths for w in tws for v, t in vs))
+
+
+def emit(c: Contraction, schedule: Schedule) -> KernelSource:
+    """The kernel of one schedule made by `Shape.schedule`."""
+    s = Shape.of(schedule)
+    lay, grid = _layout(c, s), _Grid.of(c, s)
+    constants, names = statics(c)
+    taps = c.kernel[0] * c.kernel[1] * c.ic
+    text = prelude(s.lanes) + _GATHER + constants
+    for th, tw, v, tail in grid.variants(s):
+        text += _tile(c, s, lay, th, tw, v, tail)
+    image = lay.rows * lay.cols * c.ic
+    image = -(-image // 64) * 64
+    panel = 0 if c.w_const else taps * s.v * s.lanes
+    scratch = image + -(-panel // 64) * 64
+    if c.pack is not None:
+        text += _pack_image(c, c.pack, lay)
+    if not c.w_const:
+        text += _pack_panel(c, s)
+    entry = "weft_contraction"
+    text += _entry(c, s, lay, grid, entry, names, image, scratch)
+    packed: tuple[int, ...] = ()
+    replaces: tuple[int, ...] = ()
+    if c.w_const:
+        text += _pack_weights(c, s, grid, entry, names)
+        packed = (c.groups * grid.vectors * s.lanes * taps * 4,)
+        if c.w.kind == "input":
+            read = {leaf.step.source for leaf in leaves(c)} | {c.a}
+            replaces = () if c.w in read else (c.w.index,)
+    return KernelSource(
+        schedule=schedule,
+        text=text,
+        entry=entry,
+        workspace_bytes=scratch * 4 * s.threads,
+        packed_bytes=packed,
+        replaces_weights=replaces,
+    )
+
+
+def _runs(table: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first, source, length) of runs with source step 1; source -1 is a run of zeros."""
+    out: list[tuple[int, int, int]] = []
+    for i, x in enumerate(table):
+        if out:
+            first, source, length = out[-1]
+            if (x == source == -1) or (source >= 0 and x == source + length):
+                out[-1] = (first, source, length + 1)
+                continue
+        out.append((i, x, 1))
+    return out
+
+
+def _pack_image(c: Contraction, p: Pack, lay: _Layout) -> str:
+    """`pack_image(x, d, row, rows)`: rows of the padded image, channels fastest, into d."""
+    ic, runs = c.ic, _runs(p.cols)
+    text = indices("row_table", p.rows)
+    copy = """
+INLINE void copy_run(const float* __restrict x, float* __restrict d, i64 n) {
+"""
+    if p.channel_step == 1 and p.col_step == ic:
+        copy += f"  __builtin_memcpy(d, x, n * {ic * 4});\n"
+    elif p.channel_step == 1:
+        copy += f"  for (i64 i = 0; i < n; ++i) __builtin_memcpy(d + i * {ic}, x + i * {p.col_step}, {ic * 4});\n"
+    elif ic <= 8:
+        body = " ".join(f"d[i * {ic} + {k}] = x[i * {p.col_step} + {k * p.channel_step}];" for k in range(ic))
+        copy += f"  for (i64 i = 0; i < n; ++i) {{ {body} }}\n"
+    else:
+        copy += (
+            f"  for (i64 i0 = 0; i0 < n; i0 += 16) {{ const i64 e = i0 + 16 < n ? i0 + 16 : n;\n"
+            f"    for (i64 k = 0; k < {ic}; ++k) for (i64 i = i0; i < e; ++i)"
+            f" d[i * {ic} + k] = x[i * {p.col_step} + k * {p.channel_step}]; }}\n"
+        )
+    text += copy + "}\n"
+    body: list[str] = []
+    if len(runs) <= 8:
+        for first, source, length in runs:
+            if source < 0:
+                body.append(f"__builtin_memset(d + {first * ic}, 0, {length * ic * 4});")
+            else:
+                body.append(f"copy_run(s + {source * p.col_step}, d + {first * ic}, {length});")
+    else:
+        text += indices("col_table", p.cols)
+        body.append(f"for (i64 i = 0; i < {len(p.cols)}; ++i) {{ const i64 q = col_table[i];")
+        body.append(f"if (q < 0) __builtin_memset(d + i * {ic}, 0, {ic * 4});")
+        body.append(f"else copy_run(s + q * {p.col_step}, d + i * {ic}, 1); }}")
+    return text + (
+        "static __attribute__((noinline)) void pack_image(const float* __restrict x, float* __restrict d,"
+        " i64 row, i64 rows) {\n"
+        f"for (i64 r = row; r < row + rows; ++r, d += {lay.cols * ic}) {{\n"
+        f"const i64 h = r < {len(p.rows)} ? row_table[r] : -1;\n"
+        f"if (h < 0) {{ __builtin_memset(d, 0, {lay.cols * ic * 4}); continue; }}\n"
+        f"const float* const s = x + h * {p.row_step};\n" + "\n".join(body) + "\n}\n}\n"
+    )
+
+
+def _pack_panel(c: Contraction, s: Shape) -> str:
+    """`pack_panel(b, d, width, count)`: count columns of B as rows of `width`, zeros behind them."""
+    n, k = c.w_walk.channel, c.w_k
+    if n == 1:
+        inner = (
+            f"for (i64 k = 0; k < {c.ic}; ++k) {{ i64 j = 0;"
+            f" for (; j + {s.lanes} <= count; j += {s.lanes}) st(d + k * width + j, ld(b + k * {k} + j));"
+            f" for (; j < count; ++j) d[k * width + j] = b[k * {k} + j];"
+            f" for (; j < width; ++j) d[k * width + j] = 0; }}"
+        )
+    else:
+        inner = (
+            "for (i64 k0 = 0; k0 < KK; k0 += 16) { const i64 e = k0 + 16 < KK ? k0 + 16 : KK;"
+            f" for (i64 j = 0; j < count; ++j) for (i64 k = k0; k < e; ++k) d[k * width + j] = b[k * {k} + j * {n}];"
+            " for (i64 j = count; j < width; ++j) for (i64 k = k0; k < e; ++k) d[k * width + j] = 0; }"
+        ).replace("KK", str(c.ic))
+    return (
+        "static __attribute__((noinline)) void pack_panel(const float* __restrict b, float* __restrict d,"
+        f" i64 width, i64 count) {{\n{inner}\n}}\n"
+    )
+
+
+def _pack_weights(c: Contraction, s: Shape, grid: _Grid, entry: str, names: dict[int, str] | object) -> str:
+    kh, kw = c.kernel
+    source = pointer(c.w, cast("dict[int, str]", names))
+    return f"""
+extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
+const float* const w = {source} + {c.w_walk.offset};
+float* d = (float*)packed[0];
+for (i64 g = 0; g < {c.groups}; ++g)
+for (i64 o0 = 0; o0 < {grid.vectors * s.lanes}; o0 += {s.v * s.lanes}) {{
+const i64 width = o0 + {s.v * s.lanes} <= {grid.vectors * s.lanes} ? {s.v * s.lanes} : {grid.vectors * s.lanes} - o0;
+for (i64 h = 0; h < {kh}; ++h) for (i64 x = 0; x < {kw}; ++x) for (i64 k = 0; k < {c.ic}; ++k)
+for (i64 o = o0; o < o0 + width; ++o)
+*d++ = o < {c.oc} ? w[g * {c.w_walk.group} + o * {c.w_walk.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + k * {c.w_k}] : 0;
+}}
+}}
+"""  # noqa: E501
+
+
+def _offset(walk: Walk, count: int) -> str:
+    """Offset of a task's batch indices and group."""
+    terms = [f"d{i} * {walk.dims[i]}" for i in range(count) if walk.dims[i]]
+    if walk.group:
+        terms.append(f"g * {walk.group}")
+    return " + ".join(terms) or "0"
+
+
+def _entry(
+    c: Contraction,
+    s: Shape,
+    lay: _Layout,
+    grid: _Grid,
+    entry: str,
+    names: object,
+    image: int,
+    scratch: int,
+) -> str:
+    known = cast("dict[int, str]", names)
+    batch = len(c.dims) - 2
+    taps = c.kernel[0] * c.kernel[1] * c.ic
+    bands, slabs, packs = -(-grid.rows // s.bh), -(-grid.cols // s.bw), -(-grid.blocks // s.og)
+    tasks = bands * slabs * packs * c.groups * math.prod(c.dims[:-2])
+    threads = min(s.threads, tasks)
+    lines: list[str] = []
+    lines.append(f"const float* const x = {pointer(c.a, known)} + {c.a_walk.offset};")
+    if c.w_const:
+        lines.append("const float* const w = (const float*)packed[0];")
+    else:
+        lines.append(f"const float* const w = {pointer(c.w, known)} + {c.w_walk.offset};")
+    for leaf in leaves(c):
+        source, walk = leaf.step.source, cast("Walk", leaf.step.walk)
+        assert source is not None
+        lines.append(f"const float* const {leaf.name} = {pointer(source, known)} + {walk.offset};")
+    for k, (_, walk) in enumerate(c.outputs):
+        lines.append(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};")
+    if threads > 1:
+        lines.append(f"#pragma omp parallel num_threads({threads})")
+    lines.append("{")
+    if scratch:
+        at = "omp_get_thread_num()" if threads > 1 else "0"
+        lines.append(f"float* const image = (float*)workspace + (i64){at} * {scratch};")
+    if threads > 1:
+        lines.append("#pragma omp for schedule(dynamic, 1)")
+    lines.append(f"for (i64 t = 0; t < {tasks}; ++t) {{ i64 q = t;")
+    for name, n in [("og", packs), ("bc", slabs), ("br", bands), ("g", c.groups)]:
+        lines.append(f"const i64 {name} = q % {n}; q /= {n};" if n > 1 else f"const i64 {name} = 0;")
+    for i in reversed(range(batch)):
+        lines.append(f"const i64 d{i} = q % {c.dims[i]}; q /= {c.dims[i]};")
+
+    def bounds(name: str, index: str, step: int, total: int) -> None:
+        lines.append(f"const i64 {name}0 = {index} * {step};")
+        lines.append(f"const i64 {name}1 = {name}0 + {step} < {total} ? {name}0 + {step} : {total};")
+
+    bounds("r", "br", s.bh, grid.rows)
+    bounds("s", "bc", s.bw, grid.cols)
+    bounds("b", "og", s.og, grid.blocks)
+    if c.pack is not None:
+        sh, dh = c.strides[0], c.dilations[0]
+        lines.append(f"const i64 e = r1 * {s.th} < {c.dims[-2]} ? r1 * {s.th} : {c.dims[-2]};")
+        lines.append(
+            f"pack_image(x + {_offset(c.a_walk, batch)}, image, r0 * {s.th * sh},"
+            f" (e - 1 - r0 * {s.th}) * {sh} + {(c.kernel[0] - 1) * dh + 1});"
+        )
+        lines.append(f"const float* const a = image - r0 * {s.th * lay.row};")
+    else:
+        lines.append(f"const float* const a = x + {_offset(c.a_walk, batch)};")
+    block = s.v * s.lanes
+    oc_loop = "for (i64 b = b0; b < b1; ++b) {"
+    px_loop = "for (i64 r = r0; r < r1; ++r) for (i64 s = s0; s < s1; ++s) {"
+    if c.w_const:
+        wb = f"const float* const wb = w + g * {grid.vectors * s.lanes * taps} + b * {block * taps};"
+    else:
+        last = grid.last_v * s.lanes
+        left = c.oc - (grid.blocks - 1) * block
+        width = f"b + 1 < {grid.blocks} ? {block} : {last}" if grid.blocks > 1 else str(last)
+        count = f"b + 1 < {grid.blocks} ? {block} : {left}" if grid.blocks > 1 else str(left)
+        wb = (
+            f"float* const wb = image + {image};"
+            f" pack_panel(w + {_offset(c.w_walk, batch)} + b * {block * c.w_walk.channel}, wb, {width}, {count});"
+        )
+    if s.order == "oc" or not c.w_const:
+        lines += [oc_loop, wb, px_loop]
+    else:
+        lines += [px_loop, oc_loop, wb]
+    args = [f"a + r * {s.th * lay.row} + s * {s.tw * lay.col}", "wb"]
+    walks = [(leaf.name, cast("Walk", leaf.step.walk)) for leaf in leaves(c)]
+    walks += [(f"o{k}", w) for k, (_, w) in enumerate(c.outputs)]
+    for name, walk in walks:
+        tile = [f"r * {s.th * walk.dims[-2]}"] * bool(walk.dims[-2]) + [f"s * {s.tw * walk.dims[-1]}"] * bool(
+            walk.dims[-1]
+        )
+        tile += [f"b * {block * walk.channel}"] * bool(walk.channel)
+        args.append(" + ".join([name, _offset(walk, batch), *tile]))
+    call = "(" + ", ".join(args) + ");"
+
+    def choose(first: int, rest: int, count: int, index: str) -> list[tuple[str, int]]:
+        if count == 1:
+            return [("", rest)]
+        return [(f"{index} + 1 < {count}", first), ("", rest)] if first != rest else [("", first)]
+
+    vs: list[tuple[str, tuple[int, int]]] = [("", (grid.last_v, grid.tail))]
+    if grid.blocks > 1 and (grid.last_v, grid.tail) != (s.v, 0):
+        vs.insert(0, (f"b + 1 < {grid.blocks}", (s.v, 0)))
+    chain: list[str] = []
+    for vc, (v, tail) in vs:
+        for hc, th in choose(s.th, grid.last_row, grid.rows, "r"):
+            for wc, tw in choose(s.tw, grid.last_col, grid.cols, "s"):
+                condition = " && ".join(x for x in (vc, hc, wc) if x)
+                prefix = ("else " if chain else "") + (f"if ({condition}) " if condition else "")
+                chain.append(f"{prefix}{_name(th, tw, v, tail)}{call}")
+    lines += chain
+    lines.append("} } } }")
+    return (
+        f'extern "C" void {entry}(const void* const* inputs, void* const* outputs, void* workspace,'
+        " const void* const* packed) {\n" + "\n".join(lines) + "\n}\n"
+    )
+
+
+def macs(c: Contraction) -> int:
+    """Multiply-adds."""
+    return c.flops // 2
+
+
+_ = np

@@ -1,0 +1,529 @@
+"""Problem → `Contraction`: one normal form for convolutions and matrix products with what surrounds them.
+
+Every value is an affine walk over the loop dimensions (batch dimensions, rows, columns; then group and channel):
+
+    out[d, g, o] = epilogue(sum over (kh, kw, k) of a[d, g, kh, kw, k] * w[d, g, o, kh, kw, k], operands[d, g, o])
+
+BROADCAST, RESHAPE, TRANSPOSE and SLICE compose into the walks; PAD and GATHER before a convolution become index
+tables of its rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+
+from weft.generate.cpp.templates.views import View
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+Move = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""One renaming step of a view: kind and up to three integer tuples."""
+Path = tuple[Move, ...]
+Slot = int
+"""Position in `Contraction.body`, or -1 for the accumulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Element offset as a function of the loop indices."""
+
+    dims: tuple[int, ...]
+    group: int = 0
+    channel: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value comes from: `input` (position among the problem's inputs) or `const` (a node of the graph)."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the epilogue (or prologue): a leaf that is read, or a primitive of earlier slots."""
+
+    prim: Prim
+    args: tuple[Slot, ...]
+    attrs: a.Attrs
+    dtype: DType
+    source: Source | None = None
+    walk: Walk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The convolution's input, read through tables of rows and columns: -1 is the fill value, which is 0."""
+
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    row_step: int
+    col_step: int
+    channel_step: int
+    prologue: tuple[Step, ...] = ()
+    """Elementwise steps before padding; walks: dims are the batch dimensions, then source row and column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The normal form. Sizes are counts; `oc` and `ic` are per group."""
+
+    dims: tuple[int, ...]
+    """Loop dimensions; the last two are rows and columns of pixels."""
+    groups: int
+    oc: int
+    ic: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    a: Source
+    a_walk: Walk
+    """Address of a pixel's first operand; `channel` is the step of k. Row and column steps are for the output pixel."""
+    a_kernel: tuple[int, int]
+    """Steps of kh and kw, as long as nothing is packed."""
+    pack: Pack | None
+    w: Source
+    w_walk: Walk
+    """`channel` is the step of the output channel."""
+    w_kernel: tuple[int, int]
+    w_k: int
+    w_const: bool
+    body: tuple[Step, ...]
+    outputs: tuple[tuple[Slot, Walk], ...]
+    transposed: tuple[int, int] | None = None
+    """Kernel of a transposed convolution whose stride equals it: output rows and columns split by it."""
+    graph: Graph | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * math.prod(self.dims) * self.groups * self.oc * self.ic * self.kernel[0] * self.kernel[1]
+
+
+class _Refuse(Exception):
+    """Carries the reason out of the recursion; never leaves this module."""
+
+
+def match(problem: Problem) -> Contraction | Declined:
+    """The normal form of a problem with exactly one LINEAR primitive, or why there is none."""
+    try:
+        return _Matcher(problem).run()
+    except _Refuse as refuse:
+        return Declined(str(refuse))
+
+
+def apply_path(view: View, path: Path) -> View:
+    """A view after renaming steps, the first of `path` first."""
+    for kind, x, y, z in path:
+        if kind == "broadcast":
+            view = view.broadcast(x)
+        elif kind == "transpose":
+            view = view.transpose(x)
+        elif kind == "slice":
+            view = view.slice(x, y, z)
+        else:
+            new = view.reshape(x)
+            if new is None:
+                raise _Refuse(f"no constant strides after a reshape to {x}")
+            view = new
+    return view
+
+
+def _move(graph: Graph, node: NodeId) -> Move | None:
+    n = graph.nodes[node]
+    if isinstance(n.attrs, a.BroadcastAttrs):
+        return ("broadcast", n.attrs.shape, (), ())
+    if isinstance(n.attrs, a.ReshapeAttrs):
+        return ("reshape", n.attrs.shape, (), ())
+    if isinstance(n.attrs, a.TransposeAttrs):
+        return ("transpose", n.attrs.perm, (), ())
+    if isinstance(n.attrs, a.SliceAttrs):
+        return ("slice", n.attrs.starts, n.attrs.sizes, n.attrs.steps)
+    return None
+
+
+class _Matcher:
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.body: list[Step] = []
+        self.memo: dict[tuple[NodeId, Path], Slot] = {}
+        self.depends: frozenset[NodeId] = frozenset()
+        self.linear = -1
+
+    def run(self) -> Contraction:
+        g = self.graph
+        linear = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
+        if len(linear) != 1:
+            raise _Refuse(f"{len(linear)} contractions; the templates take one")
+        self.linear = linear[0]
+        node = g.nodes[self.linear]
+        if node.type.dtype is not DType.F32:
+            raise _Refuse(f"contraction of {node.type.dtype.value}; the templates take f32")
+        if node.type.size == 0:
+            raise _Refuse("empty result")
+        inside = {self.linear}
+        for i in range(self.linear + 1, len(g)):
+            if any(j in inside for j in g.nodes[i].inputs):
+                inside.add(i)
+        self.depends = frozenset(inside)
+        base = self._conv() if node.prim is Prim.CONV else self._matmul()
+        outputs: list[tuple[Slot, View]] = []
+        for position, out in enumerate(g.outputs):
+            if out not in inside:
+                raise _Refuse("an output that does not depend on the contraction")
+            path = self._path_back(out)
+            slot = self._value(out, path)
+            dtype = g.type_of(out).dtype
+            if dtype is not DType.F32:
+                raise _Refuse(f"output of {dtype.value}")
+            view = View.dense(g.type_of(out).shape, self.problem.output_formats[position])
+            outputs.append((slot, apply_path(view, path)))
+        if not outputs:
+            raise _Refuse("no output")
+        walks = tuple((slot, self._walk(view, base)) for slot, view in outputs)
+        body = tuple(
+            replace(s, walk=self._walk(cast("View", v), base)) if v is not None else s
+            for s, v in zip(self.body, self.views, strict=True)
+        )
+        return _merge(replace(base, body=body, outputs=walks, graph=g))
+
+    # ---- the epilogue
+
+    views: list[View | None]
+
+    def _path_back(self, out: NodeId) -> Path:
+        """From the index space of an output to that of the contraction."""
+        g, moves, at = self.graph, [], out
+        while at != self.linear:
+            n = g.nodes[at]
+            before = next((j for j in n.inputs if j in self.depends), None)
+            if before is None:
+                raise _Refuse("an output that does not depend on the contraction")
+            if n.prim is Prim.RESHAPE:
+                moves.append(("reshape", g.type_of(before).shape, (), ()))
+            elif isinstance(n.attrs, a.TransposeAttrs):
+                inverse = tuple(int(i) for i in np.argsort(n.attrs.perm))
+                moves.append(("transpose", inverse, (), ()))
+            elif CATEGORY[n.prim] is not Category.ELEMENTWISE:
+                raise _Refuse(f"{n.prim.value} after the contraction")
+            at = before
+        return tuple(moves)
+
+    def _value(self, node: NodeId, path: Path) -> Slot:
+        """The slot of a node's value at the contraction's index space; iterative over long chains."""
+        stack: list[tuple[NodeId, Path]] = [(node, path)]
+        if not hasattr(self, "views"):
+            self.views = []
+        while stack:
+            key = stack[-1]
+            if key in self.memo:
+                stack.pop()
+                continue
+            at, p = key
+            n = self.graph.nodes[at]
+            if at == self.linear:
+                if not apply_path(View.dense(n.type.shape), p).is_identity():
+                    raise _Refuse("the contraction is read at other positions than it is written")
+                self.memo[key] = -1
+            elif n.prim in (Prim.INPUT, Prim.CONSTANT):
+                self._leaf(at, key)
+            elif (move := _move(self.graph, at)) is not None:
+                inner = (n.inputs[0], (move, *p))
+                if inner not in self.memo:
+                    stack.append(inner)
+                    continue
+                self.memo[key] = self.memo[inner]
+            elif CATEGORY[n.prim] is Category.ELEMENTWISE:
+                todo = [(i, p) for i in n.inputs if (i, p) not in self.memo]
+                if todo:
+                    stack.extend(todo)
+                    continue
+                self._add(key, Step(n.prim, tuple(self.memo[i, p] for i in n.inputs), n.attrs, n.type.dtype), None)
+            else:
+                raise _Refuse(f"{n.prim.value} beside the contraction")
+            stack.pop()
+        return self.memo[node, path]
+
+    def _leaf(self, at: NodeId, key: tuple[NodeId, Path]) -> None:
+        n = self.graph.nodes[at]
+        view = apply_path(self._dense(at), key[1])
+        single = all(size == 1 or step == 0 for size, step in zip(view.shape, view.strides, strict=True))
+        if n.type.dtype is not DType.F32 and not (n.prim is Prim.CONSTANT and single):
+            raise _Refuse(f"operand of {n.type.dtype.value}")
+        self._add(key, Step(n.prim, (), n.attrs, n.type.dtype, self._source(at)), view)
+
+    def _add(self, key: tuple[NodeId, Path], step: Step, view: View | None) -> None:
+        self.body.append(step)
+        self.views.append(view)
+        self.memo[key] = len(self.body) - 1
+
+    def _dense(self, at: NodeId) -> View:
+        n = self.graph.nodes[at]
+        format = Format.ROW
+        if isinstance(n.attrs, a.InputAttrs):
+            format = self.problem.input_formats[n.attrs.index]
+        return View.dense(n.type.shape, format)
+
+    def _source(self, at: NodeId) -> Source:
+        n = self.graph.nodes[at]
+        return Source("input", n.attrs.index) if isinstance(n.attrs, a.InputAttrs) else Source("const", at)
+
+    def _walk(self, view: View, base: Contraction) -> Walk:
+        """A view of the contraction's result over the loop dimensions."""
+        node = self.graph.nodes[self.linear]
+        shape, strides = view.shape, view.strides
+        if node.prim is Prim.MATMUL:
+            rows = strides[-2]
+            return Walk((*strides[:-2], 0, rows), 0, strides[-1], view.offset)
+        spatial = strides[2:] if len(shape) == 4 else (0, strides[2])
+        channel = strides[1]
+        return Walk((strides[0], *spatial), channel * base.oc, channel, view.offset)
+
+    # ---- the two contractions
+
+    def _operand(self, at: NodeId) -> tuple[Source, View]:
+        """An operand that is an input or constant seen through renamings."""
+        path: list[Move] = []
+        while (move := _move(self.graph, at)) is not None:
+            path.append(move)
+            at = self.graph.nodes[at].inputs[0]
+        n = self.graph.nodes[at]
+        if n.prim not in (Prim.INPUT, Prim.CONSTANT):
+            raise _Refuse(f"{n.prim.value} before the contraction")
+        return self._source(at), apply_path(self._dense(at), tuple(reversed(path)))
+
+    def _is_weight(self, source: Source) -> bool:
+        if source.kind == "const":
+            return True
+        return cast("a.InputAttrs", self.graph.nodes[self.graph.inputs[source.index]].attrs).is_weight
+
+    def _matmul(self) -> Contraction:
+        g = self.graph
+        node = g.nodes[self.linear]
+        shape = node.type.shape
+        if len(shape) < 2:
+            raise _Refuse("matmul of vectors")
+        (a_source, av), (w_source, wv) = self._operand(node.inputs[0]), self._operand(node.inputs[1])
+        batch = shape[:-2]
+        if len(av.shape) < 2 or len(wv.shape) < 2:
+            raise _Refuse("matmul of vectors")
+        k = av.shape[-1]
+        if k == 0:
+            raise _Refuse("empty sum")
+        av, wv = av.broadcast((*batch, *av.shape[-2:])), wv.broadcast((*batch, *wv.shape[-2:]))
+        return Contraction(
+            dims=(*batch, 1, shape[-2]),
+            groups=1,
+            oc=shape[-1],
+            ic=k,
+            kernel=(1, 1),
+            strides=(1, 1),
+            dilations=(1, 1),
+            a=a_source,
+            a_walk=Walk((*av.strides[:-2], 0, av.strides[-2]), 0, av.strides[-1], av.offset),
+            a_kernel=(0, 0),
+            pack=None,
+            w=w_source,
+            w_walk=Walk((*wv.strides[:-2], 0, 0), 0, wv.strides[-1], wv.offset),
+            w_kernel=(0, 0),
+            w_k=wv.strides[-2],
+            w_const=self._is_weight(w_source) and not any(wv.strides[:-2]),
+            body=(),
+            outputs=(),
+        )
+
+    def _conv(self) -> Contraction:
+        g = self.graph
+        node = g.nodes[self.linear]
+        attrs = cast("a.ConvAttrs", node.attrs)
+        if len(attrs.strides) > 2:
+            raise _Refuse("3-d convolution")
+        if attrs.transposed:
+            raise _Refuse("transposed convolution")
+        w_source, wv = self._operand(node.inputs[1])
+        if not self._is_weight(w_source):
+            raise _Refuse("the weight of the convolution is no constant")
+        shape = node.type.shape
+        one = len(shape) == 3
+
+        def two(x: tuple[int, ...], fill: int) -> tuple[int, int]:
+            return (fill, x[0]) if one else (x[0], x[1])
+
+        strides, dilations = two(attrs.strides, 1), two(attrs.dilations, 1)
+        lo, hi = two(attrs.pads_lo, 0), two(attrs.pads_hi, 0)
+        wk = two(wv.shape[2:], 1)
+        ws = two(wv.strides[2:], 0)
+        oc, ic, groups = shape[1] // attrs.groups, wv.shape[1], attrs.groups
+        if ic == 0:
+            raise _Refuse("empty sum")
+        source, view, rows, cols = self._image(node.inputs[0], one)
+        rows = np.pad(rows, (lo[0], hi[0]), constant_values=-1)
+        cols = np.pad(cols, (lo[1], hi[1]), constant_values=-1)
+        size = two(view.shape[2:], 1)
+        step = two(view.strides[2:], 0)
+        channel = view.strides[1] if view.shape[1] > 1 else 1
+        plain = np.array_equal(rows, np.arange(size[0])) and np.array_equal(cols, np.arange(size[1]))
+        depthwise = ic == 1 and groups > 1
+        near = channel == 1 or wk == (1, 1) or ic == 1
+        pack = None
+        if not plain or not (near or depthwise):
+            pack = Pack(tuple(map(int, rows)), tuple(map(int, cols)), step[0], step[1], channel)
+        return Contraction(
+            dims=(shape[0], *two(shape[2:], 1)),
+            groups=groups,
+            oc=oc,
+            ic=ic,
+            kernel=wk,
+            strides=strides,
+            dilations=dilations,
+            a=source,
+            a_walk=Walk(
+                (view.strides[0], step[0] * strides[0], step[1] * strides[1]), channel * ic, channel, view.offset
+            ),
+            a_kernel=(step[0] * dilations[0], step[1] * dilations[1]),
+            pack=pack,
+            w=w_source,
+            w_walk=Walk((0, 0, 0), wv.strides[0] * oc, wv.strides[0], wv.offset),
+            w_kernel=(ws[0], ws[1]),
+            w_k=wv.strides[1],
+            w_const=True,
+            body=(),
+            outputs=(),
+        )
+
+    def _image(self, at: NodeId, one: bool) -> tuple[Source, View, np.ndarray, np.ndarray]:
+        """The convolution's input as a view and, per row and column, the source index (-1: zero)."""
+        g = self.graph
+        shape = g.type_of(at).shape
+        tables = [np.arange(n) for n in shape[2:]]
+        while True:
+            n = g.nodes[at]
+            if isinstance(n.attrs, a.PadAttrs):
+                tables = self._pad(n.attrs, g.type_of(n.inputs[0]).shape, tables)
+            elif n.prim is Prim.GATHER:
+                tables = self._gather(at, tables)
+            elif isinstance(n.attrs, a.SliceAttrs) and len(n.attrs.starts) == len(tables) + 2:
+                s = n.attrs
+                under = g.type_of(n.inputs[0]).shape
+                if s.sizes[:2] != under[:2]:
+                    break
+                for i, t in enumerate(tables):
+                    tables[i] = np.where(t < 0, -1, s.starts[i + 2] + t * s.steps[i + 2])
+            else:
+                break
+            at = n.inputs[0]
+        source, view = self._operand(at)
+        if one:
+            tables = [np.zeros(1, np.int64), *tables]
+        return source, view, tables[0], tables[1]
+
+    def _pad(self, p: a.PadAttrs, shape: tuple[int, ...], tables: list[np.ndarray]) -> list[np.ndarray]:
+        if any(p.lo[:2]) or any(p.hi[:2]):
+            raise _Refuse("padding of batch or channels before a convolution")
+        if p.mode == "constant" and p.value != 0.0:
+            raise _Refuse("padding with another value than 0 before a convolution")
+        out = []
+        for i, t in enumerate(tables):
+            n, lo, hi = shape[i + 2], p.lo[i + 2], p.hi[i + 2]
+            if p.mode == "constant":
+                inner = np.pad(np.arange(n), (lo, hi), constant_values=-1)
+            else:
+                inner = np.pad(np.arange(n), (lo, hi), mode=cast("str", p.mode))  # type: ignore[call-overload]
+            out.append(np.where(t < 0, -1, inner[np.maximum(t, 0)]))
+        return out
+
+    def _gather(self, at: NodeId, tables: list[np.ndarray]) -> list[np.ndarray]:
+        g = self.graph
+        n = g.nodes[at]
+        axis = cast("a.GatherAttrs", n.attrs).axis
+        if g.nodes[n.inputs[1]].prim is not Prim.CONSTANT or g.type_of(n.inputs[1]).rank != 1:
+            raise _Refuse("gather with computed indices before a convolution")
+        if axis < 2:
+            raise _Refuse("gather of batch or channels before a convolution")
+        size = g.type_of(n.inputs[0]).shape[axis]
+        index = np.clip(np.asarray(g.constant(n.inputs[1])).astype(np.int64), 0, size - 1)
+        t = tables[axis - 2]
+        tables[axis - 2] = np.where(t < 0, -1, index[np.maximum(t, 0)])
+        return tables
+
+
+def _merge(c: Contraction) -> Contraction:
+    """Join neighbouring loop dimensions that every walk crosses with one stride, and drop those of size 1."""
+    if c.pack is not None or c.kernel != (1, 1):
+        return _squeeze_batch(c)
+    walks = [c.a_walk, c.w_walk, *(w for _, w in c.outputs), *(s.walk for s in c.body if s.walk is not None)]
+    dims: list[int] = []
+    steps: list[list[int]] = [[] for _ in walks]
+    for i, n in enumerate(c.dims):
+        if n == 1:
+            continue
+        if dims and all(s[-1] == w.dims[i] * n for s, w in zip(steps, walks, strict=True)):
+            dims[-1] *= n
+            for s, w in zip(steps, walks, strict=True):
+                s[-1] = w.dims[i]
+        else:
+            dims.append(n)
+            for s, w in zip(steps, walks, strict=True):
+                s.append(w.dims[i])
+    lead = max(0, 2 - len(dims))
+    # A single pixel dimension is the columns: rows is then 1. Batch dimensions of B must not become pixels.
+    new = iter([replace(w, dims=(0,) * lead + tuple(s)) for w, s in zip(walks, steps, strict=True)])
+    sizes = (1,) * lead + tuple(dims)
+    c = replace(
+        c,
+        dims=sizes,
+        a_walk=next(new),
+        w_walk=next(new),
+        outputs=tuple((slot, next(new)) for slot, _ in c.outputs),
+        body=tuple(replace(s, walk=next(new)) if s.walk is not None else s for s in c.body),
+    )
+    if any(c.w_walk.dims[-2:]):
+        c = _insert_rows(c)
+    return c
+
+
+def _insert_rows(c: Contraction) -> Contraction:
+    """Batch dimensions that choose B stand left of the two pixel dimensions; add pixel dimensions of size 1."""
+    count = 1 if not c.w_walk.dims[-1] else 2
+
+    def wide(w: Walk) -> Walk:
+        d = w.dims
+        return replace(w, dims=(*d[:-1], 0, d[-1]) if count == 1 else (*d, 0, 0))
+
+    dims = (*c.dims[:-1], 1, c.dims[-1]) if count == 1 else (*c.dims, 1, 1)
+    return replace(
+        c,
+        dims=dims,
+        a_walk=wide(c.a_walk),
+        w_walk=wide(c.w_walk),
+        outputs=tuple((slot, wide(w)) for slot, w in c.outputs),
+        body=tuple(replace(s, walk=wide(s.walk)) if s.walk is not None else s for s in c.body),
+    )
+
+
+def _squeeze_batch(c: Contraction) -> Contraction:
+    return c
+
+
+def constants_of(c: Contraction) -> Mapping[NodeId, np.ndarray]:
+    """Data of the constants that the body or the weight reads."""
+    graph = cast("Graph", c.graph)
+    found = {s.source.index for s in c.body if s.source is not None and s.source.kind == "const"}
+    if c.w.kind == "const":
+        found.add(c.w.index)
+    if c.a.kind == "const":
+        found.add(c.a.index)
+    return {i: np.asarray(graph.constant(i)) for i in sorted(found)}
