@@ -1,0 +1,138 @@
+"""What a compilation did and why: frozen data for the command line, the report and the saved plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage of the pipeline."""
+
+    name: str
+    seconds: float
+    detail: str
+    """One line: what came out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """One plan that was timed end to end."""
+
+    name: str
+    """`solution-1`, `library`, `heuristic`, `eager`, ..."""
+    kernels: int
+    predicted_us: float
+    """Sum of its kernels' own times; 0 where there is none (eager)."""
+    samples_us: tuple[float, ...]
+    """End-to-end times in interleaved rounds."""
+    median_us: float
+    verified: bool
+    error_ratio: float
+    """Largest error divided by its limit; at most 1 when verified."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A fusion that was open to a chosen kernel, and why it was not taken."""
+
+    what: str
+    """The primitives that would have been added, or the kernels that would have been merged."""
+    cost_us: float
+    """Measured time of the larger kernel; infinite if none was accepted."""
+    parts_us: float
+    """Time of the chosen kernels that it would replace."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One kernel of the chosen plan."""
+
+    position: int
+    schedule: str
+    kind: str
+    primitives: tuple[str, ...]
+    nodes: tuple[int, ...]
+    """Members as nodes of the graph in `CompileRecord.graph`."""
+    operators: tuple[str, ...]
+    """Source operators that its primitives come from, as the model names them: data, to be escaped."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """`%12 1x64x56x56xf32 last`."""
+    cost_us: float
+    bound_us: float
+    predicted_us: float
+    """Estimate of the model before measuring; 0 if there was none."""
+    in_place_us: float
+    """Median inside the whole plan; 0 if not measured."""
+    runner_up: str
+    runner_up_us: float
+    alternatives: int
+    """Schedules that were measured for this problem."""
+    rejected: int
+    neighbours: tuple[Neighbour, ...]
+    source: str
+    """Generated text, or the library call as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One primitive, for drawing."""
+
+    id: int
+    prim: str
+    type: str
+    inputs: tuple[int, ...]
+    operator: str
+    location: str
+    steps: tuple[int, ...]
+    """Chosen kernels that compute it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRecord:
+    """Everything the report shows. No live object, no device."""
+
+    model: str
+    device: str
+    environment: tuple[tuple[str, str], ...]
+    operators: int
+    primitives: int
+    """Non-free primitives after the clean-ups."""
+    primitives_before: int
+    stages: tuple[StageRecord, ...]
+    candidates_raw: int
+    candidates: int
+    capped: bool
+    rejected_candidates: tuple[tuple[str, int], ...]
+    problems: int
+    """Distinct problems after the canonical key."""
+    pruned: int
+    measured: int
+    """Kernels measured in this compilation."""
+    reused: int
+    """Kernels whose measurement came from the database."""
+    rejected_kernels: tuple[tuple[str, int], ...]
+    """Verdict, count."""
+    opaque: tuple[tuple[str, str, int], ...]
+    """Operator, reason, count."""
+    notes: tuple[str, ...]
+    solver_seconds: float
+    solver_gap: float
+    solver_status: str
+    objective_us: float
+    plans: tuple[PlanRecord, ...]
+    chosen: str
+    steps: tuple[StepRecord, ...]
+    graph: tuple[NodeRecord, ...]
+    arena_bytes: int
+    live_bytes: int
+    weight_bytes: int
+    seconds: float
+
+    @property
+    def median_us(self) -> float:
+        """End-to-end time of the chosen plan."""
+        return next((p.median_us for p in self.plans if p.name == self.chosen), 0.0)
