@@ -36,7 +36,7 @@ def apply(
     rule = RULES.get(name)
     if rule is None:
         return Declined(f"no rule {name!r}")
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items()}
+    given = dict(params)
     try:
         inspect.signature(rule).bind(b, *operands, **given)
     except TypeError as error:

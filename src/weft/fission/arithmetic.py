@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weft.fission.rule import common_shape, dtype_of, full, narrow, not_float, widen
+from weft.fission.rule import ABSENT, common_shape, dtype_of, full, narrow, not_float, widen
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -134,7 +134,7 @@ def pow_(b: GraphBuilder, x: NodeId, y: NodeId) -> NodeId | Declined:
         return b.cast(power, s.dtype)
     value = b.constant_value(y)
     if value is not None and value.size == 1 and len(t.shape) <= len(s.shape):
-        short = _short_power(b, x, float(value.reshape(-1)[0]))  # type: ignore[arg-type]
+        short = _short_power(b, x, float(value.reshape(-1)[0]))
         if short is not None:
             return short
     return b.apply(Prim.POW, x, b.cast(y, s.dtype))
@@ -318,7 +318,7 @@ def where(b: GraphBuilder, c: NodeId, x: NodeId, y: NodeId) -> NodeId | Declined
 
 
 def masked_fill(
-    b: GraphBuilder, x: NodeId, mask: NodeId, fill: NodeId = -1, *, value: float = 0.0
+    b: GraphBuilder, x: NodeId, mask: NodeId, fill: NodeId = ABSENT, *, value: float = 0.0
 ) -> NodeId | Declined:
     """masked_fill(x, mask, fill) → select(mask, fill, x); without `fill` the number `value`.
 
@@ -327,7 +327,7 @@ def masked_fill(
     Source: `torch.Tensor.masked_fill`.
     """
     t = b.type_of(x)
-    if fill == -1:
+    if fill == ABSENT:
         if t.dtype.is_integer and not float(value).is_integer():
             return Declined(f"masked_fill of {t.dtype.value} with {value}")
         fill = full(b, int(value) if t.dtype.is_integer else value, t.dtype)

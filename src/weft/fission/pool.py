@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.fission.rule import Array, narrow, not_float, table, widen
+from weft.fission.rule import narrow, not_float, table, widen
 from weft.ir.attrs import WindowAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -70,7 +70,7 @@ def avg_pool(
     if divisor:
         return narrow(b, b.apply(Prim.MUL, total, 1.0 / divisor), x)
     out = b.type_of(total).shape[-len(window.kernel) :]
-    counts: Array = np.ones((), np.int64)
+    counts = np.ones((), np.int64)
     for k, (size, windows) in enumerate(zip(shape[-len(out) :], out, strict=True)):
         first, end = (-pads_lo[k], size + pads_hi[k]) if count_include_pad else (0, size)
         at = np.arange(windows)[:, None] * window.strides[k] - pads_lo[k]
@@ -78,8 +78,8 @@ def avg_pool(
         counts = np.multiply.outer(counts, ((at >= first) & (at < end)).sum(1))
     inverse = 1.0 / np.maximum(counts, 1)
     if inverse.size and (inverse == inverse.flat[0]).all():
-        inverse = inverse.flat[0]
-    return narrow(b, b.apply(Prim.MUL, total, table(b, np.asarray(inverse), b.type_of(wide).dtype)), x)
+        inverse = np.asarray(inverse.flat[0])  # one scalar where every window is full
+    return narrow(b, b.apply(Prim.MUL, total, table(b, inverse, b.type_of(wide).dtype)), x)
 
 
 def lp_pool(
