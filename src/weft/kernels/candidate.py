@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.ir.graph import Graph, Mask, NodeId, OriginParam, OriginParam
+from weft.ir.graph import Graph, Mask, NodeId, OriginParam
 from weft.kernels.formats import Format
 
 
