@@ -1,1 +1,23 @@
-"""Placeholder: see docs/architecture.md."""
+"""Imports PyTorch programs: exported ones and FX graphs of core ATen."""
+
+from __future__ import annotations
+
+from weft.frontends.torch.decompose import decompositions
+from weft.frontends.torch.importer import (
+    Program,
+    Result,
+    import_exported,
+    import_exported_program,
+    import_fx,
+    import_fx_program,
+)
+
+__all__ = [
+    "Program",
+    "Result",
+    "decompositions",
+    "import_exported",
+    "import_exported_program",
+    "import_fx",
+    "import_fx_program",
+]

@@ -1,0 +1,546 @@
+"""Functional ATen graphs → graphs of primitives.
+
+Only values are imported: aliasing, strides and memory formats are the framework's. What cannot be a value of static
+shape refuses the whole graph by name, so that its caller can let the framework run it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from weft.errors import InvalidGraphError, UnsupportedError
+from weft.frontends.imported import Imported, OpaqueUse
+from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
+from weft.frontends.torch.decompose import decompositions
+from weft.frontends.torch.dtypes import static_int, to_numpy, type_of
+from weft.frontends.torch.table import OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder, NodeId, Origin
+from weft.ir.prims import Prim
+from weft.ir.shapes import ShapeError
+from weft.ir.types import TensorType
+
+_ADMITTED = frozenset({"aten", "prims"})
+_READS_MEMORY = frozenset(
+    {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
+)
+_FILE_LINE = re.compile(r'File "([^"]*)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result of the source program, and where a caller finds it."""
+
+    value: int = -1
+    """Position among the graph's outputs; -1: it is not computed."""
+    argument: int = -1
+    """Position of the argument that is handed back as it is; -1: none."""
+    static: int | float | bool | str | None = None
+    """The result where it is neither: a number that the specialisation fixed, or None."""
+    strides: tuple[int, ...] = ()
+    """Strides that the framework would give the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An imported graph with the calling convention of the program it came from."""
+
+    imported: Imported
+    arguments: tuple[int, ...]
+    """For each input of the graph the position of the argument it reads."""
+    results: tuple[Result, ...]
+    mutations: tuple[tuple[int, int], ...] = ()
+    """(argument, position among the graph's outputs): copied into the argument when everything is computed."""
+
+
+@final
+class _Importer:
+    """Walks one FX graph."""
+
+    def __init__(self, device: str, attribute: Callable[[str], object]) -> None:
+        self.b = GraphBuilder()
+        self.env: dict[fx.Node, object] = {}
+        self.operators = 0
+        self.fallen: dict[tuple[str, str], int] = {}
+        self._device = torch.device(device).type
+        self._attribute = attribute
+        self._constants: dict[int, Ref] = {}
+
+    # values
+
+    def constant(self, tensor: torch.Tensor, name: str) -> Ref:
+        """A tensor of the module, once."""
+        if id(tensor) not in self._constants:
+            type_of(tensor, f"constant {name!r}")
+            with _disable_current_modes():
+                data, dtype = to_numpy(tensor)
+            self._constants[id(tensor)] = Ref(self.b.constant(data, dtype))
+        return self._constants[id(tensor)]
+
+    def input(self, node: fx.Node, name: str) -> None:
+        """A tensor argument."""
+        value = node.meta["val"]
+        self._check_device(value, name)
+        self.env[node] = Ref(self.b.input(type_of(value, f"input {name!r}"), name))
+
+    def attribute(self, node: fx.Node) -> None:
+        """A tensor that the graph module holds."""
+        value = self._attribute(str(node.target))
+        if isinstance(value, torch.Tensor):
+            self.env[node] = self.constant(value, str(node.target))
+        elif isinstance(value, bool | int | float):
+            self.env[node] = value
+        else:
+            raise UnsupportedError(op=f"get_attr {node.target}", reason=f"holds a {type(value).__name__}")
+
+    def resolve(self, value: object) -> object:
+        """An argument of an FX node with nodes replaced by what they stand for."""
+        if isinstance(value, fx.Node):
+            return self.env[value]
+        if isinstance(value, list | tuple):
+            return [self.resolve(v) for v in value]
+        return _static(value)
+
+    def _check_device(self, value: torch.Tensor, op: str) -> None:
+        if value.device.type != self._device and value.dim() > 0:
+            raise UnsupportedError(op=op, reason=f"a tensor on {value.device}, compiled for {self._device}")
+
+    # calls
+
+    def call(self, node: fx.Node) -> None:
+        """One call_function node."""
+        target = node.target
+        value = node.meta.get("val")
+        if target is operator.getitem:
+            whole, index = self.env[node.args[0]], node.args[1]  # type: ignore[index]
+            self.env[node] = whole[index]  # type: ignore[index]
+            return
+        name = str(target)
+        is_number = isinstance(value, bool | int | float | torch.SymInt | torch.SymBool | torch.SymFloat)
+        if name in STATIC or (is_number and not isinstance(target, torch._ops.OpOverload)):
+            self.env[node] = _static(value)
+            return
+        if name in WITHOUT_EFFECT:
+            self.env[node] = None
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            raise UnsupportedError(op=getattr(target, "__name__", name), reason="not an ATen operator")
+        if name in REFUSED:
+            raise UnsupportedError(op=name, reason=REFUSED[name])
+        if target._schema.is_mutable and name not in TABLE:
+            raise UnsupportedError(op=name, reason="writes into its arguments")
+        self.operators += 1
+        self._operator(node, target, name)
+
+    def _operator(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
+        value = node.meta["val"]
+        many = isinstance(value, list | tuple)
+        values: Sequence[object] = value if many else (value,)
+        types = tuple(self._result_type(v, name) for v in values)
+        used = _used(node, len(types)) if many else frozenset({0})
+        arguments = self._arguments(node, target)
+        memory = name in _READS_MEMORY
+        if memory:
+            arguments["dense_input"] = _is_plain(node.args[0])
+        location = _location(node)
+        source = f"{node.name} ({name})"
+        call = Call(self.b, name, arguments, types, used, source, location)
+        with self.b.origin(Origin(rule="", source=source, location=location)):
+            try:
+                found = self._native(call)
+            except NotTakenError as refused:
+                if memory and not arguments["dense_input"]:
+                    raise UnsupportedError(op=name, reason="reads memory that a value does not describe") from None
+                random = torch.Tag.nondeterministic_seeded in target.tags and arguments.get("dropout_p") != 0.0
+                if random:
+                    raise UnsupportedError(op=name, reason="draws random numbers") from None
+                found = self._opaque(node, target, name, types, used, refused.reason)
+        results = [Ref(n) if n != ABSENT else None for n in found]
+        self.env[node] = results if many else results[0]
+
+    def _result_type(self, value: object, name: str) -> TensorType | None:
+        if value is None:
+            return None
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(op=name, reason=f"a result is {type(value).__name__}, not a tensor")
+        self._check_device(value, name)
+        return type_of(value, name)
+
+    def _arguments(self, node: fx.Node, target: torch._ops.OpOverload) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for i, spec in enumerate(target._schema.arguments):
+            if i < len(node.args) and not spec.kwarg_only:
+                found[spec.name] = self.resolve(node.args[i])
+            elif spec.name in node.kwargs:
+                found[spec.name] = self.resolve(node.kwargs[spec.name])
+            else:
+                found[spec.name] = spec.default_value
+        return found
+
+    def _native(self, call: Call) -> tuple[NodeId, ...]:
+        """Nodes of the results by the handler, in the types that torch gives them."""
+        if call.op not in TABLE:
+            raise NotTakenError(OPAQUE.get(call.op, "no rule"))
+        try:
+            found = TABLE[call.op](call)
+        except (InvalidGraphError, ShapeError) as error:
+            # a handler or rule that did not foresee these operands: their own operator still runs them
+            raise NotTakenError(f"internal: {error}") from error
+        nodes = found if isinstance(found, tuple) else (found,)
+        fixed = []
+        for i, type in enumerate(call.results):
+            node = nodes[i] if i < len(nodes) else ABSENT
+            if i not in call.used or type is None:
+                fixed.append(ABSENT)
+                continue
+            if node == ABSENT:
+                raise NotTakenError(f"internal: result {i} is missing")
+            if self.b.type_of(node).shape != type.shape:
+                raise NotTakenError(f"internal: result {i} is {self.b.type_of(node)} instead of {type}")
+            fixed.append(self.b.cast(node, type.dtype))
+        return tuple(fixed)
+
+    def _opaque(
+        self,
+        node: fx.Node,
+        target: torch._ops.OpOverload,
+        name: str,
+        types: tuple[TensorType | None, ...],
+        used: frozenset[int],
+        reason: str,
+    ) -> tuple[NodeId, ...]:
+        if target.namespace not in _ADMITTED:
+            raise UnsupportedError(op=name, reason=f"an operator of {target.namespace!r}, which ATen does not know")
+        if torch.Tag.dynamic_output_shape in target.tags or torch.Tag.data_dependent_output in target.tags:
+            raise UnsupportedError(op=name, reason="the size of its result depends on data")
+        if target._schema.is_mutable:
+            raise UnsupportedError(op=name, reason="writes into its arguments")
+        inputs: list[NodeId] = []
+        args = [self._encode(self.resolve(x), inputs, name) for x in node.args]
+        kwargs = {k: self._encode(self.resolve(v), inputs, name) for k, v in node.kwargs.items()}
+        payload = json.dumps(
+            {
+                "op": target._schema.name,
+                "overload": target._schema.overload_name,
+                "inputs": [self.b.type_of(i).dtype.value for i in inputs],
+                "args": args,
+                "kwargs": kwargs,
+            },
+            sort_keys=True,
+        )
+        present = tuple(t for t in types if t is not None)
+        found, position = [], 0
+        for i, type in enumerate(types):
+            if type is None:
+                found.append(ABSENT)
+                continue
+            if i in used:
+                attrs = a.OpaqueAttrs("aten", name, payload, position, present, reason)
+                found.append(self.b.add(Prim.OPAQUE, *inputs, attrs=attrs))
+            else:
+                found.append(ABSENT)
+            position += 1
+        self.fallen[name, reason] = self.fallen.get((name, reason), 0) + 1
+        return tuple(found)
+
+    def _encode(self, value: object, inputs: list[NodeId], op: str) -> Any:
+        """A JSON value that `weft.generate.library.opaque_aten` turns back."""
+        if isinstance(value, Ref):
+            inputs.append(value.node)
+            return {"tensor": len(inputs) - 1}
+        if isinstance(value, list | tuple):
+            return [self._encode(v, inputs, op) for v in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": repr(value)}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.device):
+            return {"device": value.type}
+        for kind, cls in (
+            ("dtype", torch.dtype),
+            ("layout", torch.layout),
+            ("memory_format", torch.memory_format),
+        ):
+            if isinstance(value, cls):
+                return {kind: str(value).removeprefix("torch.")}
+        raise UnsupportedError(op=op, reason=f"an argument is a {type(value).__name__}")
+
+    # the whole graph
+
+    def walk(self, graph: fx.Graph, skip: frozenset[fx.Node]) -> None:
+        """All nodes but inputs and output, in order; nobody's results are left out."""
+        live = _live(graph, skip)
+        for node in graph.nodes:
+            if node.op in ("placeholder", "output") or node in skip or node not in live:
+                continue
+            if node.op == "get_attr":
+                self.attribute(node)
+            elif node.op == "call_function":
+                self.call(node)
+            else:
+                raise UnsupportedError(op=f"{node.op} {node.target}", reason="not a functional ATen graph")
+
+    def finish(self, outputs: Sequence[NodeId], names: Sequence[str], notes: tuple[str, ...]) -> Imported:
+        """The import as a value."""
+        opaque = Counter(self.fallen).most_common()
+        return Imported(
+            graph=self.b.build(outputs, names),
+            operators=self.operators,
+            opaque=tuple(OpaqueUse(op, reason, count) for (op, reason), count in opaque),
+            notes=notes,
+        )
+
+
+def _static(value: object) -> object:
+    """Symbolic numbers take the value of the example."""
+    if isinstance(value, torch.SymInt):
+        return static_int(value)
+    if isinstance(value, torch.SymBool | torch.SymFloat):
+        hint = value.node.hint
+        if hint is None:
+            raise UnsupportedError(op="torch.SymFloat", reason=f"{value} depends on data")
+        return bool(hint) if isinstance(value, torch.SymBool) else float(hint)
+    return value
+
+
+def _used(node: fx.Node, count: int) -> frozenset[int]:
+    """Positions of the results that are read; all of them where the list is passed on whole."""
+    if any(u.target is not operator.getitem for u in node.users):
+        return frozenset(range(count))
+    return frozenset(int(u.args[1]) % count for u in node.users if u.users)  # type: ignore[arg-type]
+
+
+def _live(graph: fx.Graph, skip: frozenset[fx.Node]) -> set[fx.Node]:
+    """Nodes that an output or a mutation needs; a check without users is not one."""
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in skip or node in live:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    for node in graph.nodes:
+        impure = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if node.op == "call_function" and impure and node not in skip:
+            live.add(node)
+    return live
+
+
+def _is_plain(node: object) -> bool:
+    """Whether the framework's tensor is contiguous from the start of its memory."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_contiguous() and static_int(value.storage_offset()) == 0
+
+
+def _location(node: fx.Node) -> str:
+    """File name and line of the innermost frame; no folders, which say more about the user than about the model."""
+    found = _FILE_LINE.findall(node.meta.get("stack_trace") or "")
+    return f"{found[-1][0].replace(chr(92), '/').rpartition('/')[2]}:{found[-1][1]}" if found else ""
+
+
+def _strides(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    return tuple(static_int(s) for s in value.stride()) if isinstance(value, torch.Tensor) else ()
+
+
+def _results(
+    importer: _Importer, nodes: Sequence[object], arguments: Mapping[fx.Node, int]
+) -> tuple[list[NodeId], list[Result]]:
+    """What the graph must give out, and how the program's results are made from that."""
+    outputs: list[NodeId] = []
+    results: list[Result] = []
+    for node in nodes:
+        if isinstance(node, fx.Node) and node in arguments:
+            results.append(Result(argument=arguments[node], strides=_strides(node)))
+            continue
+        value = importer.resolve(node)
+        if isinstance(value, Ref):
+            outputs.append(value.node)
+            strides = _strides(node) if isinstance(node, fx.Node) else ()
+            results.append(Result(value=len(outputs) - 1, strides=strides))
+        elif value is None or isinstance(value, bool | int | float | str):
+            results.append(Result(static=value))
+        else:
+            raise UnsupportedError(op="output", reason=f"a result is {type(value).__name__}")
+    return outputs, results
+
+
+def import_fx_program(gm: fx.GraphModule, example_inputs: Sequence[object], *, device: str = "cpu") -> Program:
+    """A functional graph of core ATen, as `aot_autograd` makes them, with its calling convention.
+
+    `copy_` into arguments may stand at the end (input mutation kept in the graph): it is listed, not imported.
+    A graph of another kind (modules, methods, Python operators) is traced to ATen first.
+
+    Raises:
+        UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
+    """
+    if not _is_traced(gm):
+        gm = _traced(gm, example_inputs)
+    importer = _Importer(device, lambda name: _attribute_of(gm, name))
+    arguments: dict[fx.Node, int] = {}
+    positions: list[int] = []
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for position, node in enumerate(placeholders):
+        arguments[node] = position
+        value = node.meta.get("val", example_inputs[position] if position < len(example_inputs) else None)
+        if isinstance(value, torch.Tensor):
+            node.meta.setdefault("val", value)
+            importer.input(node, str(node.target))
+            positions.append(position)
+        elif value is None or isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            importer.env[node] = _static(value)
+        else:
+            raise UnsupportedError(op=f"input {node.target}", reason=f"is a {type(value).__name__}")
+    copies = _epilogue(gm.graph, arguments)
+    importer.walk(gm.graph, frozenset(copies))
+    for copy in copies:
+        importer.env[copy] = importer.env[copy.args[0]]  # type: ignore[index]
+        arguments[copy] = arguments[copy.args[0]]  # type: ignore[index]
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    outputs, results = _results(importer, _flat(output.args[0]), arguments)
+    mutations = []
+    for copy in copies:
+        source = importer.resolve(copy.args[1])
+        if not isinstance(source, Ref):
+            raise UnsupportedError(op="aten.copy_.default", reason="copies something that is not a tensor")
+        outputs.append(source.node)
+        mutations.append((arguments[copy], len(outputs) - 1))
+    imported = importer.finish(outputs, (), ())
+    return Program(imported, tuple(positions), tuple(results), tuple(mutations))
+
+
+def import_fx(gm: fx.GraphModule, example_inputs: Sequence[object], *, device: str = "cpu") -> Imported:
+    """Primitives of an FX graph; see `import_fx_program`.
+
+    Raises:
+        UnsupportedError: the graph is refused, or it writes into its arguments [W201].
+    """
+    program = import_fx_program(gm, example_inputs, device=device)
+    if program.mutations:
+        raise UnsupportedError(op="aten.copy_.default", reason="the graph writes into its arguments")
+    return program.imported
+
+
+def import_exported_program(program: torch.export.ExportedProgram, *, device: str = "cpu") -> Program:
+    """An exported program with its calling convention: flat user inputs in, flat user outputs out.
+
+    Raises:
+        UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
+    """
+    if _needs_decomposition(program):
+        program = program.run_decompositions(decompositions())
+    gm = program.graph_module
+    importer = _Importer(device, lambda name: _attribute_of(gm, name))
+    nodes = {n.name: n for n in gm.graph.nodes}
+    arguments: dict[fx.Node, int] = {}
+    positions: list[int] = []
+    kinds = torch.export.graph_signature.InputKind
+    for spec in program.graph_signature.input_specs:
+        node = nodes.get(spec.arg.name)
+        if spec.kind is kinds.USER_INPUT:
+            position = len(arguments)
+            if node is None:
+                raise UnsupportedError(op=f"input {spec.arg.name!r}", reason="is not in the graph")
+            arguments[node] = position
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                importer.input(node, spec.arg.name)
+                positions.append(position)
+            else:
+                importer.env[node] = _static(value if value is not None else getattr(spec.arg, "value", None))
+        elif spec.kind in (kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
+            target = spec.target or ""
+            tensor = program.state_dict.get(target, program.constants.get(target))
+            if node is None or not node.users:
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                raise UnsupportedError(op=f"parameter {target!r}", reason="is not in the program")
+            importer.env[node] = importer.constant(tensor, target)
+        else:
+            raise UnsupportedError(op=f"input {spec.arg.name!r}", reason=f"an input of kind {spec.kind.name}")
+    wanted: list[object] = []
+    out = torch.export.graph_signature.OutputKind
+    for output in program.graph_signature.output_specs:
+        if output.kind is not out.USER_OUTPUT:
+            raise UnsupportedError(op=f"output {output.target!r}", reason=f"the program does {output.kind.name}")
+        name = getattr(output.arg, "name", None)
+        wanted.append(nodes[name] if name in nodes else getattr(output.arg, "value", None))
+    importer.walk(gm.graph, frozenset())
+    # an argument that is returned is an output of the graph: there is no wrapper around an exported program
+    outputs, results = _results(importer, wanted, {})
+    notes = tuple(f"dimension {symbol} was set to {value}" for symbol, value in sorted(_symbols(gm.graph).items()))
+    return Program(importer.finish(outputs, (), notes), tuple(positions), tuple(results))
+
+
+def import_exported(program: torch.export.ExportedProgram, *, device: str = "cpu") -> Imported:
+    """Primitives of an exported program; parameters and buffers become constants.
+
+    Raises:
+        UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
+    """
+    return import_exported_program(program, device=device).imported
+
+
+def _needs_decomposition(program: torch.export.ExportedProgram) -> bool:
+    calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
+    aten = [t for t in calls if isinstance(t, torch._ops.OpOverload)]
+    known = TABLE.keys() | OPAQUE.keys() | STATIC | WITHOUT_EFFECT
+    return any(str(t) not in known or (t._schema.is_mutable and t.namespace == "aten") for t in aten)
+
+
+def _symbols(graph: fx.Graph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            sizes: list[object] = list(value.shape)
+            found.update((str(s), static_int(s)) for s in sizes if isinstance(s, torch.SymInt))
+    return found
+
+
+def _epilogue(graph: fx.Graph, arguments: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """The copies into arguments at the end of a graph of which input mutations were kept."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target) == "aten.copy_.default" and node.args[0] in arguments:
+            if any(u.op != "output" for u in node.users):
+                raise UnsupportedError(op="aten.copy_.default", reason="the graph reads an argument after writing it")
+            found.append(node)
+    return found
+
+
+def _flat(value: object) -> list[object]:
+    return [x for item in value for x in _flat(item)] if isinstance(value, list | tuple) else [value]
+
+
+def _attribute_of(gm: fx.GraphModule, name: str) -> object:
+    found: object = gm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _is_traced(gm: fx.GraphModule) -> bool:
+    return all(
+        n.op in ("placeholder", "output", "get_attr") or (n.op == "call_function" and "val" in n.meta)
+        for n in gm.graph.nodes
+    )
+
+
+def _traced(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.GraphModule:
+    """The same computation as a functional ATen graph with types."""
+    functional = torch.func.functionalize(gm, remove="mutations_and_views")
+    try:
+        return make_fx(functional, decomposition_table=decompositions(), tracing_mode="fake")(*example_inputs)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise UnsupportedError(op="FX graph", reason=str(error)) from error
