@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.generate.cpp.templates import choose, direct
+from weft.generate.cpp.templates import choose, depthwise, direct
 from weft.generate.cpp.templates.match import match
 from weft.generate.protocol import Facts
 from weft.ir.declined import Declined
@@ -23,6 +23,9 @@ def schedules(problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
     if isinstance(c, Declined):
         return c
     lanes = max(4, min(16, facts.simd_bytes // 4))
+    by_channel = depthwise.normal(c)
+    if not isinstance(by_channel, Declined):
+        return [s.schedule() for s in depthwise.shapes(by_channel, lanes, max(1, facts.threads))]
     return [s.schedule() for s in choose.shapes(c, lanes, max(1, facts.threads))]
 
 
@@ -31,4 +34,7 @@ def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:
     c = match(problem)
     if isinstance(c, Declined):
         return c
+    if dict(schedule.params).get("template") == "depthwise":
+        by_channel = depthwise.normal(c)
+        return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule)
     return direct.emit(c, schedule)

@@ -51,7 +51,7 @@ def tiles(c: Contraction, lanes: int) -> Iterable[tuple[int, int, int]]:
                     yield th, tw, v
 
 
-def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int, threads: int) -> float:
+def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int) -> float:
     """Modelled cycles of the whole contraction on one thread, without the packing of inputs."""
     taps = c.kernel[0] * c.kernel[1] * c.ic
     vectors = -(-c.oc // lanes)
@@ -73,7 +73,7 @@ def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int, threads: int) -
 def _partitions(c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int) -> list[tuple[int, int, int, str]]:
     """(bh, bw, og, order): bands that fit in half of L2 and balance the threads."""
     rows, cols = -(-c.dims[-2] // th), -(-c.dims[-1] // tw)
-    blocks = -(-(-(-c.oc // lanes)) // v)
+    blocks = math.ceil(math.ceil(c.oc / lanes) / v)
     outer = math.prod(c.dims[:-2]) * c.groups
     taps = c.kernel[0] * c.kernel[1] * c.ic
     block_bytes = taps * v * lanes * 4
@@ -123,10 +123,11 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[Shap
     """The most promising parameter sets, best first by the model."""
     ranked = []
     for th, tw, v in tiles(c, lanes):
-        base = cycles(c, lanes, th, tw, v, threads)
+        base = cycles(c, lanes, th, tw, v)
         for bh, bw, og, order in _partitions(c, lanes, threads, th, tw, v):
             ranked.append((base * _imbalance(c, lanes, threads, th, tw, v, bh, bw, og), th, tw, v, bh, bw, og, order))
-    ranked.sort(key=lambda x: x[:1])
+    # equal cost: wide tiles first, whose pixels lie side by side
+    ranked.sort(key=lambda x: (x[0], -x[2]))
     out: list[Shape] = []
     per_tile: dict[tuple[int, int, int], int] = {}
     for _, th, tw, v, bh, bw, og, order in ranked:
@@ -143,7 +144,7 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[Shap
 def _imbalance(c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int, bh: int, bw: int, og: int) -> float:
     """Longest thread over the mean, for tasks taken in order; plus a little for each task and repacked row."""
     rows, cols = -(-c.dims[-2] // th), -(-c.dims[-1] // tw)
-    blocks = -(-(-(-c.oc // lanes)) // v)
+    blocks = math.ceil(math.ceil(c.oc / lanes) / v)
     outer = math.prod(c.dims[:-2]) * c.groups
     bands, slabs, packs = -(-rows // bh), -(-cols // bw), -(-blocks // og)
     tasks = outer * bands * slabs * packs

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
 from weft.generate.cpp.templates.match import Contraction, Pack, Walk
 from weft.generate.cpp.templates.text import cost, epilogue, indices, leaves, pointer, prelude, statics
 from weft.kernels.source import KernelSource, Schedule
@@ -104,8 +102,8 @@ def _tile(c: Contraction, s: Shape, lay: _Layout, th: int, tw: int, v: int, tail
     def step(k: int, q: int) -> None:
         lines.append("{")
         if s.prefetch:
-            for u in range(v):
-                lines.append(f"__builtin_prefetch(w + {k * v * s.lanes + u * s.lanes + s.prefetch // 4});")
+            ahead = [k * v * s.lanes + u * s.lanes + s.prefetch // 4 for u in range(v)]
+            lines.extend(f"__builtin_prefetch(w + {at});" for at in ahead)
         lines.extend(f"const vf w{u} = ld(w + {k * v * s.lanes + u * s.lanes});" for u in range(v))
         for r, (i, j) in enumerate(pixels):
             lines.append(f"{{ const vf b = splat(b_[{i * lay.row + j * lay.col + k * lay.k}]);")
@@ -128,7 +126,7 @@ def _tile(c: Contraction, s: Shape, lay: _Layout, th: int, tw: int, v: int, tail
     lines.extend("}" for n in (kh, kw) if n > 1)
     for q in range(1, sets):
         lines.extend(f"c0_{r}_{u} += c{q}_{r}_{u};" for r in range(len(pixels)) for u in range(v))
-    lines.extend(_finish(c, s, th, tw, v, tail))
+    lines.extend(finish(c, s.lanes, th, tw, v, tail))
     params = "".join(f", const float* __restrict {leaf.name}" for leaf in leaves(c))
     params += "".join(f", float* __restrict o{k}" for k in range(len(c.outputs)))
     head = f"static __attribute__((noinline)) void {_name(th, tw, v, tail)}"
@@ -169,8 +167,8 @@ def finish_vector(
     return lines
 
 
-def _finish(c: Contraction, s: Shape, th: int, tw: int, v: int, tail: int) -> list[str]:
-    lanes = s.lanes
+def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int) -> list[str]:
+    """Epilogue and stores of a tile whose sums are `c0_<pixel>_<vector>`; `tail`: channels of the last vector."""
     pixels = [(i, j) for i in range(th) for j in range(tw)]
     spread = [k for k, (_, walk) in enumerate(c.outputs) if walk.channel != 1 and c.oc != 1]
     counts = [lanes] * v
@@ -208,7 +206,7 @@ def _finish(c: Contraction, s: Shape, th: int, tw: int, v: int, tail: int) -> li
     return lines
 
 
-_GATHER = """
+GATHER = """
 template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] = p[i * S]; return v; }
 """  # noqa: E501
 
@@ -256,7 +254,7 @@ def emit(c: Contraction, schedule: Schedule) -> KernelSource:
     lay, grid = _layout(c, s), _Grid.of(c, s)
     constants, names = statics(c)
     taps = c.kernel[0] * c.kernel[1] * c.ic
-    text = prelude(s.lanes) + _GATHER + constants
+    text = prelude(s.lanes) + GATHER + constants
     for th, tw, v, tail in grid.variants(s):
         text += _tile(c, s, lay, th, tw, v, tail)
     image = lay.rows * lay.cols * c.ic
@@ -321,25 +319,25 @@ INLINE void copy_run(const float* __restrict x, float* __restrict d, i64 n) {
             f" d[i * {ic} + k] = x[i * {p.col_step} + k * {p.channel_step}]; }}\n"
         )
     text += copy + "}\n"
-    body: list[str] = []
+    fill: list[str] = []
     if len(runs) <= 8:
         for first, source, length in runs:
             if source < 0:
-                body.append(f"__builtin_memset(d + {first * ic}, 0, {length * ic * 4});")
+                fill.append(f"__builtin_memset(d + {first * ic}, 0, {length * ic * 4});")
             else:
-                body.append(f"copy_run(s + {source * p.col_step}, d + {first * ic}, {length});")
+                fill.append(f"copy_run(s + {source * p.col_step}, d + {first * ic}, {length});")
     else:
         text += indices("col_table", p.cols)
-        body.append(f"for (i64 i = 0; i < {len(p.cols)}; ++i) {{ const i64 q = col_table[i];")
-        body.append(f"if (q < 0) __builtin_memset(d + i * {ic}, 0, {ic * 4});")
-        body.append(f"else copy_run(s + q * {p.col_step}, d + i * {ic}, 1); }}")
+        fill.append(f"for (i64 i = 0; i < {len(p.cols)}; ++i) {{ const i64 q = col_table[i];")
+        fill.append(f"if (q < 0) __builtin_memset(d + i * {ic}, 0, {ic * 4});")
+        fill.append(f"else copy_run(s + q * {p.col_step}, d + i * {ic}, 1); }}")
     return text + (
         "static __attribute__((noinline)) void pack_image(const float* __restrict x, float* __restrict d,"
         " i64 row, i64 rows) {\n"
         f"for (i64 r = row; r < row + rows; ++r, d += {lay.cols * ic}) {{\n"
         f"const i64 h = r < {len(p.rows)} ? row_table[r] : -1;\n"
         f"if (h < 0) {{ __builtin_memset(d, 0, {lay.cols * ic * 4}); continue; }}\n"
-        f"const float* const s = x + h * {p.row_step};\n" + "\n".join(body) + "\n}\n}\n"
+        f"const float* const s = x + h * {p.row_step};\n" + "\n".join(fill) + "\n}\n}\n"
     )
 
 
@@ -430,8 +428,7 @@ def _entry(
     lines.append(f"for (i64 t = 0; t < {tasks}; ++t) {{ i64 q = t;")
     for name, n in [("og", packs), ("bc", slabs), ("br", bands), ("g", c.groups)]:
         lines.append(f"const i64 {name} = q % {n}; q /= {n};" if n > 1 else f"const i64 {name} = 0;")
-    for i in reversed(range(batch)):
-        lines.append(f"const i64 d{i} = q % {c.dims[i]}; q /= {c.dims[i]};")
+    lines.extend(f"const i64 d{i} = q % {c.dims[i]}; q /= {c.dims[i]};" for i in reversed(range(batch)))
 
     def bounds(name: str, index: str, step: int, total: int) -> None:
         lines.append(f"const i64 {name}0 = {index} * {step};")
@@ -500,11 +497,3 @@ def _entry(
         f'extern "C" void {entry}(const void* const* inputs, void* const* outputs, void* workspace,'
         " const void* const* packed) {\n" + "\n".join(lines) + "\n}\n"
     )
-
-
-def macs(c: Contraction) -> int:
-    """Multiply-adds."""
-    return c.flops // 2
-
-
-_ = np

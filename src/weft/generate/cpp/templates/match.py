@@ -112,7 +112,7 @@ class Contraction:
         return 2 * math.prod(self.dims) * self.groups * self.oc * self.ic * self.kernel[0] * self.kernel[1]
 
 
-class _Refuse(Exception):
+class _RefusedError(Exception):
     """Carries the reason out of the recursion; never leaves this module."""
 
 
@@ -120,7 +120,7 @@ def match(problem: Problem) -> Contraction | Declined:
     """The normal form of a problem with exactly one LINEAR primitive, or why there is none."""
     try:
         return _Matcher(problem).run()
-    except _Refuse as refuse:
+    except _RefusedError as refuse:
         return Declined(str(refuse))
 
 
@@ -136,7 +136,7 @@ def apply_path(view: View, path: Path) -> View:
         else:
             new = view.reshape(x)
             if new is None:
-                raise _Refuse(f"no constant strides after a reshape to {x}")
+                raise _RefusedError(f"no constant strides after a reshape to {x}")
             view = new
     return view
 
@@ -167,13 +167,13 @@ class _Matcher:
         g = self.graph
         linear = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
         if len(linear) != 1:
-            raise _Refuse(f"{len(linear)} contractions; the templates take one")
+            raise _RefusedError(f"{len(linear)} contractions; the templates take one")
         self.linear = linear[0]
         node = g.nodes[self.linear]
         if node.type.dtype is not DType.F32:
-            raise _Refuse(f"contraction of {node.type.dtype.value}; the templates take f32")
+            raise _RefusedError(f"contraction of {node.type.dtype.value}; the templates take f32")
         if node.type.size == 0:
-            raise _Refuse("empty result")
+            raise _RefusedError("empty result")
         inside = {self.linear}
         for i in range(self.linear + 1, len(g)):
             if any(j in inside for j in g.nodes[i].inputs):
@@ -183,19 +183,19 @@ class _Matcher:
         outputs: list[tuple[Slot, View]] = []
         for position, out in enumerate(g.outputs):
             if out not in inside:
-                raise _Refuse("an output that does not depend on the contraction")
+                raise _RefusedError("an output that does not depend on the contraction")
             path = self._path_back(out)
             slot = self._value(out, path)
             dtype = g.type_of(out).dtype
             if dtype is not DType.F32:
-                raise _Refuse(f"output of {dtype.value}")
+                raise _RefusedError(f"output of {dtype.value}")
             view = View.dense(g.type_of(out).shape, self.problem.output_formats[position])
             outputs.append((slot, apply_path(view, path)))
         if not outputs:
-            raise _Refuse("no output")
+            raise _RefusedError("no output")
         walks = tuple((slot, self._walk(view, base)) for slot, view in outputs)
         body = tuple(
-            replace(s, walk=self._walk(cast("View", v), base)) if v is not None else s
+            replace(s, walk=self._walk(v, base)) if v is not None else s
             for s, v in zip(self.body, self.views, strict=True)
         )
         return _merge(replace(base, body=body, outputs=walks, graph=g))
@@ -211,14 +211,14 @@ class _Matcher:
             n = g.nodes[at]
             before = next((j for j in n.inputs if j in self.depends), None)
             if before is None:
-                raise _Refuse("an output that does not depend on the contraction")
+                raise _RefusedError("an output that does not depend on the contraction")
             if n.prim is Prim.RESHAPE:
                 moves.append(("reshape", g.type_of(before).shape, (), ()))
             elif isinstance(n.attrs, a.TransposeAttrs):
                 inverse = tuple(int(i) for i in np.argsort(n.attrs.perm))
                 moves.append(("transpose", inverse, (), ()))
             elif CATEGORY[n.prim] is not Category.ELEMENTWISE:
-                raise _Refuse(f"{n.prim.value} after the contraction")
+                raise _RefusedError(f"{n.prim.value} after the contraction")
             at = before
         return tuple(moves)
 
@@ -236,7 +236,7 @@ class _Matcher:
             n = self.graph.nodes[at]
             if at == self.linear:
                 if not apply_path(View.dense(n.type.shape), p).is_identity():
-                    raise _Refuse("the contraction is read at other positions than it is written")
+                    raise _RefusedError("the contraction is read at other positions than it is written")
                 self.memo[key] = -1
             elif n.prim in (Prim.INPUT, Prim.CONSTANT):
                 self._leaf(at, key)
@@ -253,7 +253,7 @@ class _Matcher:
                     continue
                 self._add(key, Step(n.prim, tuple(self.memo[i, p] for i in n.inputs), n.attrs, n.type.dtype), None)
             else:
-                raise _Refuse(f"{n.prim.value} beside the contraction")
+                raise _RefusedError(f"{n.prim.value} beside the contraction")
             stack.pop()
         return self.memo[node, path]
 
@@ -262,7 +262,7 @@ class _Matcher:
         view = apply_path(self._dense(at), key[1])
         single = all(size == 1 or step == 0 for size, step in zip(view.shape, view.strides, strict=True))
         if n.type.dtype is not DType.F32 and not (n.prim is Prim.CONSTANT and single):
-            raise _Refuse(f"operand of {n.type.dtype.value}")
+            raise _RefusedError(f"operand of {n.type.dtype.value}")
         self._add(key, Step(n.prim, (), n.attrs, n.type.dtype, self._source(at)), view)
 
     def _add(self, key: tuple[NodeId, Path], step: Step, view: View | None) -> None:
@@ -302,7 +302,7 @@ class _Matcher:
             at = self.graph.nodes[at].inputs[0]
         n = self.graph.nodes[at]
         if n.prim not in (Prim.INPUT, Prim.CONSTANT):
-            raise _Refuse(f"{n.prim.value} before the contraction")
+            raise _RefusedError(f"{n.prim.value} before the contraction")
         return self._source(at), apply_path(self._dense(at), tuple(reversed(path)))
 
     def _is_weight(self, source: Source) -> bool:
@@ -315,14 +315,14 @@ class _Matcher:
         node = g.nodes[self.linear]
         shape = node.type.shape
         if len(shape) < 2:
-            raise _Refuse("matmul of vectors")
+            raise _RefusedError("matmul of vectors")
         (a_source, av), (w_source, wv) = self._operand(node.inputs[0]), self._operand(node.inputs[1])
         batch = shape[:-2]
         if len(av.shape) < 2 or len(wv.shape) < 2:
-            raise _Refuse("matmul of vectors")
+            raise _RefusedError("matmul of vectors")
         k = av.shape[-1]
         if k == 0:
-            raise _Refuse("empty sum")
+            raise _RefusedError("empty sum")
         av, wv = av.broadcast((*batch, *av.shape[-2:])), wv.broadcast((*batch, *wv.shape[-2:]))
         return Contraction(
             dims=(*batch, 1, shape[-2]),
@@ -350,12 +350,12 @@ class _Matcher:
         node = g.nodes[self.linear]
         attrs = cast("a.ConvAttrs", node.attrs)
         if len(attrs.strides) > 2:
-            raise _Refuse("3-d convolution")
+            raise _RefusedError("3-d convolution")
         if attrs.transposed:
-            raise _Refuse("transposed convolution")
+            raise _RefusedError("transposed convolution")
         w_source, wv = self._operand(node.inputs[1])
         if not self._is_weight(w_source):
-            raise _Refuse("the weight of the convolution is no constant")
+            raise _RefusedError("the weight of the convolution is no constant")
         shape = node.type.shape
         one = len(shape) == 3
 
@@ -368,7 +368,7 @@ class _Matcher:
         ws = two(wv.strides[2:], 0)
         oc, ic, groups = shape[1] // attrs.groups, wv.shape[1], attrs.groups
         if ic == 0:
-            raise _Refuse("empty sum")
+            raise _RefusedError("empty sum")
         source, view, rows, cols = self._image(node.inputs[0], one)
         rows = np.pad(rows, (lo[0], hi[0]), constant_values=-1)
         cols = np.pad(cols, (lo[1], hi[1]), constant_values=-1)
@@ -432,9 +432,9 @@ class _Matcher:
 
     def _pad(self, p: a.PadAttrs, shape: tuple[int, ...], tables: list[np.ndarray]) -> list[np.ndarray]:
         if any(p.lo[:2]) or any(p.hi[:2]):
-            raise _Refuse("padding of batch or channels before a convolution")
+            raise _RefusedError("padding of batch or channels before a convolution")
         if p.mode == "constant" and p.value != 0.0:
-            raise _Refuse("padding with another value than 0 before a convolution")
+            raise _RefusedError("padding with another value than 0 before a convolution")
         out = []
         for i, t in enumerate(tables):
             n, lo, hi = shape[i + 2], p.lo[i + 2], p.hi[i + 2]
@@ -450,9 +450,9 @@ class _Matcher:
         n = g.nodes[at]
         axis = cast("a.GatherAttrs", n.attrs).axis
         if g.nodes[n.inputs[1]].prim is not Prim.CONSTANT or g.type_of(n.inputs[1]).rank != 1:
-            raise _Refuse("gather with computed indices before a convolution")
+            raise _RefusedError("gather with computed indices before a convolution")
         if axis < 2:
-            raise _Refuse("gather of batch or channels before a convolution")
+            raise _RefusedError("gather of batch or channels before a convolution")
         size = g.type_of(n.inputs[0]).shape[axis]
         index = np.clip(np.asarray(g.constant(n.inputs[1])).astype(np.int64), 0, size - 1)
         t = tables[axis - 2]

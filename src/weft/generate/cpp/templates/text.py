@@ -85,7 +85,7 @@ def is_scalar(c: Contraction, step: Step) -> float | None:
 
 def leaves(c: Contraction) -> tuple[Leaf, ...]:
     """Leaves of the epilogue that are read from memory, in order."""
-    found = []
+    found: list[Leaf] = []
     for slot, step in enumerate(c.body):
         if step.source is not None and is_scalar(c, step) is None:
             found.append(Leaf(slot, f"p{len(found)}", step))
