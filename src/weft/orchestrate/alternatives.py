@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.errors import InvalidGraphError
-from weft.ir.graph import Graph, Mask, NodeId
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.prims import FREE
+from weft.orchestrate.stored import topological
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +27,35 @@ class Alternatives:
         for extra, original in self.classes.items():
             if self.graph.type_of(extra) != self.graph.type_of(original):
                 raise InvalidGraphError(problem=f"%{extra} cannot stand for %{original}: types differ")
+
+    @property
+    def work(self) -> Mask:
+        """Extra nodes that are not free."""
+        return mask_of(i for i in bits(self.extra) if self.graph.nodes[i].prim not in FREE)
+
+    def ranks(self) -> list[int]:
+        """Per node a topological position in the union graph; members of a class share that of the last of them.
+
+        Raises:
+            InvalidGraphError: the union graph has a cycle.
+        """
+        graph, classes = self.graph, self.classes
+        producers = [0] * len(graph)
+        for v, node in enumerate(graph.nodes):
+            for operand in node.inputs:
+                producers[classes.get(v, v)] |= 1 << classes.get(operand, operand)
+        if not classes:
+            return list(range(len(graph)))
+        try:
+            order = topological(producers)
+        except ValueError as error:
+            raise InvalidGraphError(problem=f"alternatives close a {error}") from error
+        ranks = [0] * len(graph)
+        for position, v in enumerate(order):
+            ranks[v] = position
+        for extra, original in classes.items():
+            ranks[extra] = ranks[original]
+        return ranks
 
     @property
     def versions(self) -> int:

@@ -278,7 +278,7 @@ def _add_origins(found: _Found, stored: Stored, rejected: Counter[str]) -> None:
 
 
 def origin_cover(graph: Graph, stored: Stored, index: int) -> tuple[Mask, Mask] | None:
-    """Non-free primitives between the operands and the results of a source operator, and those among them that are results.
+    """Non-free primitives between the operands and the results of a source operator, and the results among them.
 
     None where a result is gone, or where the walk back from the results meets a graph input that is no operand.
     """

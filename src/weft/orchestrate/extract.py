@@ -1,7 +1,7 @@
 """Cut a candidate out of its graph: a stand-alone problem with a canonical text.
 
 Two candidates with equal text pose byte-identical problems, so each is generated and measured once. A rooted DAG with
-ordered operands needs no search to be canonical; a symmetry that is missed costs a second measurement, never a wrong hit.
+ordered operands needs no search to be canonical; a missed symmetry costs a second measurement, never a wrong hit.
 """
 
 from __future__ import annotations

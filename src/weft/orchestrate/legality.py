@@ -7,6 +7,7 @@ one contraction with elementwise epilogue and index-only prologue; an opaque cal
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.stored import Stored

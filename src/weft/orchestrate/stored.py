@@ -108,7 +108,7 @@ def topological(producers: list[Mask]) -> list[NodeId]:
             if done >> v & 1:
                 stack.pop()
                 continue
-            waiting = [p for p in bits(producers[v] & ~done)]
+            waiting = list(bits(producers[v] & ~done))
             if not waiting:
                 stack.pop()
                 done |= 1 << v

@@ -1,0 +1,107 @@
+"""What is chosen from and what is wanted, on bare numbers; running a choice symbolically.
+
+Values are small integers; a value in two formats is two values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.errors import InvalidGraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One priced kernel."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    cost: float
+    """Microseconds."""
+    computes: frozenset[int] = frozenset()
+    """Bases of values computed inside, for the cover cuts; may be empty."""
+    launches: int = 1
+    conversion: bool = False
+    """Reads one value and writes the same in another format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What is to be produced, and the kernels that may."""
+
+    options: tuple[Option, ...]
+    given: frozenset[int]
+    """Values that stand in memory from the start."""
+    results: frozenset[int]
+    unavoidable: frozenset[int] = frozenset()
+    """Bases that every plan computes; an empty set is always right, only slower."""
+    rank: tuple[int, ...] = ()
+    """Per value a topological position; empty: the value itself."""
+    launch_us: float = 0.0
+    """λ: cost per launch that is not inside `Option.cost`."""
+
+    def price(self, index: int) -> float:
+        """Cost of an option with its launches."""
+        return self.options[index].cost + self.launch_us * self.options[index].launches
+
+    def rank_of(self, value: int) -> int:
+        """Topological position of a value."""
+        return self.rank[value] if self.rank else value
+
+
+def execute(instance: Instance, chosen: Iterable[int]) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Run a choice symbolically, lowest rank first: the order, and what stays out of reach.
+
+    The second part is empty iff every chosen kernel ran and every result exists. Otherwise it holds the unavailable
+    values that stuck kernels read or that are results.
+    """
+    have = set(instance.given)
+    waiting = sorted(set(chosen), key=lambda k: _position(instance, k))
+    order: list[int] = []
+    progress = True
+    while waiting and progress:
+        progress = False
+        stuck = []
+        for k in waiting:
+            if instance.options[k].reads <= have:
+                have |= instance.options[k].writes
+                order.append(k)
+                progress = True
+            else:
+                stuck.append(k)
+        waiting = stuck
+    missing = {v for k in waiting for v in instance.options[k].reads if v not in have}
+    missing |= {g for g in instance.results if g not in have}
+    return tuple(order), frozenset(missing)
+
+
+def _position(instance: Instance, k: int) -> tuple[int, bool, int]:
+    option = instance.options[k]
+    return (max(map(instance.rank_of, option.writes), default=0), option.conversion, k)
+
+
+def trim(instance: Instance, chosen: Iterable[int]) -> tuple[int, ...]:
+    """Drop kernels that a plan does not need, dearest first; the rest in execution order.
+
+    Raises:
+        InvalidGraphError: the plan cannot run.
+    """
+    kept = set(chosen)
+    options = instance.options
+    readers = Counter(v for k in kept for v in options[k].reads)
+    readers.update(instance.results)
+    writers = Counter(v for k in kept for v in options[k].writes)
+    writers.update(instance.given)
+    for k in sorted(kept, key=lambda k: (-instance.price(k), k)):
+        option = options[k]
+        # only if all it writes is unread or also written elsewhere; then in earnest
+        if all(not readers[v] or writers[v] > 1 for v in option.writes) and not execute(instance, kept - {k})[1]:
+            kept.remove(k)
+            readers.subtract(option.reads)
+            writers.subtract(option.writes)
+    order, missing = execute(instance, kept)
+    if missing:
+        raise InvalidGraphError(problem=f"a plan cannot run: values {sorted(missing)} are never written")
+    return order

@@ -1,0 +1,287 @@
+"""The integer program that chooses kernels, on bare numbers.
+
+Values are small integers; a value in two formats is two values with one `base`. Nothing here knows graphs or devices.
+
+    min   Σ (cost_k + λ launches_k) u_k
+    (1)   Σ_{k writes g} u_k ≥ 1                                      every result g
+    (2)   Σ_{q writes j} u_q ≥ u_k                                    every k with several outputs, every j it reads
+    (2')  Σ_{q writes j} u_q ≥ Σ_{k writes only t, reads j} u_k       every (j, t), for the others
+    (3)   Σ_{k writes only t} u_k ≤ 1                                 every t
+    (4)   Σ_{k computes p} u_k ≥ 1                                    every unavoidable p
+    (5)   Σ_{genuine q writes j} u_q ≥ u_x                            every conversion x of j
+    (6)   Σ_{q writes into X, reads none of X} u_q ≥ u_k              lazily, against cyclic choices
+
+Source: Korch (arXiv 2406.09465), section 5, for (1) and (2); the others close its gap or make it exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from weft.errors import InvalidGraphError
+from weft.kernels.plan import SolverReport
+from weft.orchestrate.heuristic import heuristic_plan
+from weft.orchestrate.instance import Instance, execute, trim
+
+TIE_US = 1e-7
+"""Added to the cost per position, so that equal plans have one winner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Chosen options in an order in which they can run."""
+
+    chosen: tuple[int, ...]
+    """Positions in `Instance.options`."""
+    report: SolverReport
+
+    @property
+    def cost_us(self) -> float:
+        """Objective: sum of prices."""
+        return self.report.objective_us
+
+
+def presolve(instance: Instance) -> list[int]:
+    """Options that some optimal plan may need: producible, writing something new, and dominated by no other.
+
+    One option dominates another if it reads no more, writes no less and costs no more.
+    """
+    options = instance.options
+    have = set(instance.given)
+    usable: set[int] = set()
+    waiting = set(range(len(options)))
+    while True:
+        ready = {k for k in waiting if options[k].reads <= have}
+        if not ready:
+            break
+        for k in ready:
+            have |= options[k].writes
+        usable |= ready
+        waiting -= ready
+    kept: list[int] = []
+    writers: dict[int, list[int]] = {}
+    for k in sorted(usable, key=lambda k: (instance.price(k), k)):
+        option = options[k]
+        wanted = option.writes - instance.given
+        if not wanted or option.writes <= option.reads:
+            continue  # writes nothing new
+        first = min(wanted)
+        # a cheaper option that was kept and covers this one; genuine ones must not yield to conversions, see (5)
+        if any(
+            options[q].reads <= option.reads
+            and wanted <= options[q].writes
+            and (option.conversion or not options[q].conversion)
+            for q in writers.get(first, ())
+        ):
+            continue
+        kept.append(k)
+        for v in option.writes:
+            writers.setdefault(v, []).append(k)
+    return sorted(kept)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Constraints Σ a_k u_k ≥ bound, gathered sparsely."""
+
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+
+    def add(self, terms: dict[int, float], bound: float) -> None:
+        self.rows.extend([len(self.bounds)] * len(terms))
+        self.columns.extend(terms)
+        self.values.extend(terms.values())
+        self.bounds.append(bound)
+
+
+def _build(instance: Instance, kept: Sequence[int]) -> _Rows:
+    options = instance.options
+    rows = _Rows()
+    writers: dict[int, list[int]] = {}
+    genuine: dict[int, list[int]] = {}
+    alone: dict[int, list[int]] = {}
+    covers: dict[int, list[int]] = {}
+    for x, k in enumerate(kept):
+        option = options[k]
+        for v in option.writes:
+            writers.setdefault(v, []).append(x)
+            if not option.conversion:
+                genuine.setdefault(v, []).append(x)
+        if len(option.writes) == 1:
+            alone.setdefault(next(iter(option.writes)), []).append(x)
+        for p in option.computes & instance.unavoidable:
+            covers.setdefault(p, []).append(x)
+    for g in sorted(instance.results - instance.given):
+        rows.add(dict.fromkeys(writers.get(g, ()), 1.0), 1.0)  # (1)
+    joint: dict[tuple[int, int], list[int]] = {}
+    for x, k in enumerate(kept):
+        option = options[k]
+        for j in sorted(option.reads - instance.given):
+            if option.conversion:
+                _demand(rows, genuine.get(j, ()), [x])  # (5)
+            elif len(option.writes) == 1:
+                joint.setdefault((j, next(iter(option.writes))), []).append(x)
+            else:
+                _demand(rows, writers.get(j, ()), [x])  # (2)
+    for (j, _), readers in sorted(joint.items()):
+        _demand(rows, writers.get(j, ()), readers)  # (2')
+    for _, same in sorted(alone.items()):
+        if len(same) > 1:
+            rows.add(dict.fromkeys(same, -1.0), -1.0)  # (3)
+    for p in sorted(instance.unavoidable):
+        if p in covers:
+            rows.add(dict.fromkeys(covers[p], 1.0), 1.0)  # (4)
+    return rows
+
+
+def _demand(rows: _Rows, producers: Iterable[int], readers: Iterable[int]) -> None:
+    terms = dict.fromkeys(producers, 1.0)
+    for x in readers:
+        terms[x] = terms.get(x, 0.0) - 1.0
+    rows.add(terms, 0.0)
+
+
+def solve(
+    instance: Instance,
+    *,
+    gap: float = 0.0,
+    seconds: float = 30.0,
+    forbidden: Sequence[tuple[Sequence[int], int]] = (),
+    heuristic: Sequence[int] | None = None,
+) -> Solution:
+    """The cheapest executable choice of options.
+
+    `gap` is relative. `forbidden` holds plans and by how many kernels a solution must differ from each. The heuristic
+    plan is computed in any case (pass one to save the work); the better of it and the solver's incumbent comes back.
+
+    Raises:
+        InvalidGraphError: no choice of options produces the results [W901].
+    """
+    started = time.perf_counter()
+    kept = presolve(instance)
+    positions = {k: x for x, k in enumerate(kept)}
+    reachable = set(instance.given).union(*(instance.options[k].writes for k in kept))
+    if not instance.results <= reachable:
+        lost = sorted(instance.results - reachable)
+        raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
+    fallback = heuristic if heuristic is not None else heuristic_plan(instance, kept)
+    incumbent = None if forbidden and _is_forbidden(fallback, forbidden) else tuple(fallback)
+    rows = _build(instance, kept)
+    for plan, distance in forbidden:
+        same = [positions[k] for k in plan if k in positions]
+        rows.add(dict.fromkeys(same, -1.0), float(distance - len(same)) - (len(plan) - len(same)))
+    costs = np.array([instance.price(k) + TIE_US * x for x, k in enumerate(kept)])
+    bound, cuts, status = 0.0, 0, "heuristic"
+    best = incumbent
+    while kept:
+        left = seconds - (time.perf_counter() - started)
+        if left <= 0.05:
+            break
+        result = _milp(costs, rows, left, gap)
+        if result.mip_dual_bound is not None:
+            bound = max(bound, float(result.mip_dual_bound))
+        if result.status == 2:  # infeasible
+            if forbidden:
+                break
+            raise InvalidGraphError(problem="the program is infeasible although every result can be produced")
+        if result.x is None:
+            break  # stopped before a first incumbent
+        chosen = [kept[x] for x in np.flatnonzero(result.x > 0.5)]
+        _, missing = execute(instance, chosen)
+        if missing:
+            cuts += _cut_cycle(instance, kept, chosen, missing, rows)
+            continue
+        plan = trim(instance, chosen)
+        if _is_forbidden(plan, forbidden):
+            plan = execute(instance, chosen)[0]
+        status = "optimal" if result.status == 0 else "limit"
+        if best is None or _total(instance, plan) < _total(instance, best):
+            best = plan
+        elif result.status != 0:
+            status = "heuristic"
+        break
+    if best is None:
+        raise NoFurtherPlan
+    objective = _total(instance, best)
+    relative = max(0.0, objective - bound) / objective if objective > 0 else 0.0
+    report = SolverReport(
+        objective_us=objective,
+        bound_us=min(bound, objective),
+        gap=0.0 if relative < 1e-9 else relative,
+        seconds=time.perf_counter() - started,
+        status=status,
+        candidates=len(kept),
+        constraints=len(rows.bounds),
+        cuts=cuts,
+    )
+    return Solution(execute(instance, best)[0], report)
+
+
+class NoFurtherPlan(Exception):  # noqa: N818 - an answer, not an error
+    """Every plan is among those that are forbidden, or time ran out before another was found."""
+
+
+def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0) -> list[Solution]:
+    """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one."""
+    found = [solve(instance, gap=gap, seconds=seconds)]
+    while len(found) < count:
+        forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
+        try:
+            found.append(solve(instance, gap=gap, seconds=seconds, forbidden=forbidden))
+        except NoFurtherPlan:
+            break
+    return found
+
+
+def _is_forbidden(plan: Sequence[int], forbidden: Sequence[tuple[Sequence[int], int]]) -> bool:
+    chosen = set(plan)
+    return any(sum(k not in chosen for k in other) < distance for other, distance in forbidden)
+
+
+def _total(instance: Instance, plan: Iterable[int]) -> float:
+    return sum(instance.price(k) for k in plan)
+
+
+def _cut_cycle(
+    instance: Instance, kept: Sequence[int], chosen: Sequence[int], missing: frozenset[int], rows: _Rows
+) -> int:
+    """(6): whichever kernel first writes one of the missing values cannot read one of them."""
+    options = instance.options
+    breakers = [x for x, k in enumerate(kept) if options[k].writes & missing and not options[k].reads & missing]
+    if missing & instance.results:
+        rows.add(dict.fromkeys(breakers, 1.0), 1.0)
+        return 1
+    positions = {k: x for x, k in enumerate(kept)}
+    stuck = [positions[k] for k in chosen if options[k].reads & missing]
+    for x in stuck:
+        _demand(rows, breakers, [x])
+    return len(stuck)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    """0 optimal, 1 stopped by a limit, 2 infeasible, other: failed."""
+    x: np.ndarray[tuple[int], np.dtype[np.float64]] | None
+    mip_dual_bound: float | None
+
+
+def _milp(costs: np.ndarray[tuple[int], np.dtype[np.float64]], rows: _Rows, seconds: float, gap: float) -> _Answer:
+    shape = (len(rows.bounds), len(costs))
+    matrix = sparse.csr_array((rows.values, (rows.rows, rows.columns)), shape=shape)
+    result = milp(
+        costs,
+        integrality=np.ones(len(costs)),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix, lb=np.array(rows.bounds)),
+        options={"time_limit": seconds, "mip_rel_gap": gap},
+    )
+    return _Answer(int(result.status), result.x, getattr(result, "mip_dual_bound", None))

@@ -1,0 +1,315 @@
+"""The integer program against an oracle that knows nothing of it."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+
+from weft.errors import InvalidGraphError
+from weft.ir.graph import bits, mask_of
+from weft.orchestrate.abstract import Dag, Reentry, grow
+from weft.orchestrate.heuristic import heuristic_plan
+from weft.orchestrate.instance import Instance, Option, execute, trim
+from weft.orchestrate.program import best_solutions, presolve, solve
+
+
+def option(reads, writes, cost, computes=(), **more):
+    return Option(frozenset(reads), frozenset(writes), cost, frozenset(computes), **more)
+
+
+def oracle(instance: Instance) -> float:
+    """Dijkstra over sets of written values."""
+    start = mask_of(instance.given)
+    goal = mask_of(instance.results)
+    edges = [
+        (mask_of(o.reads), mask_of(o.writes), instance.price(k), o.conversion) for k, o in enumerate(instance.options)
+    ]
+    best = {start: 0.0}
+    heap = [(0.0, start)]
+    while heap:
+        cost, state = heapq.heappop(heap)
+        if cost > best[state]:
+            continue
+        if not goal & ~state:
+            return cost
+        for reads, writes, price, _ in edges:
+            if not reads & ~state and writes & ~state:
+                larger = state | writes
+                if cost + price < best.get(larger, float("inf")):
+                    best[larger] = cost + price
+                    heapq.heappush(heap, (cost + price, larger))
+    return float("inf")
+
+
+def random_dag(rng: random.Random, n: int) -> Dag:
+    return Dag.of([mask_of(rng.sample(range(v), min(v, rng.choice((0, 1, 1, 2, 2, 3))))) for v in range(n)])
+
+
+def sinks_of(dag: Dag) -> frozenset[int]:
+    return frozenset(v for v in range(len(dag)) if not dag.consumers[v])
+
+
+def ancestors_of(dag: Dag, results) -> frozenset[int]:
+    mask = mask_of(results)
+    for r in results:
+        mask |= dag.ancestors[r]
+    return frozenset(bits(mask))
+
+
+def grown_options(dag: Dag, rng: random.Random, *, reentrant: bool, several: bool) -> list[Option]:
+    n = len(dag)
+    reentry = Reentry.of(dag, (1 << n) - 1) if reentrant else None
+    options = []
+    for v in range(n):
+        for s in grow(dag, v, lambda m: "", reentry=reentry).sets:
+            if s.bit_count() > 1 and rng.random() < 0.4:
+                continue
+            cost = rng.uniform(1, 4) * (1 + 0.3 * s.bit_count())
+            outputs = {v}
+            if several and not dag.missing(s):
+                outputs |= {m for m in bits(s) if rng.random() < 0.3}
+            options.append(option(bits(dag.inputs_of(s)), outputs, cost, bits(s)))
+    if several:  # unions of unrelated sets
+        for _ in range(6):
+            s = rng.getrandbits(n)
+            if s and not dag.missing(s):
+                outputs = set(bits(dag.written(s, mask_of(sinks_of(dag)))))
+                if outputs:
+                    options.append(option(bits(dag.inputs_of(s)), outputs, rng.uniform(1, 4), bits(s)))
+    return options
+
+
+def check(instance: Instance) -> None:
+    expected = oracle(instance)
+    # a dear plan in place of the heuristic, so that it is the program that is tested
+    solution = solve(instance, gap=0.0, heuristic=range(len(instance.options)))
+    order, missing = execute(instance, solution.chosen)
+    assert not missing
+    assert order == solution.chosen, "in execution order"
+    assert solution.cost_us == pytest.approx(expected, rel=1e-6, abs=1e-5)
+    assert solution.report.status == "optimal"
+    assert solution.report.bound_us <= expected + 1e-5
+    heuristic = heuristic_plan(instance, range(len(instance.options)))
+    assert not execute(instance, heuristic)[1]
+    assert sum(map(instance.price, heuristic)) >= expected - 1e-6
+
+
+@pytest.mark.parametrize(("reentrant", "several"), [(False, False), (True, False), (False, True), (True, True)])
+def test_random_graphs_against_dijkstra(reentrant, several):
+    rng = random.Random(int(reentrant) * 2 + int(several))
+    for _ in range(125):
+        dag = random_dag(rng, rng.randint(1, 8))
+        results = sinks_of(dag)
+        options = tuple(grown_options(dag, rng, reentrant=reentrant, several=several))
+        check(Instance(options, frozenset(), results, ancestors_of(dag, results), launch_us=rng.choice((0.0, 1.0))))
+
+
+def test_cover_cuts_change_nothing_but_speed():
+    rng = random.Random(9)
+    for _ in range(60):
+        dag = random_dag(rng, rng.randint(3, 8))
+        results = sinks_of(dag)
+        options = tuple(grown_options(dag, rng, reentrant=True, several=True))
+        with_cuts = solve(Instance(options, frozenset(), results, ancestors_of(dag, results)))
+        without = solve(Instance(options, frozenset(), results))
+        assert with_cuts.cost_us == pytest.approx(without.cost_us, abs=1e-5)
+
+
+def formats_instance(rng: random.Random, dag: Dag) -> Instance:
+    """Every value in two formats: 2v as given, 2v + 1 the other; conversions both ways."""
+    n = len(dag)
+    options = []
+    for o in grown_options(dag, rng, reentrant=False, several=False):
+        for _ in range(3):
+            f = {v: rng.randint(0, 1) for v in o.reads | o.writes}
+            reads = {2 * v + f[v] for v in o.reads}
+            options.append(option(reads, {2 * v + f[v] for v in o.writes}, o.cost * rng.uniform(0.5, 1.5), o.computes))
+    for v in range(n):
+        for f in (0, 1):
+            cost = rng.uniform(0.01, 0.4)
+            options.append(option({2 * v + f}, {2 * v + 1 - f}, cost, conversion=True))
+    results = sinks_of(dag)
+    return Instance(
+        tuple(options),
+        frozenset(),
+        frozenset(2 * r for r in results),
+        ancestors_of(dag, results),
+        rank=tuple(v // 2 for v in range(2 * n)),
+    )
+
+
+def test_formats_against_dijkstra():
+    rng = random.Random(21)
+    done = 0
+    while done < 150:
+        instance = formats_instance(rng, random_dag(rng, rng.randint(1, 6)))
+        if oracle(instance) == float("inf"):
+            continue  # a single primitive came in formats that nothing connects
+        check(instance)
+        done += 1
+
+
+def test_conversions_do_not_feed_each_other():
+    """The phantom: v in format 0 from format 1 and the other way round, and nobody computes v."""
+    options = (
+        option({0}, {1}, 0.1, conversion=True),
+        option({1}, {0}, 0.1, conversion=True),
+        option((), {0}, 10.0, (0,)),
+        option({1}, {2}, 1.0, (1,)),
+    )
+    instance = Instance(options, frozenset(), frozenset({2}), frozenset({0, 1}), rank=(0, 0, 1))
+    solution = solve(instance)
+    assert solution.chosen == (2, 0, 3)
+    assert solution.cost_us == pytest.approx(11.1)
+
+
+def test_deadlock_of_two_convex_kernels_is_cut():
+    """a→b and c→d; K1 writes {a, d}, K2 writes {b, c}: each convex, together stuck."""
+    a, b, c, d = range(4)
+    options = (
+        option({c}, {a, d}, 1.0, (a, d)),
+        option({a}, {b, c}, 1.0, (b, c)),
+        option((), {a}, 3.0, (a,)),
+        option({a}, {b}, 3.0, (b,)),
+        option((), {c}, 4.0, (c,)),
+        option({c}, {d}, 3.0, (d,)),
+    )
+    instance = Instance(options, frozenset(), frozenset({b, d}), frozenset(range(4)))
+    solution = solve(instance)
+    assert not execute(instance, solution.chosen)[1]
+    assert solution.cost_us == pytest.approx(oracle(instance)) == pytest.approx(5.0)
+    assert solution.report.cuts > 0
+    assert execute(instance, (0, 1)) == ((), frozenset({a, b, c, d}))
+
+
+def alternatives_case(rng: random.Random):
+    """Values with several primitives: `primitives[i] = (value, reads)`; kernels are chains of them."""
+    n = rng.randint(2, 7)
+    primitives = [
+        (v, frozenset(rng.sample(range(v), min(v, rng.choice((0, 1, 1, 2))))))
+        for v in range(n)
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    results = frozenset({n - 1})
+    options = []
+    for v, reads in primitives:
+        options.append(option(reads, {v}, rng.uniform(1, 4), (v,)))
+        for u, inner in primitives:  # two-primitive kernels
+            if u in reads:
+                options.append(option((reads - {u}) | inner, {v}, rng.uniform(1, 5), (u, v)))
+    unavoidable = set()
+    for p in range(n):
+        have: set[int] = set()
+        for v, reads in primitives:  # values ascend, so one sweep derives everything
+            if v != p and reads <= have:
+                have.add(v)
+        if not results <= have:
+            unavoidable.add(p)
+    return Instance(tuple(options), frozenset(), results, frozenset(unavoidable)), n
+
+
+def test_alternatives_against_dijkstra():
+    rng = random.Random(33)
+    wrong = 0
+    for _ in range(300):
+        instance, n = alternatives_case(rng)
+        check(instance)
+        everything = Instance(instance.options, instance.given, instance.results, frozenset(range(n)))
+        wrong += solve(everything, heuristic=range(len(everything.options))).cost_us > oracle(instance) + 1e-5
+    assert wrong > 10, "cover cuts for every value, as without alternatives, cut optima off"
+
+
+def test_given_values_need_no_kernel():
+    instance = Instance((option({0}, {1}, 2.0, (1,)),), frozenset({0}), frozenset({0, 1}))
+    assert solve(instance).chosen == (0,)
+
+
+def test_nothing_to_do():
+    solution = solve(Instance((), frozenset({0}), frozenset({0})))
+    assert solution.chosen == ()
+    assert solution.cost_us == 0.0
+
+
+def test_an_impossible_instance_is_our_bug():
+    with pytest.raises(InvalidGraphError, match=r"no kernel produces the values \[1\] \[W901\]"):
+        solve(Instance((option({5}, {1}, 2.0),), frozenset({0}), frozenset({1})))
+
+
+def test_presolve_drops_the_dominated():
+    options = (
+        option({0}, {1}, 2.0),
+        option({0}, {1}, 3.0),  # dearer
+        option({0, 2}, {1}, 2.5),  # reads more
+        option({0}, {1, 2}, 4.0),  # writes more: stays
+        option({9}, {1}, 0.1),  # never producible
+        option({1}, {0}, 0.1),  # writes what is given
+    )
+    assert presolve(Instance(options, frozenset({0}), frozenset({1}))) == [0, 3]
+
+
+def test_presolve_keeps_the_optimum():
+    rng = random.Random(2)
+    for _ in range(80):
+        dag = random_dag(rng, rng.randint(2, 7))
+        options = tuple(grown_options(dag, rng, reentrant=True, several=True))
+        instance = Instance(options, frozenset(), sinks_of(dag))
+        kept = presolve(instance)
+        smaller = Instance(tuple(options[k] for k in kept), frozenset(), instance.results)
+        assert oracle(smaller) == pytest.approx(oracle(instance))
+
+
+def test_trim_drops_what_is_not_needed():
+    instance = Instance(
+        (option((), {0}, 1.0), option({0}, {1}, 1.0), option((), {1}, 1.5), option((), {2}, 9.0)),
+        frozenset(),
+        frozenset({1}),
+    )
+    assert trim(instance, (0, 1, 2, 3)) == (0, 1)
+    with pytest.raises(InvalidGraphError, match="a plan cannot run"):
+        trim(instance, (1,))
+
+
+def test_launch_cost_decides():
+    options = (option((), {0}, 1.0), option({0}, {1}, 1.0), option((), {1}, 3.0))
+    two = Instance(options, frozenset(), frozenset({1}))
+    assert solve(two).chosen == (0, 1)
+    assert solve(Instance(options, frozenset(), frozenset({1}), launch_us=5.0)).chosen == (2,)
+
+
+def test_ties_have_one_winner():
+    options = tuple(option((), {0}, 1.0, launches=1) for _ in range(5))
+    assert solve(Instance(options, frozenset(), frozenset({0}))).chosen == (0,)
+
+
+def test_three_plans_that_differ():
+    rng = random.Random(8)
+    for _ in range(20):
+        dag = random_dag(rng, 7)
+        options = tuple(grown_options(dag, rng, reentrant=False, several=False))
+        results = sinks_of(dag)
+        plans = best_solutions(Instance(options, frozenset(), results, ancestors_of(dag, results)), 3)
+        costs = [p.cost_us for p in plans]
+        assert costs == sorted(costs)
+        assert len({frozenset(p.chosen) for p in plans}) == len(plans)
+        for p in plans:
+            assert not execute(Instance(options, frozenset(), results), p.chosen)[1]
+
+
+def test_no_second_plan_where_there_is_one():
+    assert len(best_solutions(Instance((option((), {0}, 1.0),), frozenset(), frozenset({0})), 3)) == 1
+
+
+def test_without_time_the_heuristic_answers():
+    dag = Dag.of([0, 1, 2, 4])
+    options = tuple(grown_options(dag, random.Random(0), reentrant=False, several=False))
+    solution = solve(Instance(options, frozenset(), frozenset({3})), seconds=0.0)
+    assert solution.report.status == "heuristic"
+    assert not execute(Instance(options, frozenset(), frozenset({3})), solution.chosen)[1]
+
+
+def test_heuristic_survives_long_chains():
+    n = 3000
+    options = tuple(option({v - 1} if v else (), {v}, 1.0) for v in range(n))
+    assert len(heuristic_plan(Instance(options, frozenset(), frozenset({n - 1})), range(n))) == n
