@@ -1,0 +1,110 @@
+"""`torch.compile(model, backend="weft")`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from weft.errors import OptionError
+from weft.frontends.torch import decompositions
+from weft.options import Options
+from weft.torch_backend.engine import Engine, compiling_engine
+from weft.torch_backend.region import Compiled, Region
+from weft.torch_backend.specialised import Specialised, is_symbolic
+
+_serial = itertools.count()
+_NAMES = frozenset(f.name for f in fields(Options))
+
+
+@final
+@dataclass(frozen=True)
+class Backend:
+    """A backend of torch.compile; regions that cannot be compiled run eagerly, named in the log of `weft`."""
+
+    options: Options
+    engine: Engine = compiling_engine
+    on_region: Callable[[Region], None] | None = None
+    """Told of every region, for tests and statistics."""
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        """Compile one graph of dynamo.
+
+        Raises:
+            OptionError: `torch.compile(..., options=...)` names something that `weft.Options` lacks [W001].
+        """
+        if options:
+            unknown = sorted(set(options) - _NAMES)
+            if unknown:
+                raise OptionError(option=str(unknown[0]), problem="no such option")
+            return replace(self, options=replace(self.options, **options))(gm, example_inputs)
+        serial = next(_serial)
+        if any(is_symbolic(x) for x in example_inputs):
+            return Specialised(lambda arguments: self._compile(gm, arguments, serial), self.options.max_plans)
+        return self._compile(gm, example_inputs, serial)
+
+    def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], serial: int) -> Callable[..., Any]:
+        options = replace(self.options, device=_device_of(example_inputs, self.options.device))
+
+        def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
+            def compile_region(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+                region = Region(graph, f"graph {serial} ({kind})")
+                region.compile(inputs, options, self.engine)
+                if self.on_region is not None:
+                    self.on_region(region)
+                return region.boxed()
+
+            return compile_region
+
+        compile_graph = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )
+        found: Callable[..., Any] = compile_graph(gm, list(example_inputs))
+        return found
+
+
+def _device_of(arguments: Sequence[object], default: str) -> str:
+    """Where the model is: dynamo's graphs say it themselves."""
+    places = [a.device for a in arguments if isinstance(a, torch.Tensor)]
+    return next((str(p) for p in places if p.type != "cpu"), "cpu" if places else default)
+
+
+def weft_backend(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The entry point `torch_dynamo_backends: weft`, with the options of the environment.
+
+    `torch.compile(model, backend="weft", options={"budget_s": 60.0})` sets fields of `weft.Options`.
+
+    Raises:
+        OptionError: an option or a variable WEFT_... that cannot be taken [W001].
+    """
+    return Backend(Options.from_environment(os.environ))(gm, example_inputs, options=options)
+
+
+def register() -> None:
+    """Make `backend="weft"` known to torch, where the entry point of an installed package is not; may be repeated."""
+    from torch._dynamo.backends import registry
+
+    if "weft" not in registry.list_backends(exclude_tags=()):
+        registry.register_backend(weft_backend, name="weft")
+
+
+def weft_backend_with(engine: Engine, options: Options | None = None) -> Backend:
+    """A backend with another engine, e.g. `reference_engine`."""
+    return Backend(options or Options.from_environment(os.environ), engine)
+
+
+__all__ = ["Backend", "register", "weft_backend", "weft_backend_with"]

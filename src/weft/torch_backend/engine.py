@@ -1,0 +1,62 @@
+"""What turns an imported graph into something that runs: the compiler, or NumPy for tests."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import torch
+
+from weft.errors import DeviceError
+from weft.frontends.imported import Imported
+from weft.frontends.torch.dtypes import from_numpy, to_numpy
+from weft.generate.library.opaque_aten import input_dtypes, run_aten
+from weft.ir import reference
+from weft.ir.attrs import OpaqueAttrs
+from weft.ir.types import Array, DType
+from weft.options import Options
+
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""Inputs of a graph → its outputs, new tensors."""
+
+
+class Engine(Protocol):
+    """Compiles one imported graph."""
+
+    def __call__(self, imported: Imported, options: Options) -> Run:
+        """An executable of the graph; a WeftError where there is none."""
+        ...
+
+
+def opaque_call(attrs: OpaqueAttrs, operands: Sequence[Array]) -> list[Array]:
+    """One ATen call on arrays, for the reference evaluator."""
+    kinds = input_dtypes(attrs.payload)
+    given = [from_numpy(x, DType(kind)) for x, kind in zip(operands, kinds, strict=True)]
+    return [to_numpy(t)[0] for t in run_aten(attrs.payload, given)]
+
+
+def reference_engine(imported: Imported, options: Options) -> Run:
+    """Evaluates the primitives with NumPy: right and slow, for tests of the front end."""
+    del options
+    graph = imported.graph
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = reference.evaluate(graph, [to_numpy(t)[0] for t in inputs], opaque=opaque_call)
+        return [from_numpy(x, graph.type_of(o).dtype) for x, o in zip(found, graph.outputs, strict=True)]
+
+    return run
+
+
+def compiling_engine(imported: Imported, options: Options) -> Run:
+    """The whole compiler: `weft.pipeline.compile_graph`.
+
+    Raises:
+        DeviceError: this installation has no compiler [W301].
+        WeftError: whatever the compiler says.
+    """
+    if importlib.util.find_spec("weft.pipeline") is None:
+        raise DeviceError(problem="this installation of Weft cannot compile: weft.pipeline is missing")
+    pipeline = importlib.import_module("weft.pipeline")
+    return cast("Run", pipeline.compile_graph(imported, options))
