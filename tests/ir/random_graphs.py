@@ -119,10 +119,8 @@ class _Maker:
         if len(shape) < 2:
             return x
         n = int(self.rng.integers(1, 5))
-        if self.constants:
-            w = self.builder.constant(self.data((shape[-1], n)), self.dtype)
-        else:
-            w = self.transpose_last(x)
+        weight = self.data((shape[-1], n))
+        w = self.builder.constant(weight, self.dtype) if self.constants else self.transpose_last(x)
         y = self.builder.add(Prim.MATMUL, x, w)
         if self.rng.random() < 0.6 and self.constants:
             columns = self.builder.type_of(y).shape[-1]

@@ -6,7 +6,7 @@ type of what it replaces, dead nodes go, inputs stay, origins follow their nodes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -44,6 +44,8 @@ class Rewriter:
         self.builder.adopt_origins(graph.origins)
         self.mapped: dict[NodeId, NodeId] = {}
         """Old node -> new node, for the nodes that were copied or replaced so far."""
+        self.position: NodeId = GONE
+        """The old node that is being visited."""
         self.num_replaced = 0
 
     def run(self, visit: Visit) -> Graph:
@@ -70,6 +72,7 @@ class Rewriter:
 
     def _step(self, position: NodeId, node: Node, visit: Visit) -> NodeId:
         inputs = tuple(self.mapped[j] for j in node.inputs)
+        self.position = position
         with self.builder.within(node.origin):
             found = visit(self.builder, node, inputs)
         if found is None:
@@ -138,3 +141,20 @@ def rewrite(graph: Graph, visit: Visit) -> tuple[Graph, int]:
     rewriter = Rewriter(graph)
     rewritten = rewriter.run(visit)
     return (rewritten, rewriter.num_replaced) if rewriter.num_replaced else (graph, 0)
+
+
+Replacement = Callable[[GraphBuilder, Mapping[NodeId, NodeId]], NodeId]
+"""(builder, old node -> new node for everything before the replaced one) -> the new node."""
+
+
+def replace_nodes(graph: Graph, replacements: Mapping[NodeId, Replacement]) -> tuple[Graph, int]:
+    """Like `rewrite`, for a pass that has decided on the old graph which nodes to replace."""
+    if not replacements:
+        return graph, 0
+    rewriter = Rewriter(graph)
+
+    def visit(b: GraphBuilder, _: Node, _inputs: tuple[NodeId, ...]) -> NodeId | None:
+        make = replacements.get(rewriter.position)
+        return None if make is None else make(b, rewriter.mapped)
+
+    return rewriter.run(visit), rewriter.num_replaced

@@ -1,0 +1,215 @@
+"""Scales and shifts per channel move into the weights of the convolution or product before them.
+
+This is how a batch norm in inference vanishes. It re-associates, so `strict` leaves it out.
+Source: Jacob et al., arXiv:1712.05877, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.passes.protocol import PassResult, needs_any
+from weft.ir.prims import Prim
+from weft.ir.reference import round_to
+from weft.ir.rewrite import Replacement, live_nodes, replace_nodes
+from weft.ir.types import Array, DType
+
+_F64 = npt.NDArray[np.float64]
+_EPSILON = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
+_AFFINE = frozenset({Prim.MUL, Prim.DIV, Prim.ADD, Prim.SUB})
+
+
+@dataclass(slots=True)
+class _Chain:
+    """top = linear(x, w) · scale + shift, channel by channel."""
+
+    linear: NodeId
+    scale: _F64
+    shift: _F64
+    members: tuple[NodeId, ...]
+    num_scales: int = 0
+    num_shifts: int = 0
+
+
+@dataclass(slots=True)
+class _Finder:
+    graph: Graph
+    users: tuple[tuple[NodeId, ...], ...] = field(init=False)
+    outputs: frozenset[NodeId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        live = live_nodes(self.graph)
+        self.users = tuple(tuple(u for u in users if live[u]) for users in self.graph.users())
+        self.outputs = frozenset(self.graph.outputs)
+
+    def chain(self, top: NodeId) -> _Chain | None:
+        """The longest chain of affine primitives that ends in `top`, if it starts with a linear one."""
+        steps = []
+        at = top
+        while self.graph.nodes[at].prim in _AFFINE:
+            step = self._step(at)
+            if step is None:
+                return None
+            steps.append((at, *step))
+            at = step[0]
+            if self.users[at] != (steps[-1][0],) or at in self.outputs:
+                return None  # somebody else reads what would change
+        channels = self._num_channels(at)
+        if channels is None:
+            return None
+        chain = _Chain(at, np.ones(channels), np.zeros(channels), tuple(node for node, _, _ in steps))
+        for node, _, constant in reversed(steps):
+            values = self._per_channel(constant, at)
+            if values is None or not _extend(chain, self.graph.nodes[node].prim, values):
+                return None
+        return chain
+
+    def _step(self, node: NodeId) -> tuple[NodeId, NodeId] | None:
+        """(operand that varies, operand that is constant)."""
+        x, y = self.graph.nodes[node].inputs
+        if self._constant(y) is not None:
+            return x, y
+        commutes = self.graph.nodes[node].prim in (Prim.MUL, Prim.ADD)
+        return (y, x) if commutes and self._constant(x) is not None else None
+
+    def _constant(self, node: NodeId) -> Array | None:
+        n = self.graph.nodes[node]
+        source = n.inputs[0] if n.prim is Prim.BROADCAST else node
+        return self.graph.constant(source) if self.graph.nodes[source].prim is Prim.CONSTANT else None
+
+    def _num_channels(self, node: NodeId) -> int | None:
+        n = self.graph.nodes[node]
+        if n.prim not in (Prim.CONV, Prim.MATMUL) or not n.type.dtype.is_float:
+            return None
+        is_folded = self.graph.nodes[n.inputs[1]].prim is Prim.CONSTANT
+        return n.type.shape[_channel_axis(n.prim)] if is_folded else None
+
+    def _per_channel(self, constant: NodeId, linear: NodeId) -> _F64 | None:
+        """The constant as one value per channel; None where it varies along anything else."""
+        n, data = self.graph.nodes[linear], self._constant(constant)
+        if data is None:
+            return None
+        axis = _channel_axis(n.prim) % n.type.rank
+        shape = (1,) * (n.type.rank - data.ndim) + data.shape
+        if any(size != 1 for k, size in enumerate(shape) if k != axis):
+            return None
+        values = cast("_F64", data.astype(np.float64).reshape(-1))
+        return np.broadcast_to(values, (n.type.shape[axis],))
+
+
+def _channel_axis(prim: Prim) -> int:
+    return 1 if prim is Prim.CONV else -1
+
+
+def _extend(chain: _Chain, prim: Prim, values: _F64) -> bool:
+    """Add one primitive to the end of a chain; False where the result cannot be held."""
+    with np.errstate(all="ignore"):
+        if prim in (Prim.MUL, Prim.DIV):
+            factor = values if prim is Prim.MUL else 1 / values
+            chain.scale, chain.shift = chain.scale * factor, chain.shift * factor
+            chain.num_scales += 1
+        else:
+            chain.shift = chain.shift + values if prim is Prim.ADD else chain.shift - values
+            chain.num_shifts += 1
+    return bool(np.all(np.isfinite(chain.scale)) and np.all(np.isfinite(chain.shift)))
+
+
+def scale_weight(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | None) -> Array | Declined:
+    """Weight of a linear primitive whose results are scaled channel by channel.
+
+    Shapes: scale (channels,); weight (o, c/groups, *k), transposed (c, o/groups, *k), or (…, k, n) with `conv` None.
+    """
+    wide = weight.astype(np.float64)
+    if conv is None:
+        grouped, axis = wide, wide.ndim - 1
+        factor = scale
+    elif not conv.transposed:
+        grouped, axis = wide, 0
+        factor = scale.reshape(-1, *[1] * (wide.ndim - 1))
+    else:  # (groups, c/groups, o/groups, *k)
+        grouped, axis = wide.reshape(conv.groups, -1, *wide.shape[1:]), -1
+        factor = scale.reshape(conv.groups, 1, -1, *[1] * (wide.ndim - 2))
+    with np.errstate(all="ignore"):
+        product = grouped * factor
+        rounded = round_to(product, dtype)
+        error = np.abs(rounded.astype(np.float64) - product)
+    if not np.all(np.isfinite(rounded.astype(np.float64))):
+        return Declined(f"a scaled weight is not finite in {dtype.value}")
+    channel_axes = (axis,) if axis >= 0 else (0, 2)
+    others = tuple(k for k in range(product.ndim) if k not in channel_axes)
+    # also refuses channels that a small scale pushes into the subnormal numbers
+    if np.any(error.max(others, initial=0) > _EPSILON[dtype] * np.abs(product).max(others, initial=0)):
+        return Declined(f"a scaled weight loses bits in {dtype.value}")
+    return rounded.reshape(weight.shape)
+
+
+def _emit(graph: Graph, chain: _Chain, weight: Array) -> Replacement:
+    n = graph.nodes[chain.linear]
+
+    def make(b: GraphBuilder, mapped: Mapping[NodeId, NodeId]) -> NodeId:
+        w = b.constant(weight, n.type.dtype)
+        with b.within(n.origin):
+            y = b.add(n.prim, mapped[n.inputs[0]], w, attrs=n.attrs)
+        if chain.num_shifts == 0 or not np.any(chain.shift):
+            return y
+        shift: Array = round_to(chain.shift, n.type.dtype)
+        if n.prim is Prim.CONV:
+            shift = shift.reshape(-1, *[1] * (n.type.rank - 2))
+        return b.add(Prim.ADD, y, b.broadcast(b.constant(shift, n.type.dtype), n.type.shape))
+
+    return make
+
+
+def _replacement(graph: Graph, chain: _Chain) -> Replacement | None:
+    if chain.num_scales == 0 and chain.num_shifts < 2:
+        return None  # a bias by itself is where it should be
+    n = graph.nodes[chain.linear]
+    weight = graph.constant(n.inputs[1])
+    if chain.num_scales:
+        conv = n.attrs if isinstance(n.attrs, a.ConvAttrs) else None
+        scaled = scale_weight(weight, chain.scale, n.type.dtype, conv)
+        if isinstance(scaled, Declined):
+            return None
+        weight = scaled
+    with np.errstate(over="ignore"):
+        if not np.all(np.isfinite(round_to(chain.shift, n.type.dtype).astype(np.float64))):
+            return None  # the shift overflows the element type
+    return _emit(graph, chain, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScalesPass:
+    """linear(x, w)·s + t → linear(x, w·s) + t for s and t per output channel and w constant.
+
+    Conditions: nobody else reads what lies between; the scaled weights are finite and lose no bits.
+    """
+
+    name: ClassVar[str] = "fold-scales"
+
+    def requires(self, graph: Graph) -> Declined | None:
+        """Some convolution or product of matrices."""
+        return needs_any(graph, Prim.CONV, Prim.MATMUL)
+
+    def run(self, graph: Graph) -> PassResult:
+        """Re-associates: exact to a few roundings."""
+        finder = _Finder(graph)
+        live = live_nodes(graph)
+        inside: set[NodeId] = set()
+        found: dict[NodeId, Replacement] = {}
+        for top in reversed(range(len(graph))):
+            if top in inside or not live[top] or graph.nodes[top].prim not in _AFFINE:
+                continue  # part of a longer chain, dead, or no end of one
+            chain = finder.chain(top)
+            replacement = None if chain is None else _replacement(graph, chain)
+            if replacement is not None and chain is not None:
+                found[top] = replacement
+                inside.update(chain.members)
+        return PassResult(*replace_nodes(graph, found))
