@@ -37,10 +37,6 @@ def _tensor(values: Sequence[float], dtype: torch.dtype, shape: Sequence[int]) -
     return torch.tensor(values, dtype=dtype).reshape(tuple(shape))
 
 
-def _to_mkldnn(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().to_mkldnn()
-
-
 def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
     from weft.generate.library.opaque_aten import run_aten
 
@@ -55,7 +51,6 @@ def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
 
 _SPECIAL: Mapping[str, Callable[..., torch.Tensor]] = {
     "weft.tensor": _tensor,
-    "weft.to_mkldnn": _to_mkldnn,
     "weft.opaque_aten": _opaque_aten,
     "weft.opaque_onnx": _opaque_onnx,
 }

@@ -144,7 +144,7 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     if not tail.matched:
         return Declined("what follows the convolution is no bias + residual + activation")
     p = Program(graph)
-    weight = p.call("weft.to_mkldnn", p.value(w))
+    weight = p.value(w)
     shape = graph.type_of(x).shape
     weight = p.call(
         "mkldnn._reorder_convolution_weight.default", weight, at.pads_lo, at.strides, at.dilations, at.groups, shape
@@ -186,7 +186,7 @@ def fused_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined
     rows, k = graph.type_of(x).shape
     transposed = p.call("aten.permute.default", p.value(w), (1, 0))
     dense = p.call("aten.clone.default", transposed, memory_format="format:contiguous")
-    packed = p.call("mkldnn._reorder_linear_weight.default", p.call("weft.to_mkldnn", dense), rows)
+    packed = p.call("mkldnn._reorder_linear_weight.default", dense, rows)
     bias = None if tail.bias is None else p.call("aten.reshape.default", p.value(tail.bias), (n.type.shape[1],))
     name, scalars, algorithm = tail.activation
     data = p.call("aten.reshape.default", p.value(x), (rows, k))
