@@ -1,1 +1,8 @@
-"""Placeholder: see docs/architecture.md."""
+"""ONNX files -> primitives (`import_onnx`), and primitives -> ONNX files (`export_onnx`)."""
+
+from __future__ import annotations
+
+from weft.frontends.onnx.isolated import import_onnx
+from weft.frontends.onnx.limits import Limits
+
+__all__ = ["Limits", "import_onnx"]

@@ -1,0 +1,779 @@
+"""ModelProto -> primitives: walks the graph, asks the operator table, inlines functions, evaluates what is constant.
+
+The walk knows no operator by itself: `operators` holds one handler per operator, which mostly names a fission rule.
+What no handler takes is tried, in this order: the body that ONNX gives for the operator, an OPAQUE primitive, refusal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx
+
+from weft import fission
+from weft.errors import InvalidGraphError, UserError
+from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
+from weft.frontends.onnx import opaque as fallback
+from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_where, subgraphs, walk_nodes
+from weft.frontends.onnx.errors import (
+    BadAttributeError,
+    BadFunctionError,
+    BadTensorError,
+    BindingError,
+    LimitError,
+    MismatchError,
+    NeedsValueError,
+    NoRuleError,
+    UnsupportedTypeError,
+)
+from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.names import kept, shown
+from weft.frontends.onnx.tensors import TensorReader, dtype_of, tensor_name
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
+from weft.ir.types import Array, DType, TensorType
+
+ABSENT: NodeId = -1
+_OPAQUE_BIT = 1
+_VALUE_LIMIT = 1 << 22
+"""Elements of a value that is evaluated because an operator needs it."""
+
+ListValue = tuple[NodeId, ...]
+"""A sequence value, known element by element while importing."""
+Value = NodeId | ListValue
+Result = NodeId | tuple[Value, ...] | Declined
+
+
+class Scope:
+    """Values by name; a subgraph sees the graphs around it, a function body does not."""
+
+    def __init__(
+        self,
+        outer: Scope | None,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, onnx.AttributeProto] | None = None,
+    ) -> None:
+        self.outer = outer
+        self.opsets = opsets
+        self.attributes: Mapping[str, onnx.AttributeProto] = (
+            attributes if attributes is not None else (outer.attributes if outer else {})
+        )
+        self.names: dict[str, Value] = {}
+
+    def get(self, name: str) -> Value:
+        """The value of a name; KeyError if there is none."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        raise KeyError(name)
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator that is being imported: what a handler sees."""
+
+    im: Importer
+    node: onnx.NodeProto
+    scope: Scope
+    opset: int
+    operands: tuple[Value, ...]
+    attrs: dict[str, Any]
+    where: str
+    guarded: list[str] = field(default_factory=list)
+
+    @property
+    def b(self) -> GraphBuilder:
+        """The builder."""
+        return self.im.b
+
+    @property
+    def op(self) -> str:
+        """Operator type."""
+        return self.node.op_type
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs up to the last one that is used."""
+        used = [i for i, name in enumerate(self.node.output) if name]
+        return used[-1] + 1 if used else 0
+
+    def wants(self, output: int) -> bool:
+        """True if the output has a name."""
+        return output < len(self.node.output) and bool(self.node.output[output])
+
+    def has(self, i: int) -> bool:
+        """True if operand `i` is given."""
+        return i < len(self.operands) and self.operands[i] != ABSENT
+
+    def x(self, i: int) -> NodeId:
+        """Operand `i`; -1 if absent."""
+        value = self.operands[i] if i < len(self.operands) else ABSENT
+        if isinstance(value, tuple):
+            raise NoRuleError(where=self.where, op=self.op, reason="a sequence where a tensor is wanted")
+        return value
+
+    def xs(self) -> tuple[NodeId, ...]:
+        """All operands, as tensors."""
+        return tuple(self.x(i) for i in range(len(self.operands)))
+
+    def type(self, i: int) -> TensorType:
+        """Type of operand `i`."""
+        return self.b.type_of(self.x(i))
+
+    def shape(self, i: int) -> tuple[int, ...]:
+        """Shape of operand `i`."""
+        return self.type(i).shape
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, decoded."""
+        return self.attrs.get(name, default)
+
+    def value(self, i: int) -> Array:
+        """Value of operand `i` at import time; specialises on example inputs where it must.
+
+        Raises:
+            NeedsValueError: it depends on run-time data that are not at hand [W202].
+        """
+        return self.im.need(self.x(i), self)
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """An integer operand as a tuple."""
+        return tuple(int(v) for v in np.asarray(self.value(i)).reshape(-1).tolist())
+
+    def int(self, i: int) -> int:
+        """An integer operand with one element."""
+        found = self.ints(i)
+        if len(found) != 1:
+            raise MismatchError(
+                where=self.where, problem=f"operand {i} has {len(found)} elements, not 1", remedy=_EXPORT
+            )
+        return found[0]
+
+    def rule(self, name: str, *operands: NodeId, **params: Any) -> tuple[NodeId, ...] | Declined:
+        """Apply a fission rule under an origin that names this operator."""
+        return fission.apply(
+            self.b, name, tuple(operands), params, source=self.im.source_of(self), location=self.im.location_of(self)
+        )
+
+    def axis(self, name: str, default: int, rank: int | None = None) -> int:
+        """An axis attribute, normalised to [0, rank)."""
+        return self.norm(int(self.get(name, default)), self.type(0).rank if rank is None else rank)
+
+    def norm(self, axis: int, rank: int) -> int:
+        """An axis in [0, rank)."""
+        if not -max(rank, 1) <= axis < max(rank, 1):
+            raise MismatchError(where=self.where, problem=f"axis {axis} of rank {rank}", remedy=_EXPORT)
+        return axis % max(rank, 1)
+
+    def fail(self, problem: str) -> NoReturn:
+        """The model is wrong here.
+
+        Raises:
+            MismatchError [W108].
+        """
+        raise MismatchError(where=self.where, problem=problem, remedy=_EXPORT)
+
+
+_EXPORT = "types and shapes of the model contradict each other: export it again"
+Handler = Callable[[Call], Result]
+
+
+class Importer:
+    """One import; see `run`."""
+
+    def __init__(
+        self,
+        checked: Checked,
+        reader: TensorReader,
+        limits: Limits,
+        dims: Mapping[str, int],
+        examples: Sequence[ExampleInput] | None,
+        file_name: str = "",
+    ) -> None:
+        self.checked = checked
+        self.reader = reader
+        self.limits = limits
+        self.dims = dict(dims)
+        self.examples = examples
+        self.file_name = file_name
+        self.b = GraphBuilder()
+        self.operators = 0
+        self.work = 0
+        self.opaque: Counter[tuple[str, str]] = Counter()
+        self.notes: list[str] = []
+        self.guards: dict[int, str] = {}
+        self._depends: list[int] = []
+        self._known: dict[NodeId, Array] = {}
+        self._call_depth = 0
+
+    # The walk
+
+    def run(self) -> Imported:
+        """Import the model.
+
+        Raises:
+            ModelError, UnsupportedError: the reason of the refusal; see `errors`.
+        """
+        graph = self.checked.model.graph
+        scope = Scope(None, self.checked.opsets)
+        self._initialisers(graph, scope)
+        given = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        inputs = [i for i in graph.input if i.name not in given]
+        self._bind(inputs)
+        for k, info in enumerate(inputs):
+            scope.names[info.name] = self.b.input(self._input_type(info, k), kept(info.name, self.limits.name_bytes))
+        self.nodes(graph.node, scope, {o.name for o in graph.output})
+        outputs = []
+        for o in graph.output:
+            value = scope.names[o.name]
+            if isinstance(value, tuple):
+                raise UnsupportedTypeError(
+                    where=f"output '{shown(o.name)}'",
+                    op="",
+                    what="the output",
+                    type="a sequence",
+                    reason="Weft computes tensors",
+                )
+            self._check_declared(o, value)
+            outputs.append(value)
+        names = [kept(o.name, self.limits.name_bytes) for o in graph.output]
+        built = prune(self.b.build(outputs, names))
+        guards = tuple(
+            ValueGuard.of(i, self._example(i), reason, self.b.type_of(self._input_node(i)).dtype)
+            for i, reason in sorted(self.guards.items())
+        )
+        uses = tuple(OpaqueUse(op, reason, n) for (op, reason), n in self.opaque.most_common())
+        return Imported(built, self.operators, uses, guards, tuple(dict.fromkeys(self.notes)))
+
+    def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope, wanted: set[str]) -> None:
+        """Import the nodes that `wanted` needs, into `scope`."""
+        needed = set(wanted)
+        live = []
+        for i in range(len(nodes) - 1, -1, -1):
+            node = nodes[i]
+            if any(o in needed for o in node.output):
+                live.append(i)
+                needed |= reads(node)
+        for i in reversed(live):
+            self.node(nodes[i], i, scope)
+
+    def node(self, node: onnx.NodeProto, index: int, scope: Scope) -> None:
+        """Import one node; its outputs become names of `scope`."""
+        self.work += 1
+        if self.work > self.limits.nodes or len(self.b) > 4 * self.limits.nodes:
+            raise LimitError(
+                problem=f"more than {self.limits.nodes} operators once functions and loops are unrolled",
+                remedy="raise the limit with --max-nodes",
+            )
+        where = node_where(node, index)
+        domain = domain_of(node.domain)
+        operands = tuple(scope.get(name) if name else ABSENT for name in node.input)
+        attrs = {a.name: a for a in self._attributes(node, scope, where)}
+        key = (domain, node.op_type, node.overload)
+        local = self.checked.functions.get(key)
+        if local is not None:
+            self._bind_outputs(node, scope, self.inline(local, operands, attrs, where), where)
+            return
+        version = scope.opsets.get(domain)
+        if version is None:  # a body that ONNX gives for an operator may use the model's own imports
+            version = self.checked.opsets.get(domain, onnx.defs.onnx_opset_version())
+        decoded = {name: self.decode(a, where) for name, a in attrs.items()}
+        call = Call(self, node, scope, version, operands, decoded, where)
+        self.operators += self._call_depth == 0
+        self._bind_outputs(node, scope, self.operator(call, domain, attrs), where)
+
+    def operator(self, call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProto]) -> tuple[Value, ...]:
+        """Handler, then ONNX's own body, then an opaque primitive."""
+        from weft.frontends.onnx.operators import HANDLERS
+
+        handler = HANDLERS.get((domain, call.op))
+        reason = "no rule"
+        if handler is not None:
+            taken = self._attempt(call, handler)
+            if not isinstance(taken, Declined):
+                return self._folded(call, taken)
+            reason = taken.reason
+        body = fallback.function_body(call, domain)
+        if body is not None:
+            before = len(self.b)
+            counts = Counter(self.opaque)
+            try:
+                return self.inline(body, call.operands, attrs, call.where, dict(call.scope.opsets))
+            except UserError as error:
+                # the body may be written for other types or ranks than this call has: try the operator as a whole
+                reason = f"{reason}; its ONNX body: {error.args[0].splitlines()[0]}"
+                self.opaque = counts
+                del before
+        nodes = fallback.opaque_nodes(call, domain, attrs, reason)
+        self.opaque[f"onnx::{domain + '.' if domain else ''}{call.op}", reason] += 1
+        return nodes
+
+    def _attempt(self, call: Call, handler: Handler) -> tuple[Value, ...] | Declined:
+        try:
+            taken = handler(call)
+        except (
+            InvalidGraphError, ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, OverflowError, AttributeError
+        ) as error:  # fmt: skip
+            # Either the model does not type-check or a rule has a gap: ONNX's own inference tells which.
+            problem = fallback.type_problem(call)
+            if problem is not None:
+                raise MismatchError(where=call.where, problem=problem, remedy=_EXPORT) from error
+            return Declined(f"rule failed: {shown(str(error).splitlines()[0] if str(error) else type(error).__name__)}")
+        if isinstance(taken, Declined):
+            return taken
+        return taken if isinstance(taken, tuple) else (taken,)
+
+    def _folded(self, call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Results of small constant operands become constants at once: most of them compute shapes."""
+        if call.op in ("Constant", "ConstantOfShape"):
+            return results
+        operands = [v for v in call.operands if not isinstance(v, tuple) and v != ABSENT]
+        if any(self.depends(v) or self.b.type_of(v).size > self.limits.fold_elements for v in operands):
+            return results
+        return tuple(self._fold_one(v) for v in results)
+
+    def _fold_one(self, value: Value) -> Value:
+        if isinstance(value, tuple):
+            return value
+        t = self.b.type_of(value)
+        if self.depends(value) or t.size > self.limits.fold_elements or self.b.node(value).prim is Prim.CONSTANT:
+            return value
+        return self.b.constant(np.ascontiguousarray(self.known(value)), t.dtype)
+
+    def _bind_outputs(self, node: onnx.NodeProto, scope: Scope, results: Sequence[Value], where: str) -> None:
+        for k, name in enumerate(node.output):
+            if not name:
+                continue
+            if k >= len(results) or results[k] == ABSENT:
+                raise NoRuleError(where=where, op=node.op_type, reason=f"output {k} is not computed")
+            scope.names[name] = results[k]
+
+    def inline(
+        self,
+        body: onnx.FunctionProto,
+        operands: Sequence[Value],
+        attrs: Mapping[str, onnx.AttributeProto],
+        where: str,
+        opsets: Mapping[str, int] | None = None,
+    ) -> tuple[Value, ...]:
+        """The outputs of a function body.
+
+        Raises:
+            BadFunctionError: too deep, or more operands than the function takes [W109].
+        """
+        if self._call_depth >= self.limits.call_depth:
+            raise BadFunctionError(
+                where=where,
+                problem=f"calls are nested deeper than {self.limits.call_depth}",
+                remedy="inline functions before the export",
+            )
+        if len(operands) > len(body.input):
+            raise BadFunctionError(
+                where=where,
+                problem=f"{len(operands)} operands, the function takes {len(body.input)}",
+                remedy="export again",
+            )
+        given = {name: a for name, a in attrs.items()}
+        for default in body.attribute_proto:
+            given.setdefault(default.name, default)
+        inner = dict(opsets or {})
+        inner.update({domain_of(o.domain): o.version for o in body.opset_import})
+        scope = Scope(None, inner, given)
+        for k, name in enumerate(body.input):
+            scope.names[name] = operands[k] if k < len(operands) else ABSENT
+        scope.names.setdefault("", ABSENT)
+        if self._call_depth == 0 and opsets is None:
+            self.operators += 1
+        self._call_depth += 1
+        try:
+            self.nodes(body.node, scope, set(body.output))
+        finally:
+            self._call_depth -= 1
+        return tuple(scope.names.get(name, ABSENT) for name in body.output)
+
+    def subgraph(self, graph: onnx.GraphProto, outer: Scope, operands: Sequence[Value] = ()) -> tuple[Value, ...]:
+        """The outputs of a subgraph (a branch, or one turn of a loop) for some operands."""
+        scope = Scope(outer, outer.opsets)
+        self._initialisers(graph, scope)
+        if len(operands) != len(graph.input):
+            raise MismatchError(
+                where=f"subgraph '{shown(graph.name)}'",
+                problem=f"{len(graph.input)} inputs for {len(operands)} values",
+                remedy=_EXPORT,
+            )
+        for info, value in zip(graph.input, operands, strict=True):
+            scope.names[info.name] = value
+        self.nodes(graph.node, scope, {o.name for o in graph.output})
+        return tuple(scope.get(o.name) for o in graph.output)
+
+    def _initialisers(self, graph: onnx.GraphProto, scope: Scope) -> None:
+        for t in graph.initializer:
+            scope.names[t.name] = self.tensor(t, tensor_name(t))
+        for s in graph.sparse_initializer:
+            scope.names[s.values.name] = self.sparse(s, tensor_name(s.values))
+
+    def tensor(self, t: onnx.TensorProto, where: str) -> NodeId:
+        """A tensor of the model as a constant."""
+        dtype, value = self.reader.read(t, where)
+        return self.b.constant(np.ascontiguousarray(value), dtype)
+
+    def sparse(self, s: onnx.SparseTensorProto, where: str) -> NodeId:
+        """A sparse tensor, made dense."""
+        dtype, values = self.reader.read(s.values, where)
+        index_type, indices = self.reader.read(s.indices, where)
+        shape = tuple(s.dims)
+        total = int(np.prod([max(d, 0) for d in shape], dtype=np.float64))
+        remedy = "the file is damaged or forged: export it again"
+        if any(d < 0 for d in shape) or total > self.limits.model_bytes // 8 or index_type is not DType.I64:
+            raise BadTensorError(where=where, problem=f"sparse tensor of shape {shape[:8]}", remedy=remedy)
+        positions = indices.reshape(-1)
+        if indices.ndim == 2:
+            if indices.shape != (values.size, len(shape)):
+                raise BadTensorError(where=where, problem="sparse indices do not match the values", remedy=remedy)
+            if values.size and bool(((indices < 0) | (indices >= np.array(shape))).any()):  # type: ignore[operator]
+                raise BadTensorError(where=where, problem="sparse index out of range", remedy=remedy)
+            positions = np.asarray(np.ravel_multi_index(tuple(indices.T), shape))  # type: ignore[arg-type]
+        if positions.size != values.size or (positions.size and (positions.min() < 0 or positions.max() >= total)):
+            raise BadTensorError(where=where, problem="sparse indices do not match the values", remedy=remedy)
+        dense = np.zeros(total, dtype.numpy)
+        dense[positions.astype(np.int64)] = values.reshape(-1)
+        return self.b.constant(dense.reshape(shape), dtype)
+
+    # Attributes
+
+    def _attributes(self, node: onnx.NodeProto, scope: Scope, where: str) -> list[onnx.AttributeProto]:
+        """The node's attributes with references to the function's own ones resolved."""
+        found = []
+        for a in node.attribute:
+            if not a.ref_attr_name:
+                found.append(a)
+                continue
+            target = scope.attributes.get(a.ref_attr_name)
+            if target is None:
+                continue  # an optional attribute of the function that the call did not give
+            if a.type and target.type != a.type:
+                raise BadAttributeError(
+                    where=where,
+                    problem=f"attribute '{shown(a.name)}' has another type than the function's",
+                    remedy=_EXPORT,
+                )
+            copied = AP()
+            copied.CopyFrom(target)
+            copied.name = a.name
+            found.append(copied)
+        return found
+
+    def decode(self, a: onnx.AttributeProto, where: str) -> Any:
+        """int, float, str, tuples of them; TensorProto, GraphProto and TypeProto as they are."""
+        match a.type:
+            case AP.FLOAT:
+                return float(a.f)
+            case AP.INT:
+                return int(a.i)
+            case AP.STRING:
+                return self._text(a.s, where)
+            case AP.FLOATS:
+                return tuple(map(float, a.floats))
+            case AP.INTS:
+                return tuple(map(int, a.ints))
+            case AP.STRINGS:
+                return tuple(self._text(s, where) for s in a.strings)
+            case AP.TENSOR:
+                return a.t
+            case AP.GRAPH:
+                return a.g
+            case AP.SPARSE_TENSOR:
+                return a.sparse_tensor
+            case AP.TYPE_PROTO:
+                return a.tp
+            case _:
+                return a
+
+    def _text(self, raw: bytes, where: str) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadAttributeError(where=where, problem="a string attribute is not UTF-8", remedy=_EXPORT) from None
+
+    # Types of inputs and outputs
+
+    def _bind(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+        """Symbolic sizes from the example inputs; explicit `dims` go first."""
+        if self.examples is None:
+            return
+        if len(self.examples) != len(inputs):
+            raise BindingError(
+                problem=f"{len(self.examples)} example inputs for {len(inputs)} inputs of the model",
+                remedy="give one array per input, in the model's order",
+            )
+        for info, example in zip(inputs, self.examples, strict=True):
+            declared = info.type.tensor_type
+            where = f"input '{shown(info.name)}'"
+            if not info.type.HasField("tensor_type"):
+                continue
+            if declared.HasField("shape") and len(declared.shape.dim) != len(example.shape):
+                raise BindingError(
+                    where=where,
+                    problem=f"the example has rank {len(example.shape)}, the model says {len(declared.shape.dim)}",
+                    remedy="give an example of the declared shape",
+                )
+            for dim, size in zip(declared.shape.dim, example.shape, strict=False):
+                if dim.HasField("dim_value") and dim.dim_value != size and dim.dim_value > 0:
+                    raise BindingError(
+                        where=where,
+                        problem=f"the example has size {size}, the model says {dim.dim_value}",
+                        remedy="give an example of the declared shape",
+                    )
+                if dim.dim_param and self.dims.setdefault(dim.dim_param, size) != size:
+                    raise BindingError(
+                        where=where,
+                        problem=f"symbolic size '{shown(dim.dim_param)}' is {self.dims[dim.dim_param]} and {size}",
+                        remedy="give examples that agree",
+                    )
+
+    def _input_type(self, info: onnx.ValueInfoProto, index: int) -> TensorType:
+        where = f"input '{shown(info.name)}'"
+        kind = info.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise UnsupportedTypeError(
+                where=where,
+                op="",
+                what="the input",
+                type=str(kind).removesuffix("_type"),
+                reason="Weft takes dense tensors",
+            )
+        t = info.type.tensor_type
+        dtype = dtype_of(t.elem_type, "the input", where)
+        example = self.examples[index] if self.examples is not None else None
+        if example is not None and example.dtype is not dtype:
+            raise BindingError(
+                where=where,
+                problem=f"the example is {example.dtype.value}, the model says {dtype.value}",
+                remedy="convert the example",
+            )
+        if not t.HasField("shape"):
+            if example is None:
+                raise BindingError(
+                    where=where, problem="the model does not say the shape", remedy="pass example inputs"
+                )
+            return TensorType(dtype, example.shape)
+        shape = []
+        for k, dim in enumerate(t.shape.dim):
+            if example is not None:
+                shape.append(example.shape[k])
+            elif dim.HasField("dim_value"):
+                if dim.dim_value < 0 or dim.dim_value >= 2**62:
+                    raise BindingError(where=where, problem=f"size {dim.dim_value} of dimension {k}", remedy=_EXPORT)
+                shape.append(dim.dim_value)
+            elif dim.dim_param in self.dims:
+                shape.append(int(self.dims[dim.dim_param]))
+            else:
+                shape.append(1)
+                self.notes.append(
+                    f"dimension {k} of {where} ('{shown(dim.dim_param)}') is symbolic: set to 1, pass dims or examples for another size"
+                )
+        result = TensorType(dtype, tuple(shape))
+        if any(n < 0 for n in shape) or result.size * dtype.itemsize >= 2**62:
+            raise BindingError(
+                where=where, problem=f"shape {tuple(shape)[:8]}", remedy="sizes must be >= 0 and fit in memory"
+            )
+        return result
+
+    def _check_declared(self, info: onnx.ValueInfoProto, value: NodeId) -> None:
+        """What the model says about an output must not contradict what was imported."""
+        if info.type.WhichOneof("value") != "tensor_type":
+            if info.type.WhichOneof("value") is None:
+                return
+            raise UnsupportedTypeError(
+                where=f"output '{shown(info.name)}'", op="", what="the output",
+                type=str(info.type.WhichOneof("value")).removesuffix("_type"), reason="Weft computes dense tensors",
+            )  # fmt: skip
+        t, made = info.type.tensor_type, self.b.type_of(value)
+        where = f"output '{shown(info.name)}'"
+        if t.elem_type and dtype_of(t.elem_type, "the output", where) is not made.dtype:
+            raise MismatchError(
+                where=where,
+                problem=f"declared {dtype_of(t.elem_type, '', where).value}, computed {made.dtype.value}",
+                remedy=_EXPORT,
+            )
+        if t.HasField("shape"):
+            declared = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in t.shape.dim]
+            if len(declared) != made.rank or any(
+                d is not None and d != n for d, n in zip(declared, made.shape, strict=True)
+            ):
+                raise MismatchError(
+                    where=where, problem=f"declared shape {declared[:8]}, computed {made.shape[:8]}", remedy=_EXPORT
+                )
+
+    # Values that are known while importing
+
+    def depends(self, node: NodeId) -> int:
+        """0 for a constant; else a mask: bit 0 for opaque results, bit 1+i for input i."""
+        for i in range(len(self._depends), len(self.b)):
+            n = self.b.node(i)
+            mask = 0
+            if n.prim is Prim.INPUT:
+                mask = 1 << (1 + n.attrs.index)  # type: ignore[union-attr]
+            elif n.prim is Prim.OPAQUE:
+                mask = _OPAQUE_BIT
+            for j in n.inputs:
+                mask |= self._depends[j]
+            self._depends.append(mask)
+        return self._depends[node]
+
+    def known(self, node: NodeId, examples: bool = False) -> Array:
+        """Value of a node that depends on nothing, or on example inputs."""
+        memo = {} if examples else self._known
+        if node in memo:
+            return memo[node]
+        direct = self.b.constant_value(node)
+        if direct is not None:
+            return direct
+        needed, stack = set(), [node]
+        while stack:
+            i = stack.pop()
+            if i in needed:
+                continue
+            needed.add(i)
+            if i not in memo:
+                stack.extend(self.b.node(i).inputs)
+        sub = GraphBuilder()
+        at: dict[NodeId, NodeId] = {}
+        for i in sorted(needed):
+            n = self.b.node(i)
+            if i in memo:
+                at[i] = sub.constant(memo[i], n.type.dtype)
+            elif n.prim is Prim.INPUT:
+                at[i] = sub.constant(np.ascontiguousarray(self._example(n.attrs.index)), n.type.dtype)  # type: ignore[union-attr]
+            elif n.prim is Prim.CONSTANT:
+                value = self.b.constant_value(i)
+                assert value is not None
+                at[i] = sub.constant(value, n.type.dtype)
+            else:
+                at[i] = sub.add(n.prim, *(at[j] for j in n.inputs), attrs=n.attrs)
+        with np.errstate(all="ignore"):
+            (value,) = evaluate(sub.build([at[node]]), [])
+        memo[node] = np.asarray(value)
+        return memo[node]
+
+    def need(self, node: NodeId, call: Call) -> Array:
+        """Value of a node for an operator that cannot be compiled without it.
+
+        Raises:
+            NeedsValueError [W202].
+        """
+        if node == ABSENT:
+            raise MismatchError(where=call.where, problem="a required operand is missing", remedy=_EXPORT)
+        mask = self.depends(node)
+        used = [i for i in range(mask.bit_length() - 1) if mask >> (1 + i) & 1]
+        t = self.b.type_of(node)
+
+        def refuse(reason: str) -> NoReturn:
+            raise NeedsValueError(where=call.where, op=call.op, what=f"an operand of type {t}", reason=reason)
+
+        if t.size > _VALUE_LIMIT:
+            refuse("it is too large")
+        if mask & _OPAQUE_BIT:
+            refuse("it is the result of an operator that fell back")
+        for i in used:
+            if self.examples is None or self.examples[i].data is None:
+                refuse("it depends on the model's inputs, and no example of them (or only a large one) is given")
+        for i in used:
+            self.guards.setdefault(i, f"{call.op} needs its value")
+        return self.known(node, examples=bool(used))
+
+    def _example(self, index: int) -> Array:
+        assert self.examples is not None
+        data = self.examples[index].data
+        assert data is not None
+        return data
+
+    def _input_node(self, index: int) -> NodeId:
+        return self.b.build([]).inputs[index]
+
+    # Texts for people
+
+    def source_of(self, call: Call) -> str:
+        """Name of the operator in the model."""
+        return f"node '{kept(call.node.name, 200)}' ({call.op})" if call.node.name else f"({call.op})"
+
+    def location_of(self, call: Call) -> str:
+        """File and node."""
+        return (
+            f"{self.file_name}: {call.where.split(' ', 2)[0]} {call.where.split(' ', 2)[1]}"
+            if self.file_name
+            else call.where
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInput:
+    """Type of an example input, and its value unless it is large."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: Array | None
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Names that a node reads, those captured by its subgraphs included."""
+    found = {name for name in node.input if name}
+    for a in node.attribute:
+        for sub in subgraphs(a):
+            for inner in walk_nodes(sub.node):
+                found.update(name for name in inner.input if name)
+            found.update(o.name for o in sub.output)
+    return found
+
+
+def prune(graph: Graph) -> Graph:
+    """Without the nodes that no output needs; inputs stay, in order."""
+    from dataclasses import replace
+
+    from weft.ir.attrs import ConstantAttrs
+
+    alive = [False] * len(graph)
+    for i in (*graph.outputs, *graph.inputs):
+        alive[i] = True
+    for i in range(len(graph) - 1, -1, -1):
+        if alive[i]:
+            for j in graph.nodes[i].inputs:
+                alive[j] = True
+    new = {-1: -1}
+    nodes = []
+    for i, n in enumerate(graph.nodes):
+        if alive[i]:
+            new[i] = len(nodes)
+            nodes.append(n)
+    used = sorted({n.origin for n in nodes if n.origin >= 0})
+    index = {-1: -1, **{o: k for k, o in enumerate(used)}}
+    nodes = [replace(n, inputs=tuple(new[j] for j in n.inputs), origin=index[n.origin]) for n in nodes]
+    origins = tuple(
+        replace(
+            graph.origins[o],
+            operands=tuple(new.get(j, -1) for j in graph.origins[o].operands),
+            results=tuple(new.get(j, -1) for j in graph.origins[o].results),
+        )
+        for o in used
+    )
+    digests = {n.attrs.digest for n in nodes if isinstance(n.attrs, ConstantAttrs)}
+    return Graph(
+        nodes=tuple(nodes),
+        inputs=tuple(new[i] for i in graph.inputs),
+        outputs=tuple(new[i] for i in graph.outputs),
+        constants={d: graph.constants[d] for d in graph.constants if d in digests},
+        origins=origins,
+        input_names=graph.input_names,
+        output_names=graph.output_names,
+    )
+
+
+FunctionTable = Mapping[FunctionKey, onnx.FunctionProto]

@@ -1,0 +1,247 @@
+"""Operators without a rule: ONNX's own body for them, or one OPAQUE primitive that ONNX Runtime executes.
+
+The payload of an OPAQUE primitive is JSON with a one-node model of static types; no name of the user's model is an
+input or output name there. Result types come from ONNX's shape inference, run in the parsing process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper, shape_inference
+
+from weft.frontends.onnx.check import AP, domain_of, subgraphs, walk_nodes
+from weft.frontends.onnx.errors import NeedsValueError, NoRuleError
+from weft.frontends.onnx.names import shown
+from weft.frontends.onnx.tensors import DTYPES, ONNX_TYPES, to_proto, type_name, type_proto
+from weft.ir.attrs import OpaqueAttrs
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from weft.frontends.onnx.importer import Call, Value
+
+_IN, _OUT = "weft.in.", "weft.out."
+_INITIALISER_ELEMENTS = 1024
+_IR_VERSION = 10
+
+
+def function_body(call: Call, domain: str) -> onnx.FunctionProto | None:
+    """The body that ONNX defines for this call's operator, attribute defaults included; None if there is none."""
+    schema = onnx.defs.get_schema(call.op, call.opset, domain)
+    body = onnx.FunctionProto()
+    if schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= call.opset] or [schema.since_version]
+        raw = schema.get_function_with_opset_version(versions[-1])
+    elif schema.has_context_dependent_function:
+        types = [_value_type(call, v).SerializeToString() for v in call.operands]
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= call.opset]
+        node = _resolved(call, {})
+        try:
+            raw = schema.get_context_dependent_function_with_opset_version(
+                versions[-1] if versions else schema.since_version, node.SerializeToString(), types
+            )
+        except (RuntimeError, ValueError, IndexError):
+            return None
+    else:
+        return None
+    if not raw:
+        return None
+    body.ParseFromString(raw)
+    given = {a.name for a in body.attribute_proto}
+    for name, spec in schema.attributes.items():
+        if spec.default_value.name and name not in given:
+            body.attribute_proto.append(spec.default_value)
+    if not any(domain_of(o.domain) == "" for o in body.opset_import):
+        body.opset_import.append(helper.make_opsetid("", call.im.checked.opsets.get("", call.opset)))
+    return body
+
+
+def _value_type(call: Call, value: Value) -> onnx.TypeProto:
+    if isinstance(value, tuple):
+        element = type_proto(call.b.type_of(value[0])) if value else onnx.TypeProto()
+        return helper.make_sequence_type_proto(element)
+    return onnx.TypeProto() if value < 0 else type_proto(call.b.type_of(value))
+
+
+def _resolved(call: Call, rename: Mapping[int, str]) -> onnx.NodeProto:
+    """The node with synthetic names and the attributes of this call."""
+    node = onnx.NodeProto(op_type=call.op, domain=domain_of(call.node.domain), overload=call.node.overload)
+    for k, v in enumerate(call.operands):
+        node.input.append("" if isinstance(v, int) and v < 0 else rename.get(k, f"{_IN}{k}"))
+    node.output.extend(f"{_OUT}{k}" if name else "" for k, name in enumerate(call.node.output))
+    node.attribute.extend(call.im._attributes(call.node, call.scope, call.where))
+    return node
+
+
+def captured(node: onnx.NodeProto) -> list[str]:
+    """Names that the node's subgraphs read from outside, in order of first use."""
+    found: dict[str, None] = {}
+    for a in node.attribute:
+        for graph in subgraphs(a):
+            _captured(graph, frozenset(), found)
+    return list(found)
+
+
+def _captured(graph: onnx.GraphProto, outer: frozenset[str], found: dict[str, None]) -> None:
+    known = set(outer) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    known |= {s.values.name for s in graph.sparse_initializer}
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in known:
+                found.setdefault(name)
+        for a in node.attribute:
+            for sub in subgraphs(a):
+                _captured(sub, frozenset(known), found)
+        known |= set(node.output)
+    for o in graph.output:
+        if o.name not in known:
+            found.setdefault(o.name)
+
+
+class _OneNode:
+    """A model of one operator; operands are inputs, or initialisers where their value is given."""
+
+    def __init__(self, call: Call, *, guard: bool) -> None:
+        self.operands: list[int] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.initialisers: list[onnx.TensorProto] = []
+        self.before: list[onnx.NodeProto] = []
+        self.after: list[onnx.NodeProto] = []
+        self.call = call
+        node = _resolved(call, {})
+        seen: set[str] = set()
+        for k, v in enumerate(call.operands):
+            if isinstance(v, tuple):
+                raise NoRuleError(where=call.where, op=call.op, reason="it takes a sequence")
+            if v >= 0:
+                self._operand(v, f"{_IN}{k}", guard)
+        for name in captured(node):
+            v = call.scope.get(name)
+            if isinstance(v, tuple):
+                raise NoRuleError(where=call.where, op=call.op, reason="its body reads a sequence")
+            if name not in seen and v >= 0:
+                seen.add(name)
+                self._operand(v, name, False)
+        self.node = node
+        self.bf16_inputs: set[str] = set()
+
+    def _operand(self, v: int, name: str, guard: bool) -> None:
+        im, t = self.call.im, self.call.b.type_of(v)
+        small = t.size <= _INITIALISER_ELEMENTS
+        if small and (not im.depends(v) or (guard and t.dtype.is_integer and t.rank <= 1)):
+            value = im.need(v, self.call)
+            self.initialisers.append(to_proto(value, t.dtype, name))
+            return
+        self.operands.append(v)
+        # The runtime is fed NumPy arrays, and NumPy has no bf16: the value crosses as exact float32.
+        if t.dtype is DType.BF16:
+            outside = f"{name}.f32"
+            self.before.append(helper.make_node("Cast", [outside], [name], to=onnx.TensorProto.BFLOAT16))
+            self.inputs.append(helper.make_value_info(outside, type_proto(TensorType(DType.F32, t.shape))))
+        else:
+            self.inputs.append(helper.make_value_info(name, type_proto(t)))
+
+    def model(self, outputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            [*self.before, self.node, *self.after], "one", self.inputs, outputs, self.initialisers
+        )
+        call = self.call
+        imports = {**call.im.checked.opsets, **call.scope.opsets, domain_of(call.node.domain): call.opset}
+        imports.setdefault("", onnx.defs.onnx_opset_version())
+        model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
+        model.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items())
+        called = {(domain_of(n.domain), n.op_type, n.overload) for n in walk_nodes([self.node])} & set(
+            call.im.checked.functions
+        )
+        if called:
+            model.functions.extend(call.im.checked.functions.values())
+        return model
+
+    def infer(self) -> list[TensorType | str]:
+        """Result types; a text says why there is none.
+
+        Raises:
+            onnx.shape_inference.InferenceError: operands and attributes contradict the operator.
+        """
+        names = [name for name in self.node.output if name]
+        model = self.model([onnx.ValueInfoProto(name=name) for name in names])
+        inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        types = {v.name: v.type for v in (*inferred.graph.output, *inferred.graph.value_info)}
+        return [_static(types.get(name)) for name in names]
+
+
+def _static(t: onnx.TypeProto | None) -> TensorType | str:
+    if t is None or t.WhichOneof("value") is None:
+        return "ONNX infers no type for its result"
+    if t.WhichOneof("value") != "tensor_type":
+        return f"its result is a {str(t.WhichOneof('value')).removesuffix('_type')}"
+    dtype = DTYPES.get(t.tensor_type.elem_type)
+    if dtype is None:
+        return f"its result has type {type_name(t.tensor_type.elem_type)}"
+    if not t.tensor_type.HasField("shape"):
+        return "the rank of its result depends on run-time values"
+    dims = t.tensor_type.shape.dim
+    if any(not d.HasField("dim_value") or d.dim_value < 0 for d in dims):
+        return "the shape of its result depends on run-time values"
+    return TensorType(dtype, tuple(d.dim_value for d in dims))
+
+
+def type_problem(call: Call) -> str | None:
+    """What ONNX's type and shape inference has against this call; None if nothing."""
+    try:
+        _OneNode(call, guard=False).infer()
+    except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return shown(lines[-1] if lines else "operands do not fit")
+    except (NoRuleError, NeedsValueError):
+        return None
+    return None
+
+
+def opaque_nodes(call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProto], reason: str) -> tuple[int, ...]:
+    """One OPAQUE node per result.
+
+    Raises:
+        NoRuleError: result types that are not static tensors of ours [W201].
+    """
+    one = _OneNode(call, guard=False)
+    try:
+        types = one.infer()
+        if any(isinstance(t, str) for t in types) and call.im.examples is not None:
+            one = _OneNode(call, guard=True)
+            types = one.infer()
+    except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = lines[-1] if lines else "operands do not fit"
+        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; {shown(text)}") from None
+    good = [t for t in types if isinstance(t, TensorType)]
+    if len(good) != len(types):
+        bad = next(t for t in types if isinstance(t, str))
+        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; {bad}")
+    outputs = []
+    names = [name for name in one.node.output if name]
+    for name, t in zip(names, good, strict=True):
+        if t.dtype is DType.BF16:
+            one.after.append(helper.make_node("Cast", [name], [f"{name}.f32"], to=onnx.TensorProto.FLOAT))
+            outputs.append(helper.make_value_info(f"{name}.f32", type_proto(TensorType(DType.F32, t.shape))))
+        else:
+            outputs.append(helper.make_value_info(name, type_proto(t)))
+    model = one.model(outputs).SerializeToString(deterministic=True)
+    payload = json.dumps({"model": base64.b64encode(model).decode("ascii")})
+    op = f"onnx::{domain + '.' if domain else ''}{call.op}"
+    made = [
+        call.b.add(Prim.OPAQUE, *one.operands, attrs=OpaqueAttrs("onnx", op, payload, k, tuple(good), shown(reason)))
+        for k in range(len(good))
+    ]
+    results, taken = [], iter(made)
+    for name in call.node.output:
+        results.append(next(taken) if name else -1)
+    return tuple(results)
+
+
+__all__ = ["AP", "ONNX_TYPES", "captured", "function_body", "opaque_nodes", "type_problem"]

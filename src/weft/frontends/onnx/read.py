@@ -1,0 +1,45 @@
+"""Bytes of an ONNX file -> `Imported`, in this process. `import_onnx` runs it in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.errors import WeftError
+from weft.frontends.imported import Imported
+from weft.frontends.onnx.check import check_model, parse
+from weft.frontends.onnx.errors import LimitError
+from weft.frontends.onnx.external import ExternalFiles, ExternalRange
+from weft.frontends.onnx.importer import ExampleInput, Importer
+from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.tensors import TensorReader
+
+
+def read_model(
+    data: bytes | memoryview,
+    *,
+    directory: Path | None = None,
+    limits: Limits | None = None,
+    dims: Mapping[str, int] | None = None,
+    examples: Sequence[ExampleInput] | None = None,
+    file_name: str = "",
+) -> tuple[Imported, dict[int, ExternalRange]]:
+    """The imported model, and where its external arrays lie (by the address of their first byte).
+
+    Raises:
+        ModelError, UnsupportedError: see `errors`.
+    """
+    limits = limits or Limits()
+    model = parse(data, limits)
+    checked = check_model(model, limits)
+    reader = TensorReader(ExternalFiles(directory, limits), limits.model_bytes)
+    try:
+        importer = Importer(checked, reader, limits, dims or {}, examples, file_name)
+        return importer.run(), reader.external
+    except WeftError:
+        raise
+    except (MemoryError, RecursionError) as error:
+        raise LimitError(
+            problem=f"the model needs more {'memory' if isinstance(error, MemoryError) else 'depth'} than is allowed",
+            remedy="simplify it, or raise the limits",
+        ) from None

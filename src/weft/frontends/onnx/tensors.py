@@ -1,0 +1,193 @@
+"""TensorProto -> NumPy array, with every header checked before a byte is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from weft.frontends.onnx.errors import BadTensorError, UnsupportedTypeError
+from weft.frontends.onnx.external import ExternalFiles, ExternalRange, parse_entries
+from weft.frontends.onnx.names import shown
+from weft.ir.types import Array, DType, TensorType, round_bf16
+
+TP = onnx.TensorProto
+
+DTYPES: dict[int, DType] = {
+    TP.DOUBLE: DType.F64,
+    TP.FLOAT: DType.F32,
+    TP.FLOAT16: DType.F16,
+    TP.BFLOAT16: DType.BF16,
+    TP.INT64: DType.I64,
+    TP.INT32: DType.I32,
+    TP.INT16: DType.I16,
+    TP.INT8: DType.I8,
+    TP.UINT8: DType.U8,
+    TP.BOOL: DType.BOOL,
+}
+"""ONNX element type -> ours; every other type is refused by name."""
+ONNX_TYPES = {d: t for t, d in DTYPES.items()}
+
+_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_FIELD_OF = {
+    DType.F64: "double_data",
+    DType.F32: "float_data",
+    DType.I64: "int64_data",
+}
+"""Typed field of each element type; int32_data for the others."""
+
+
+def type_name(onnx_type: int) -> str:
+    """`FLOAT8E4M3FN` for 17; the number itself for one that ONNX does not know."""
+    try:
+        return str(TP.DataType.Name(onnx_type))  # type: ignore[arg-type]
+    except ValueError:
+        return f"number {onnx_type}"
+
+
+def dtype_of(onnx_type: int, what: str, where: str) -> DType:
+    """Our element type.
+
+    Raises:
+        UnsupportedTypeError: outside of the closed set [W203].
+    """
+    dtype = DTYPES.get(onnx_type)
+    if dtype is None:
+        raise UnsupportedTypeError(
+            where=where, op="", what=what, type=type_name(onnx_type), reason="Weft has no such element type"
+        )
+    return dtype
+
+
+def checked_shape(dims: Sequence[int], itemsize: int, where: str) -> tuple[int, ...]:
+    """Dimensions that are >= 0 and whose product fits in 62 bits.
+
+    Raises:
+        BadTensorError [W104].
+    """
+    shape = tuple(dims)
+    remedy = "the file is damaged or forged: export it again"
+    if any(d < 0 for d in shape):
+        raise BadTensorError(where=where, problem=f"negative dimension in {shape[:8]}", remedy=remedy)
+    if len(shape) > 32:
+        raise BadTensorError(where=where, problem=f"rank {len(shape)}", remedy="at most 32 dimensions")
+    if math.prod(d for d in shape if d) * itemsize >= 2**62:
+        raise BadTensorError(where=where, problem=f"dimensions {shape[:8]} overflow", remedy=remedy)
+    return shape
+
+
+class TensorReader:
+    """Reads the tensors of one model; external ones through `files`."""
+
+    def __init__(self, files: ExternalFiles, model_bytes: int) -> None:
+        self._files = files
+        self._limit = model_bytes
+        self.external: dict[int, ExternalRange] = {}
+        """Where each external array lies, by the address of its first byte."""
+
+    def read(self, t: onnx.TensorProto, where: str) -> tuple[DType, Array]:
+        """Element type and values (bf16 as exact float32).
+
+        Raises:
+            BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError, UnsupportedTypeError.
+        """
+        remedy = "the file is damaged or forged: export it again"
+        if t.HasField("segment"):
+            raise BadTensorError(where=where, problem="a tensor in segments", remedy="export it in one piece")
+        dtype = dtype_of(t.data_type, "a tensor", where)
+        shape = checked_shape(t.dims, dtype.itemsize, where)
+        size = math.prod(shape)
+        filled = [f for f in _FIELDS if len(getattr(t, f))]
+        has_raw = t.HasField("raw_data")
+        external = t.data_location == TP.EXTERNAL
+        if t.data_location not in (TP.DEFAULT, TP.EXTERNAL):
+            raise BadTensorError(where=where, problem=f"data location {t.data_location}", remedy=remedy)
+        if t.external_data and not external:
+            raise BadTensorError(
+                where=where, problem="external entries on a tensor that is not external", remedy=remedy
+            )
+        count = len(filled) + has_raw + external
+        if count > 1:
+            raise BadTensorError(where=where, problem="more than one data field", remedy=remedy)
+        if count == 0 and size:
+            raise BadTensorError(where=where, problem=f"no data for {size} elements", remedy=remedy)
+        if external:
+            entries = [(e.key, e.value) for e in t.external_data]
+            part = parse_entries(entries, size * dtype.itemsize, where)
+            raw = self._files.read(part, where)
+            values = _from_raw(raw, dtype)
+            if values.size and dtype is not DType.BF16:
+                self.external[values.__array_interface__["data"][0]] = part
+        elif has_raw:
+            if len(t.raw_data) != size * dtype.itemsize:
+                raise BadTensorError(
+                    where=where,
+                    problem=f"{len(t.raw_data)} bytes of data, dimensions {shape[:8]} need {size * dtype.itemsize}",
+                    remedy=remedy,
+                )
+            values = _from_raw(np.frombuffer(t.raw_data, np.uint8), dtype)
+        elif size == 0:
+            values = np.zeros(0, dtype.numpy)
+        else:
+            field = _FIELD_OF.get(dtype, "int32_data")
+            if filled != [field]:
+                raise BadTensorError(where=where, problem=f"{dtype.value} data in field {filled[0]}", remedy=remedy)
+            listed = getattr(t, field)
+            if len(listed) != size:
+                raise BadTensorError(where=where, problem=f"{len(listed)} values for {size} elements", remedy=remedy)
+            values = _from_list(listed, dtype, where)
+        if dtype is DType.BOOL:
+            values = values.astype(np.bool_)
+        return dtype, values.reshape(shape)
+
+
+def _from_raw(raw: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    if dtype is DType.BF16:
+        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype is DType.BOOL:
+        return raw != 0
+    return raw.view(dtype.numpy.newbyteorder("<"))
+
+
+def _from_list(listed: Sequence[Any], dtype: DType, where: str) -> np.ndarray[Any, Any]:
+    if dtype in (DType.F64, DType.F32, DType.I64):
+        return np.array(listed, dtype.numpy)
+    wide = np.array(listed, np.int64)
+    if dtype in (DType.F16, DType.BF16):
+        if wide.min() < 0 or wide.max() > 0xFFFF:
+            raise BadTensorError(where=where, problem=f"{dtype.value} bits out of range", remedy="export it again")
+        if dtype is DType.F16:
+            return wide.astype(np.uint16).view(np.float16)
+        return (wide.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype is not DType.BOOL:
+        info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+        if wide.min() < info.min or wide.max() > info.max:
+            raise BadTensorError(where=where, problem=f"{dtype.value} value out of range", remedy="export it again")
+    return wide.astype(dtype.numpy)
+
+
+def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
+    """The array as a TensorProto with raw data."""
+    t = TP(name=name, data_type=ONNX_TYPES[dtype], dims=value.shape)
+    if dtype is DType.BF16:
+        bits = np.ascontiguousarray(round_bf16(value.astype(np.float32))).view(np.uint32)
+        t.raw_data = (bits >> np.uint32(16)).astype("<u2").tobytes()
+    else:
+        t.raw_data = np.ascontiguousarray(value).tobytes()
+    return t
+
+
+def type_proto(type: TensorType) -> onnx.TypeProto:
+    """The ONNX type of a tensor of ours."""
+    return onnx.helper.make_tensor_type_proto(ONNX_TYPES[type.dtype], type.shape)
+
+
+Reader = Callable[[onnx.TensorProto, str], tuple[DType, Array]]
+
+
+def tensor_name(t: onnx.TensorProto) -> str:
+    """For messages."""
+    return f"initializer '{shown(t.name)}'"

@@ -1,0 +1,255 @@
+"""Operator conformance: the test cases that ship with ONNX, run through Weft.
+
+    python tools/conformance.py [--engine reference|compiled] [--suites node,simple,...] [--match TEXT] [--no-record]
+
+The oracle is the expected output of each case, with the suite's own tolerances. Per case one JSON line:
+status is `native` (passed, every operator taken apart), `fallback` (passed, with opaque operators), `refused`
+(a named error), `skipped` (needs a download), `wrong` or `crashed`. Exit status 1 if anything is wrong or crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+from weft.errors import WeftError
+from weft.frontends.imported import Imported
+from weft.frontends.onnx.importer import ExampleInput
+from weft.frontends.onnx.read import read_model
+from weft.frontends.onnx.tensors import DTYPES
+from weft.generate.library.opaque_onnx import run_onnx
+from weft.ir.attrs import OpaqueAttrs
+from weft.ir.reference import evaluate
+from weft.ir.types import Array, DType
+
+SUITES = {
+    "node": "conformance-onnx-node",
+    "simple": "conformance-onnx-simple",
+    "pytorch-operator": "conformance-onnx-pytorch-operator",
+    "pytorch-converted": "conformance-onnx-pytorch-converted",
+}
+Engine = Callable[[Imported, Sequence[Array]], Sequence[Array]]
+
+
+class Refused(Exception):
+    """The case cannot enter Weft, for a reason that is named."""
+
+
+class OutOfTimeError(Exception):
+    """The case took too long."""
+
+
+def opaque(attrs: OpaqueAttrs, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Opaque operators through ONNX Runtime."""
+    return run_onnx(attrs.payload, inputs)
+
+
+def reference(imported: Imported, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Primitive by primitive, in NumPy."""
+    return evaluate(imported.graph, inputs, opaque=opaque)
+
+
+def compiled(imported: Imported, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Through the whole compiler."""
+    from weft import compile_imported  # type: ignore[attr-defined]
+
+    executable = compile_imported(imported, budget_s=0.0)
+    return [np.asarray(y) for y in executable(*inputs)]
+
+
+ENGINES: dict[str, Engine] = {"reference": reference, "compiled": compiled}
+
+
+def as_array(value: Any) -> tuple[DType, Array]:
+    """A value of a test case as ours: bf16 becomes exact float32.
+
+    Raises:
+        Refused: sequences, optionals, strings and element types outside of the set.
+    """
+    if isinstance(value, onnx.TensorProto):
+        dtype = DTYPES.get(value.data_type)
+        if dtype is None:
+            raise Refused(f"element type {onnx.TensorProto.DataType.Name(value.data_type)}")
+        array = numpy_helper.to_array(value)
+        return dtype, np.asarray(array.astype(np.float32) if dtype is DType.BF16 else array)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise Refused(f"value of kind {type(value).__name__}")
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return DType.BF16, array.astype(np.float32)
+    try:
+        return DType.from_numpy(array.dtype), array
+    except KeyError:
+        raise Refused(f"element type {array.dtype}") from None
+
+
+def data_sets(case: Any, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
+    """(inputs, outputs) of each data set."""
+    if case.data_sets is not None:
+        yield from case.data_sets
+        return
+    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
+        found: list[list[Any]] = []
+        for kind, infos in (("input", model.graph.input), ("output", model.graph.output)):
+            values = []
+            for k in range(len(list(folder.glob(f"{kind}_*.pb")))):
+                info = infos[k].type.WhichOneof("value")
+                if info != "tensor_type":
+                    raise Refused(f"value of kind {info}")
+                tensor = onnx.TensorProto()
+                tensor.ParseFromString((folder / f"{kind}_{k}.pb").read_bytes())
+                values.append(tensor)
+            found.append(values)
+        yield found[0], found[1]
+
+
+def compare(got: Sequence[Array], want: Sequence[tuple[DType, Array]], rtol: float, atol: float) -> str:
+    """Empty if the outputs match; else the first difference."""
+    if len(got) != len(want):
+        return f"{len(got)} outputs, expected {len(want)}"
+    for k, (y, (dtype, z)) in enumerate(zip(got, want, strict=True)):
+        if y.dtype != dtype.numpy or y.shape != z.shape:
+            return f"output {k} is {y.dtype}{y.shape}, expected {dtype.numpy}{z.shape}"
+        try:
+            np.testing.assert_allclose(y, z, rtol=rtol, atol=atol)
+        except AssertionError as error:
+            return f"output {k}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def run_case(case: Any, engine: Engine) -> dict[str, Any]:
+    """One line of the record, without suite and name."""
+    if case.url and not (case.model_dir and Path(case.model_dir).is_dir()):
+        return {"status": "skipped", "reason": "needs a download"}
+    imported = None
+    try:
+        raw = (
+            case.model.SerializeToString()
+            if case.model is not None
+            else (Path(case.model_dir) / "model.onnx").read_bytes()
+        )
+        model = case.model if case.model is not None else onnx.load_from_string(raw)
+        for inputs, outputs in data_sets(case, model):
+            given = [as_array(v) for v in inputs]
+            want = [as_array(v) for v in outputs]
+            # inputs that have defaults are graph inputs of older files too; a case may give fewer
+            examples = [ExampleInput(d, a.shape, a) for d, a in given]
+            imported, _ = read_model(raw, examples=examples)
+            got = engine(imported, [a for _, a in given])
+            problem = compare(got, want, case.rtol, case.atol)
+            if problem:
+                return {"status": "wrong", "reason": problem, "opaque": [u.op for u in imported.opaque]}
+    except Refused as error:
+        return {"status": "refused", "reason": f"{error}: outside of Weft's closed set"}
+    except WeftError as error:
+        kind = "crashed" if error.code.startswith("W9") else "refused"
+        return {"status": kind, "reason": str(error).splitlines()[0][:300], "code": error.code}
+    except OutOfTimeError:
+        return {"status": "crashed", "reason": "out of time"}
+    except Exception as error:
+        trace = traceback.extract_tb(error.__traceback__)[-1]
+        return {
+            "status": "crashed",
+            "reason": f"{type(error).__name__}: {str(error)[:200]} ({Path(trace.filename).name}:{trace.lineno})",
+        }
+    if imported is None:
+        return {"status": "skipped", "reason": "no data"}
+    if imported.opaque:
+        return {"status": "fallback", "opaque": {u.op: u.reason for u in imported.opaque}}
+    return {"status": "native"}
+
+
+def _alarm(_signal: int, _frame: Any) -> None:
+    raise OutOfTimeError
+
+
+def run_suite(kind: str, engine: Engine, match: str, timeout_s: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """All cases of a suite, and its summary."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = [c for c in load_model_tests(kind=kind) if match in c.name and "_cuda" not in c.name]
+    lines, counts = [], Counter[str]()
+    signal.signal(signal.SIGALRM, _alarm)
+    for case in cases:
+        signal.alarm(timeout_s)
+        started = time.perf_counter()
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                line = run_case(case, engine)
+        except OutOfTimeError:
+            line = {"status": "crashed", "reason": "out of time"}
+        finally:
+            signal.alarm(0)
+        counts[line["status"]] += 1
+        elapsed = time.perf_counter() - started
+        lines.append({"record": "case", "suite": SUITES[kind], "case": case.name, **line, "seconds": round(elapsed, 3)})
+    summary = {
+        "record": "summary",
+        "suite": SUITES[kind],
+        "total": len(cases),
+        "passed": counts["native"] + counts["fallback"],
+        **{k: counts[k] for k in ("native", "fallback", "refused", "skipped", "wrong", "crashed")},
+    }
+    return lines, summary
+
+
+def environment(engine: str) -> dict[str, Any]:
+    """The header of a record."""
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "onnx": onnx.__version__}
+    try:
+        import onnxruntime
+
+        versions["onnxruntime"] = onnxruntime.__version__
+    except ImportError:
+        pass
+    return {
+        "record": "environment",
+        "device": "cpu",
+        "machine": platform.machine(),
+        "versions": versions,
+        "engine": engine,
+        "command": "python tools/conformance.py " + " ".join(sys.argv[1:]),
+    }
+
+
+def main() -> int:
+    """Run the suites; the exit status says whether anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="reference")
+    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--match", default="", help="only cases whose name contains this")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds per case")
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/results/cpu"), help="folder of the records")
+    parser.add_argument("--no-record", action="store_true")
+    chosen = parser.parse_args()
+    bad = 0
+    for kind in chosen.suites.split(","):
+        lines, summary = run_suite(kind, ENGINES[chosen.engine], chosen.match, chosen.timeout)
+        for line in (*lines, summary):
+            print(json.dumps(line))
+        bad += summary["wrong"] + summary["crashed"]
+        if not chosen.no_record and not chosen.match:
+            chosen.record.mkdir(parents=True, exist_ok=True)
+            text = "\n".join(json.dumps(x) for x in (environment(chosen.engine), *lines, summary))
+            (chosen.record / f"{SUITES[kind]}.jsonl").write_text(text + "\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
