@@ -81,7 +81,7 @@ def extract(
     """The problem of a candidate. Formats are in the order of `candidate.inputs` and `candidate.outputs`.
 
     Nodes are emitted depth first from the outputs, operands first; operands of commutative primitives and the outputs
-    are sorted by a hash of what they compute. Inputs are numbered at their first use. Attributes of the source
+    are sorted by size and a hash of what they compute. Inputs are numbered at their first use. Attributes of the source
     operator, where the members are exactly one, are part of the text.
 
     Raises:
@@ -166,6 +166,7 @@ class _Cut:
         self.inside = {c: m for c, m in self.inside.items() if c not in members}
         self.members = members
         self.hashes: dict[NodeId, bytes] = {}
+        self.sizes: dict[NodeId, int] = {}
         self.emitted: dict[NodeId, NodeId] = {}
         self.input_ids: list[NodeId] = []
         for output in candidate.outputs:
@@ -184,7 +185,7 @@ class _Cut:
             return ()
         found = tuple(self.resolve(i) for i in self.graph.nodes[node].inputs)
         if self.graph.nodes[node].prim in COMMUTATIVE and all(i in self.hashes for i in found):
-            return tuple(sorted(found, key=lambda i: self.hashes[i]))
+            return tuple(sorted(found, key=self._rank))
         return found
 
     def _walk(self, root: NodeId) -> None:
@@ -198,6 +199,13 @@ class _Cut:
             stack.pop()
             if node not in self.hashes:
                 self.hashes[node] = self._hash(node)
+                free = self.graph.nodes[node].prim in _FREE_INSIDE
+                size = sum(self.sizes[i] for i in self.operands(node)) + (0 if free else 1)
+                self.sizes[node] = min(size, 1 << 32)
+
+    def _rank(self, node: NodeId) -> tuple[int, bytes]:
+        """Order of commutative operands: the larger expression first, so that a bias stands behind its product."""
+        return (-self.sizes[node], self.hashes[node])
 
     def _hash(self, node: NodeId) -> bytes:
         n = self.graph.nodes[node]
