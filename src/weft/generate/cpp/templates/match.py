@@ -154,6 +154,19 @@ def _move(graph: Graph, node: NodeId) -> Move | None:
     return None
 
 
+def _prepend(shape: tuple[int, ...], move: Move, path: Path) -> Path:
+    """`move` of a value of `shape`, then `path`; what the two undo of each other is left out.
+
+    Without this, a way back through a reshape that has no strides would hide that the whole is the identity.
+    """
+    if path and move[0] == "reshape" == path[0][0]:
+        return path[1:] if path[0][1] == shape else path
+    if path and move[0] == "transpose" == path[0][0]:
+        perm = tuple(move[1][p] for p in path[0][1])
+        return path[1:] if perm == tuple(range(len(perm))) else (("transpose", perm, (), ()), *path[1:])
+    return (move, *path)
+
+
 class _Matcher:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -241,7 +254,7 @@ class _Matcher:
             elif n.prim in (Prim.INPUT, Prim.CONSTANT):
                 self._leaf(at, key)
             elif (move := _move(self.graph, at)) is not None:
-                inner = (n.inputs[0], (move, *p))
+                inner = (n.inputs[0], _prepend(self.graph.type_of(n.inputs[0]).shape, move, p))
                 if inner not in self.memo:
                     stack.append(inner)
                     continue
