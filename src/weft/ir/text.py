@@ -131,7 +131,7 @@ _CODECS: Mapping[str, tuple[_Print, _Read]] = {
     "str": (json.dumps, _read_string),
     "DType": (lambda v: cast("DType", v).value, _read_dtype),
     "PadMode": (str, _read_word("constant", "reflect", "edge")),
-    'Literal["aten", "onnx"]': (str, _read_word("aten", "onnx")),
+    "Literal['aten', 'onnx']": (str, _read_word("aten", "onnx")),
     "tuple[int, ...]": (
         lambda v: _print_tuple([str(i) for i in cast("tuple[int, ...]", v)]),
         lambda text: tuple(map(_read_int, _read_tuple(text))),

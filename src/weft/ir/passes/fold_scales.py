@@ -89,7 +89,8 @@ class _Finder:
         n = self.graph.nodes[node]
         if n.prim not in (Prim.CONV, Prim.MATMUL) or not n.type.dtype.is_float:
             return None
-        is_folded = self.graph.nodes[n.inputs[1]].prim is Prim.CONSTANT
+        weight = self.graph.nodes[n.inputs[1]]
+        is_folded = weight.prim is Prim.CONSTANT and weight.type.size > 0
         return n.type.shape[_channel_axis(n.prim)] if is_folded else None
 
     def _per_channel(self, constant: NodeId, linear: NodeId) -> _F64 | None:
