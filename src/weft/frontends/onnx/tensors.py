@@ -119,7 +119,7 @@ class TensorReader:
             part = parse_entries(entries, size * dtype.itemsize, where)
             raw = self._files.read(part, where)
             values = _from_raw(raw, dtype)
-            if values.size and dtype is not DType.BF16:
+            if values.size and dtype not in (DType.BF16, DType.BOOL):
                 self.external[values.__array_interface__["data"][0]] = part
         elif has_raw:
             if len(t.raw_data) != size * dtype.itemsize:
