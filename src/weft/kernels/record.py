@@ -28,8 +28,8 @@ class PlanRecord:
     """End-to-end times in interleaved rounds."""
     median_us: float
     verified: bool
-    error_ratio: float
-    """Largest error divided by its limit; at most 1 when verified."""
+    worst_error: float
+    """Largest absolute difference from the reference."""
     note: str = ""
 
 

@@ -66,11 +66,16 @@ class Program:
         """Say that a node's value is computed by other means."""
         self._refs[node] = ref
 
-    def finish(self, schedule: Schedule) -> LibraryCall:
-        """The call that yields the graph's outputs."""
+    def bind_weight(self, node: NodeId, position: int) -> None:
+        """Say that a node's value is passed in as a weight, at a position after the graph's own inputs."""
+        self._refs[node] = Ref("in", position)
+        self._weights.add(position)
+
+    def finish(self, schedule: Schedule, *, in_place: bool = True) -> LibraryCall:
+        """The call that yields the graph's outputs; `in_place` lets the last step write its output itself."""
         outputs = tuple(self.value(n) for n in self.graph.outputs)
         out = False
-        if len(outputs) == 1 and self.run and outputs[0] == Ref("tmp", len(self.run) - 1):
+        if in_place and len(outputs) == 1 and self.run and outputs[0] == Ref("tmp", len(self.run) - 1):
             target = OUT_VARIANTS.get(self.run[-1].target)
             if target is not None and self.run[-1].result == 0:
                 last = self.run[-1]

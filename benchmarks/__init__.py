@@ -1,0 +1,1 @@
+"""Benchmarks: each prints JSON lines with an environment header and keeps them under `benchmarks/results/`."""

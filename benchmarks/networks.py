@@ -1,0 +1,138 @@
+"""The ten networks against eager, torch.compile and ONNX Runtime: fp32, batch 1, interleaved in one run.
+
+    python -m benchmarks.networks [NAME ...] [--budget SECONDS] [--rounds N]
+
+Each network is compiled by Weft from its torch module and from its ONNX file; both must agree with the framework.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import weft
+from benchmarks.models import NETWORKS, load
+from benchmarks.models.export import export
+from benchmarks.record import Record
+from weft.ir.types import DType
+from weft.pipeline.finish import interleave
+from weft.tune.tolerance import gate_b
+
+BUILD = Path(__file__).parent.parent / "build" / "models"
+
+
+def flat(result: object) -> list[torch.Tensor]:
+    """Output tensors of a module."""
+    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def onnx_file(name: str) -> Path:
+    """The network's ONNX file, exported once."""
+    path = BUILD / f"{name}.onnx"
+    if not path.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        export(name, BUILD)
+    return path
+
+
+def onnxruntime_session(path: Path) -> object:
+    """An ONNX Runtime session with as many threads as torch."""
+    import onnxruntime
+
+    chosen = onnxruntime.SessionOptions()
+    chosen.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), chosen, providers=["CPUExecutionProvider"])
+
+
+def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None:
+    """Compile, compare and time one network; one record."""
+    module, inputs = load(name)
+    path = onnx_file(name)
+    options = weft.Options(budget_s=budget_s)
+    start = time.perf_counter()
+    from_torch = weft.compile(module, inputs, options=options, name=name)
+    tuning_s = time.perf_counter() - start
+    start = time.perf_counter()
+    from_onnx = weft.compile(path, inputs, options=options)
+    tuning_onnx_s = time.perf_counter() - start
+    start = time.perf_counter()
+    weft.compile(path, inputs, options=options)
+    warm_s = time.perf_counter() - start
+    with torch.no_grad():
+        expected = flat(module(*inputs))
+        errors, agree = [], True
+        for exe in (from_torch, from_onnx):
+            for got, want in zip(exe.executable(*inputs), expected, strict=True):
+                check = gate_b(DType.F32, got=got.numpy(), want=want.numpy())
+                agree = agree and check.ok
+                errors.append(check.worst)
+        start = time.perf_counter()
+        compiled = torch.compile(module)
+        compiled(*inputs)
+        inductor_s = time.perf_counter() - start
+        session = onnxruntime_session(path)
+        feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}  # type: ignore[attr-defined]
+        runs: dict[str, Callable[[], object]] = {
+            "weft": lambda: from_torch(*inputs),
+            "weft_onnx": lambda: from_onnx(*inputs),
+            "eager": lambda: module(*inputs),
+            "inductor": lambda: compiled(*inputs),
+            "onnxruntime": lambda: session.run(None, feeds),  # type: ignore[attr-defined]
+        }
+        samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
+    ms = {k: round(statistics.median(v) / 1e3, 4) for k, v in samples.items()}
+    peers = {k: ms[k] for k in ("eager", "inductor", "onnxruntime")}
+    best_peer = min(peers, key=lambda k: peers[k])
+    r = from_torch.record
+    record.add(
+        {
+            "record": "case",
+            "suite": "networks",
+            "case": f"{name}/b1/fp32",
+            "weft_ms": ms["weft"],
+            "weft_onnx_ms": ms["weft_onnx"],
+            "peers_ms": peers,
+            "speedup_eager": round(peers["eager"] / ms["weft"], 3),
+            "speedup_best": round(peers[best_peer] / ms["weft"], 3),
+            "best_peer": best_peer,
+            "agrees": agree,
+            "error": float(np.max(errors)),
+            "operators": r.operators,
+            "primitives": r.primitives,
+            "kernels": len(r.steps),
+            "kernels_onnx": len(from_onnx.record.steps),
+            "plan": r.chosen,
+            "tuning_s": round(tuning_s, 1),
+            "tuning_onnx_s": round(tuning_onnx_s, 1),
+            "warm_s": round(warm_s, 2),
+            "inductor_compile_s": round(inductor_s, 1),
+            "arena_bytes": r.arena_bytes,
+            "live_bytes": r.live_bytes,
+            "samples_ms": {k: [round(x / 1e3, 4) for x in v] for k, v in samples.items()},
+        }
+    )
+
+
+def main() -> None:
+    """Run the networks named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--budget", type=float, default=600.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    record = Record("cpu", "networks")
+    record.keep(f"{name}/b1/fp32" for name in given.names)
+    for name in given.names:
+        run_case(name, record, budget_s=given.budget, rounds=given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""What `import weft` offers: compile a model, load a saved one, ask why.
+
+exe = weft.compile(model, example_inputs)        # torch.nn.Module, torch.export program, ONNX path or bytes
+y = exe(x)
+exe.save("m.weft"); exe = weft.load("m.weft"); exe.report("m.html")
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+
+from weft.errors import ArtifactError, OptionError, UserError
+from weft.frontends.imported import Imported
+from weft.kernels.record import CompileRecord
+from weft.options import Options
+from weft.pipeline import Compilation, compile_imported
+from weft.pipeline.finish import as_array
+from weft.pipeline.stages import Say, silent
+from weft.runtime import artifact
+from weft.runtime.executable import Executable
+
+Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
+Output = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@final
+class Compiled:
+    """A compiled model: callable on tensors of the shapes it was compiled for, and of others within `max_plans`.
+
+    A call with new shapes compiles another plan (the least recently used one is dropped beyond
+    `options.max_plans`). A model with one output gives a tensor, with several a tuple. Thread-safe.
+    """
+
+    def __init__(
+        self, first: Compilation, imported: Imported,
+        again: Callable[[Sequence[torch.Tensor]], tuple[Compilation, Imported]] | None,
+        *, options: Options, eager: Callable[..., Sequence[torch.Tensor]] | None,
+    ) -> None:  # fmt: skip
+        self._first = first
+        self._again = again
+        self._options = options
+        self._eager = eager
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[tuple[object, ...], tuple[Compilation, Imported]] = OrderedDict()
+        self._plans[_shapes_of(first.executable)] = (first, imported)
+
+    def __call__(self, *inputs: torch.Tensor) -> Output:
+        """Run the model.
+
+        Raises:
+            InputError: tensors of another number, type or device, or new shapes where the model cannot be
+                compiled again [W011].
+        """
+        outputs = self._plan_for(inputs)(*inputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _plan_for(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        key = tuple((tuple(t.shape), t.dtype) for t in inputs)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None and _guards_hold(found[1], inputs):
+                self._plans.move_to_end(key)
+            elif self._again is None or len(inputs) != len(self.executable.graph.inputs):
+                return self.executable
+            else:
+                found = self._plans[key] = self._again(inputs)
+                while len(self._plans) > self._options.max_plans:
+                    self._plans.popitem(last=False)
+        compilation = found[0]
+        if compilation.eager_won and self._eager is not None:
+            return self._eager
+        return compilation.executable
+
+    @property
+    def executable(self) -> Executable:
+        """The plan of the example inputs."""
+        return self._first.executable
+
+    @property
+    def record(self) -> CompileRecord:
+        """How the plan of the example inputs came about."""
+        return self._first.record
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write the plan, its weights and kernels to one file; give back the digest that `load` may ask for.
+
+        Raises:
+            ArtifactError: it cannot be written [W401].
+        """
+        return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write one offline HTML file that shows what was chosen and why.
+
+        Raises:
+            ArtifactError: it cannot be written [W401].
+        """
+        from weft.report import render
+
+        try:
+            Path(path).write_text(render(self.record), encoding="utf-8")
+        except OSError as error:
+            raise ArtifactError(problem=f"{path}: {error.strerror}", remedy="choose another place") from None
+
+
+@final
+class Loaded:
+    """A saved plan: callable like `Compiled`, for the shapes it was saved with."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+
+    def __call__(self, *inputs: torch.Tensor) -> Output:
+        """Run the model; InputError for tensors of other shapes or types [W011]."""
+        outputs = self.executable(*inputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _shapes_of(executable: Executable) -> tuple[object, ...]:
+    from weft.generate.library.execute import TORCH_DTYPE
+
+    types = [executable.graph.type_of(n) for n in executable.graph.inputs]
+    return tuple((t.shape, TORCH_DTYPE[t.dtype]) for t in types)
+
+
+def _guards_hold(imported: Imported, inputs: Sequence[torch.Tensor]) -> bool:
+    return all(g.holds(as_array(inputs[g.input_index])) for g in imported.guards)
+
+
+def compile(
+    model: Model,
+    example_inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
+    *,
+    device: str = "cpu",
+    options: Options | None = None,
+    dims: Mapping[str, int] | None = None,
+    name: str = "model",
+    say: Say = silent,
+) -> Compiled:
+    """Compile a model for the shapes of `example_inputs`.
+
+    A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
+    inputs have symbolic dimensions. The module is compiled for inference as it stands: call `.eval()` first.
+
+    Raises:
+        ModelError: the model is refused [W1xx].
+        UnsupportedError: an operator that nothing here can run [W201].
+        OptionError: a device that this build does not know [W001].
+    """
+    options = options or Options()
+    if device != "cpu" or options.device != "cpu":
+        raise OptionError(option="device", problem=f"{device!r}: only 'cpu' is implemented")
+    inputs = _as_tensors(example_inputs)
+    if isinstance(model, str | os.PathLike | bytes):
+        return _compile_onnx(model, inputs, options, dict(dims or {}), name, say)
+    return _compile_torch(model, inputs, options, name, say)
+
+
+def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
+    if inputs is None:
+        return None
+    found = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    for position, tensor in enumerate(found):
+        if not isinstance(tensor, torch.Tensor):
+            raise OptionError(
+                option="example_inputs", problem=f"item {position} is a {type(tensor).__name__}, no tensor"
+            )
+    return found
+
+
+def _compile_onnx(
+    model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, options: Options,
+    dims: dict[str, int], name: str, say: Say,
+) -> Compiled:  # fmt: skip
+    from weft.frontends.onnx import import_onnx
+
+    source = model if isinstance(model, bytes) else Path(model)
+
+    def build(examples: Sequence[torch.Tensor] | None) -> tuple[Compilation, Imported]:
+        arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
+        say("import", "")
+        imported = import_onnx(source, dims=dims, example_inputs=arrays)
+        label = name if isinstance(source, bytes) else source.stem
+        return compile_imported(imported, options, example_inputs=examples, model=label, say=say), imported
+
+    first, imported = build(inputs)
+    return Compiled(first, imported, build, options=options, eager=None)
+
+
+def _compile_torch(
+    model: torch.nn.Module | torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...] | None,
+    options: Options, name: str, say: Say,
+) -> Compiled:  # fmt: skip
+    from weft.frontends.torch import import_exported
+
+    module = None if isinstance(model, torch.export.ExportedProgram) else model
+    if module is not None and inputs is None:
+        raise OptionError(option="example_inputs", problem="a torch module needs them")
+    runnable = module if module is not None else model.module()  # type: ignore[union-attr]
+
+    def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        with torch.no_grad():
+            return _flat(runnable(*tensors))
+
+    def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
+        say("import", "")
+        if isinstance(model, torch.export.ExportedProgram):
+            program = model
+        else:
+            with torch.no_grad():
+                program = torch.export.export(model, tuple(examples), strict=False)
+        imported = import_exported(program)
+        label = name if name != "model" or module is None else type(module).__name__
+        return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported
+
+    if inputs is None:
+        inputs = _program_inputs(model)
+    first, imported = build(inputs)
+    return Compiled(first, imported, build if module is not None else None, options=options, eager=eager)
+
+
+def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:
+    found = getattr(model, "example_inputs", None)
+    if not found or found[1]:
+        raise OptionError(option="example_inputs", problem="the exported program has none of its own")
+    return tuple(found[0])
+
+
+def _flat(result: object) -> list[torch.Tensor]:
+    from torch.utils import _pytree
+
+    leaves = _pytree.tree_leaves(result)
+    return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def load(path: str | os.PathLike[str], *, trust: str | None = None, options: Options | None = None) -> Loaded:
+    """Load a saved plan. Native code in it runs only if this user saved it or `trust` is its digest.
+
+    Raises:
+        ArtifactError: damaged, of another version, or not trusted [W401].
+    """
+    options = options or Options()
+    return Loaded(artifact.load(Path(path), trust=trust, cache_dir=options.cache, threads=options.threads))
+
+
+__all__ = ["Compiled", "Loaded", "UserError", "compile", "load"]

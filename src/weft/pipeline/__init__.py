@@ -1,0 +1,233 @@
+"""The pipeline: one flat function, one line per stage. Read `compile_imported` first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from weft.device.facts import CpuFacts, cpu_facts
+from weft.device.toolchain import HostCompiler, find_compiler
+from weft.errors import ToolchainError
+from weft.frontends.imported import Imported
+from weft.generate.registry import generators
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.passes import clean_up
+from weft.ir.prims import FREE
+from weft.ir.types import Array, DType
+from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.plan import Plan
+from weft.kernels.record import CompileRecord
+from weft.kernels.source import KernelSource, Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
+from weft.orchestrate.legality import EnumerationLimits
+from weft.pipeline import choose, finish, reference, summary, warm
+from weft.pipeline.problems import Entry, Problems, collect, make_kernels
+from weft.pipeline.search import Known, search
+from weft.pipeline.stages import Say, Stages, silent
+from weft.runtime.executable import Executable, Linked
+from weft.tune import ProblemTrial, Tuner
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """An executable and how it came about."""
+
+    executable: Executable
+    record: CompileRecord
+    eager_won: bool = False
+    """True when the framework's own execution was faster than every plan: the caller should run that."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The machine and the choices that one compilation works with."""
+
+    options: Options
+    facts: CpuFacts
+    compiler: HostCompiler | None
+    environment: Mapping[str, str]
+
+
+def compile_imported(
+    imported: Imported,
+    options: Options,
+    *,
+    example_inputs: Tensors | None = None,
+    eager: Callable[..., Tensors] | None = None,
+    model: str = "model",
+    say: Say = silent,
+) -> Compilation:
+    """Primitives -> the fastest verified executable: one line per stage.
+
+    `eager` runs the framework's own model on the example inputs; it is timed as a baseline.
+    """
+    stages = Stages(options, say)
+    setting = stages.run("survey", survey, options)
+    cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
+    graph = cleaned.graph
+    key = warm.plan_key(graph, options, setting.environment)
+    stored = stages.run("recall", warm.recall, options.cache, key)
+    if stored is not None:
+        plan, old = stored
+        executable = stages.run("link", link, graph, plan, setting)
+        record = from_json(CompileRecord, old)
+        return Compilation(
+            executable, replace(record, stages=tuple(stages.records), measured=0), record.chosen == "eager"
+        )
+    alternatives = stages.run("alternatives", find_alternatives, graph, strict=options.strict)
+    found = stages.run("enumerate", enumerate_candidates, alternatives.graph, _limits(options), alternatives)
+    stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
+    problems = stages.run("extract", collect, alternatives.graph, found.candidates, alternatives, setting.facts)
+    stages.note(f"{len(problems.entries)} distinct problems")
+    known = stages.run("measure", measure, alternatives, problems, setting, say)
+    stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
+    plans = stages.run("select", select_plans, alternatives, problems, known, setting)
+    inputs = list(example_inputs) if example_inputs is not None else reference.example_inputs(graph, options.seed)
+    expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager)
+    contenders = stages.run("link", link_all, graph, plans, setting, inputs, eager)
+    chosen, timed = stages.run(
+        "time", finish.decide, contenders, expected, working_dtype(graph), seed=options.seed
+    )  # fmt: skip
+    executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
+    parts = summary.Parts(imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable)
+    record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
+    warm.remember(options.cache, key, executable.plan, to_json(record))
+    return Compilation(executable, record, chosen.executable is None)
+
+
+def survey(options: Options) -> Setting:
+    """What this machine has."""
+    facts = cpu_facts(options.cache)
+    if options.threads or torch.get_num_threads() != facts.threads:
+        facts = replace(facts, threads=options.threads or torch.get_num_threads())
+    compiler = find_compiler()
+    usable = None if isinstance(compiler, Declined) else compiler
+    environment = {
+        "cpu": facts.name,
+        "threads": str(facts.threads),
+        "torch": torch.__version__,
+        "compiler": usable.version if usable else "none",
+        "weft": summary.source_hash(),
+    }
+    return Setting(options, facts, usable, environment)
+
+
+def _limits(options: Options) -> EnumerationLimits:
+    return EnumerationLimits(
+        max_members=options.max_members,
+        max_inputs=options.max_inputs,
+        max_reductions=options.max_reductions,
+        max_candidates=options.max_candidates,
+    )
+
+
+def measure(alternatives: Alternatives, problems: Problems, setting: Setting, say: Say) -> Known:
+    """Build, verify and time what an optimal plan may need (see `search`)."""
+    options = setting.options
+    if options.budget_s <= 0:
+        return _unmeasured(problems, setting)
+    deadline = time.monotonic() + options.budget_s
+    makers = generators(
+        library=options.allow_library, generated=options.allow_generated and setting.compiler is not None
+    )
+    with Tuner(options, setting.facts, compiler=setting.compiler, environment=setting.environment) as tuner:
+
+        def measure_entries(entries: Sequence[Entry]) -> Mapping[tuple[str, Schedule], Measurement]:
+            trials = [
+                ProblemTrial(e.problem, tuple(make_kernels(e, problems, makers, setting.facts, options)), e.bound_us)
+                for e in entries
+            ]
+            found = tuner.measure(
+                [t for t in trials if t.kernels], deadline=deadline, say=lambda line: say("measure", line)
+            )
+            return {(m.problem_key, m.schedule): m for m in found}
+
+        return search(
+            alternatives.graph,
+            problems,
+            alternatives,
+            measure_entries,
+            options,
+            out_of_time=lambda: time.monotonic() > deadline or tuner.interrupted,
+            say=lambda line: say("measure", line),
+        )
+
+
+def _unmeasured(problems: Problems, setting: Setting) -> Known:
+    makers = generators(library=True, generated=False)
+    for entry in problems.entries.values():
+        if entry.essential:
+            make_kernels(entry, problems, makers, setting.facts, setting.options)
+    return Known()
+
+
+def select_plans(alternatives: Alternatives, problems: Problems, known: Known, setting: Setting) -> list[Plan]:
+    """The best three plans over what was measured, the heuristic one, and the library plan that always exists."""
+    makers = generators(library=True, generated=False)
+    for entry in problems.entries.values():
+        if entry.essential and entry.kernels is None:
+            make_kernels(entry, problems, makers, setting.facts, setting.options)
+    ranked = choose.rank(problems, known.measurements, library_only=False)
+    found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
+    calls = choose.rank(problems, known.measurements, library_only=True)
+    return [*found, choose.library_plan(alternatives.graph, calls, alternatives)]
+
+
+def link(graph: Graph, plan: Plan, setting: Setting) -> Executable:
+    """Compile (or find) the plan's kernels and make it runnable."""
+    objects: dict[str, Path] = {}
+    for step in plan.steps:
+        if isinstance(step.kernel, KernelSource) and step.kernel.sha256 not in objects:
+            if setting.compiler is None:
+                raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs a compiler")
+            kernel = step.kernel
+            made = setting.compiler.compile(kernel.text, kernel.flags, cache_dir=setting.options.cache)
+            objects[kernel.sha256] = made.path
+    linked = Linked(
+        graph, plan, objects, setting.compiler, setting.options.cache, setting.facts.threads, setting.environment
+    )
+    return Executable(linked)
+
+
+def link_all(
+    graph: Graph, plans: Sequence[Plan], setting: Setting, inputs: Tensors, eager: Callable[..., Tensors] | None
+) -> list[finish.Contender]:
+    """Every plan as something that can be run on the example inputs; equal plans once."""
+    contenders: list[finish.Contender] = []
+    seen: set[tuple[object, ...]] = set()
+    for plan in plans:
+        identity = tuple((s.kernel, s.inputs, s.outputs) for s in plan.steps)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        executable = link(graph, plan, setting)
+        contenders.append(
+            finish.Contender(
+                plan.name,
+                lambda e=executable: e(*inputs),  # type: ignore[misc]
+                executable.kernels,
+                plan.predicted_us,
+                plan.name == "library",
+                executable,
+            )
+        )
+    if eager is not None:
+        contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None))
+    return contenders
+
+
+def working_dtype(graph: Graph) -> DType:
+    """The lowest floating type that the model computes in: it decides the tolerance."""
+    order = (DType.BF16, DType.F16, DType.F32, DType.F64)
+    used = {n.type.dtype for n in graph.nodes}
+    return next((d for d in order if d in used), DType.F32)

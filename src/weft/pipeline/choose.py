@@ -1,0 +1,159 @@
+"""From measurements to plans: price every use of every problem, solve, and turn choices into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.ir.graph import Graph, NodeId, bits
+from weft.kernels.candidate import Candidate, Kind
+from weft.kernels.formats import Format
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.plan import Plan, Step
+from weft.kernels.source import Kernel, LibraryCall, Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.extract import Extracted
+from weft.orchestrate.program import Solution
+from weft.orchestrate.select import Priced, execution_order, heuristic, select
+from weft.pipeline.problems import Entry, Problems
+
+UNMEASURED_FACTOR = 4.0
+"""An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The kernels of one problem that may be used, fastest first."""
+
+    entry: Entry
+    kernels: tuple[tuple[Schedule, Kernel], ...]
+    times_us: tuple[float, ...]
+    measured: bool
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One use of a problem, as the integer program sees it."""
+
+    priced: Priced
+    ranked: Ranked
+    candidate: Candidate
+    cut: Extracted
+
+
+def rank(
+    problems: Problems, measurements: Mapping[tuple[str, Schedule], Measurement], *, library_only: bool
+) -> list[Ranked]:
+    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured."""
+    found = []
+    for entry in problems.entries.values():
+        timed = []
+        rejected = 0
+        for schedule, kernel in entry.kernels or ():
+            if library_only and not isinstance(kernel, LibraryCall):
+                continue
+            m = measurements.get((entry.problem.key, schedule))
+            if m is not None and m.verdict is Verdict.OK:
+                timed.append((m.median_us, schedule, kernel))
+            rejected += m is not None and m.verdict is not Verdict.OK
+        timed.sort(key=lambda t: t[0])
+        if timed:
+            kernels = tuple((s, k) for _, s, k in timed)
+            found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
+            continue
+        calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
+        fresh = [(s, k) for s, k in calls if (entry.problem.key, s) not in measurements]
+        if entry.essential and fresh:
+            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0)
+            found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
+    return found
+
+
+def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) -> list[Offer]:
+    """Every use of every ranked problem, at its best time."""
+    made = []
+    for r in ranked:
+        for candidate, cut in r.entry.uses:
+            if kinds is not None and candidate.kind not in kinds:
+                continue
+            ins = dict(zip(cut.inputs, cut.problem.input_formats, strict=True))
+            outs = dict(zip(cut.outputs, cut.problem.output_formats, strict=True))
+            priced = Priced(
+                candidate,
+                tuple(ins[i] for i in candidate.inputs),
+                tuple(outs[o] for o in candidate.outputs),
+                r.times_us[0],
+            )
+            made.append(Offer(priced, r, candidate, cut))
+    return made
+
+
+def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options) -> list[Plan]:
+    """Up to three solutions of the integer program, and the heuristic plan."""
+    priced = [o.priced for o in available]
+    solutions = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s)
+    found = [_plan(f"solution-{i + 1}", graph, available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
+    quick = heuristic(graph, priced, alternatives=alternatives)
+    found.append(_plan("heuristic", graph, available, quick, alternatives, None))
+    return found
+
+
+def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives) -> Plan:
+    """One library call per operator where there is one, per primitive elsewhere; row-major; no fusion."""
+    available = [
+        o
+        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN}))
+        if set(o.priced.input_formats + o.priced.output_formats) <= {Format.ROW}
+        and not (o.candidate.members & alternatives.extra)
+    ]
+    covered: set[NodeId] = set()
+    chosen: list[int] = []
+    wide = sorted(
+        range(len(available)), key=lambda i: (-available[i].candidate.members.bit_count(), available[i].priced.cost_us)
+    )
+    for i in wide:
+        members = set(bits(available[i].candidate.members))
+        if not members & covered:
+            covered |= members
+            chosen.append(i)
+    order = execution_order(graph, [o.priced for o in available], chosen, alternatives=alternatives)
+    return _plan("library", graph, available, order, alternatives, None)
+
+
+def _plan(
+    name: str,
+    graph: Graph,
+    available: Sequence[Offer],
+    chosen: Sequence[int],
+    alternatives: Alternatives,
+    solution: Solution | None,
+) -> Plan:
+    classes = alternatives.classes
+    steps = []
+    for index in chosen:
+        offer = available[index]
+        cut, ranked = offer.cut, offer.ranked
+        steps.append(
+            Step(
+                kernel=ranked.kernels[0][1],
+                inputs=_stored(graph, cut.inputs, cut.problem.input_formats, classes),
+                outputs=_stored(graph, cut.outputs, cut.problem.output_formats, classes),
+                members=tuple(bits(offer.candidate.members)),
+                kind=offer.candidate.kind,
+                problem_key=cut.problem.key,
+                cost_us=ranked.times_us[0],
+                measured=ranked.measured,
+                runner_up=ranked.kernels[1][0] if len(ranked.kernels) > 1 else None,
+                runner_up_us=ranked.times_us[1] if len(ranked.times_us) > 1 else 0.0,
+            )
+        )
+    return Plan(name, tuple(steps), None if solution is None else solution.report)
+
+
+def _stored(
+    graph: Graph, nodes: Sequence[NodeId], formats: Sequence[Format], classes: Mapping[NodeId, NodeId]
+) -> tuple[tuple[NodeId, Format], ...]:
+    del graph
+    return tuple((classes.get(n, n), f) for n, f in zip(nodes, formats, strict=True))

@@ -1,0 +1,139 @@
+"""The last word: whole plans are verified, timed against each other, and the fastest verified one wins.
+
+The sum of isolated kernels only proposes. Protocol: all plans and baselines in one process, on the same inputs,
+in interleaved rounds of seeded random order; a plan replaces the best baseline only if it wins by more than
+max(2 %, half the 95 % interval of the paired differences).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.ir.types import Array, DType
+from weft.kernels.record import PlanRecord
+from weft.runtime.executable import Executable
+from weft.tune.tolerance import gate_b
+
+Run = Callable[[], Sequence[torch.Tensor]]
+ROUNDS = 15
+MARGIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something that computes the whole graph."""
+
+    name: str
+    run: Run
+    kernels: int
+    predicted_us: float
+    baseline: bool
+    executable: Executable | None
+    """None for the framework's own eager execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Gate B over all outputs."""
+
+    ok: bool
+    worst: float
+    """Largest absolute difference."""
+    note: str
+
+
+def verify(contender: Contender, expected: Sequence[Array], dtype: DType) -> Check:
+    """Compare a contender's outputs with the reference, as tolerances of `dtype` allow (`tune.tolerance`)."""
+    worst, notes = 0.0, []
+    for position, (got, want) in enumerate(zip(contender.run(), expected, strict=True)):
+        exact = not got.is_floating_point()
+        found = gate_b(DType.from_numpy(got.numpy().dtype) if exact else dtype, got=as_array(got), want=want)
+        worst = max(worst, found.worst)
+        if not found.ok:
+            notes.append(f"output {position}: {found.outside:.2%} outside, cosine {found.cosine:.6f}")
+    return Check(not notes, worst, "; ".join(notes))
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Values as NumPy has them; bf16 widens to float32."""
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().numpy()
+
+
+def interleave(
+    runs: Mapping[str, Callable[[], object]], *, rounds: int, seed: int, budget_s: float
+) -> dict[str, list[float]]:
+    """Microseconds per call in `rounds` rounds (at least 5, fewer than asked if the budget ends).
+
+    Each sample repeats the call until about 2 ms have passed; two untimed calls go first.
+    """
+    repeats: dict[str, int] = {}
+    for name, run in runs.items():
+        run()
+        start = time.perf_counter()
+        run()
+        repeats[name] = max(1, min(200, round(2e-3 / max(time.perf_counter() - start, 1e-7))))
+    order = list(runs)
+    chance = random.Random(seed)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    began = time.perf_counter()
+    for done in range(rounds):
+        if done >= 5 and time.perf_counter() - began > budget_s:
+            break
+        chance.shuffle(order)
+        for name in order:
+            run, n = runs[name], repeats[name]
+            start = time.perf_counter()
+            for _ in range(n):
+                run()
+            samples[name].append((time.perf_counter() - start) / n * 1e6)
+    return samples
+
+
+def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
+    """The margin rule on paired rounds."""
+    differences = [a - b for a, b in zip(incumbent, challenger, strict=True)]
+    gain = statistics.median(differences)
+    spread = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return gain > max(MARGIN * statistics.median(incumbent), 1.96 * spread)
+
+
+def decide(
+    contenders: Sequence[Contender],
+    expected: Sequence[Array],
+    dtype: DType,
+    *,
+    seed: int,
+    budget_s: float = 20.0,
+) -> tuple[Contender, tuple[PlanRecord, ...]]:
+    """The fastest verified contender by the margin rule, and what was found of each.
+
+    The baselines must include one that is right by definition (the framework's own operators).
+    """
+    checked = {c.name: verify(c, expected, dtype) for c in contenders}
+    sound = [c for c in contenders if checked[c.name].ok]
+    samples = interleave({c.name: c.run for c in sound}, rounds=ROUNDS, seed=seed, budget_s=budget_s)
+    median = {name: statistics.median(s) for name, s in samples.items()}
+    plans = sorted((c for c in sound if not c.baseline), key=lambda c: median[c.name])
+    bases = sorted((c for c in sound if c.baseline), key=lambda c: median[c.name])
+    best = plans[0] if plans and (not bases or wins(samples[plans[0].name], samples[bases[0].name])) else None
+    chosen = best or (bases[0] if bases else contenders[-1])
+    records = tuple(
+        PlanRecord(
+            name=c.name,
+            kernels=c.kernels,
+            predicted_us=c.predicted_us,
+            samples_us=tuple(samples.get(c.name, ())),
+            median_us=median.get(c.name, float("inf")),
+            verified=checked[c.name].ok,
+            worst_error=checked[c.name].worst,
+            note=checked[c.name].note,
+        )
+        for c in contenders
+    )
+    return chosen, records

@@ -1,0 +1,52 @@
+"""What the whole model should give: inputs to judge and time it on, and the outputs they must lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from weft.generate.library.execute import BoundCall
+from weft.generate.library.translate import Program
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.prims import Prim
+from weft.ir.types import Array
+from weft.kernels.source import Schedule
+from weft.pipeline.finish import as_array
+from weft.runtime.executable import to_torch
+from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.oracle import Mode, evaluate
+
+
+def example_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
+    """Zero-mean normal values; integers that are used as indices stay in range."""
+    return draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=seed)
+
+
+def outputs(
+    graph: Graph, inputs: Sequence[torch.Tensor], eager: Callable[..., Sequence[torch.Tensor]] | None
+) -> list[Array]:
+    """The graph as it was imported (before any clean-up), in float64; the framework's own result where
+    an operator has no meaning outside it.
+    """
+    with torch.no_grad():
+        found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0)
+        if not isinstance(found, Declined):
+            return [as_array(x) for x in found.outputs]
+        if eager is not None:
+            return [as_array(x) for x in eager(*inputs)]
+        return [as_array(x) for x in primitive_by_primitive(graph, inputs)]
+
+
+def primitive_by_primitive(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Every primitive of the graph as its own library call, in its own types."""
+    program = Program(graph)
+    weights: dict[int, torch.Tensor] = {}
+    for node, n in enumerate(graph.nodes):
+        if n.prim is Prim.CONSTANT:
+            position = len(graph.inputs) + len(weights)
+            program.bind_weight(node, position)
+            weights[position] = to_torch(graph.constant(node), n.type.dtype)
+    call = program.finish(Schedule("library", (("form", "primitives"),)), in_place=False)
+    return BoundCall(call, weights).run(list(inputs))

@@ -1,0 +1,51 @@
+"""Names, times, reports and dumps the stages of a compilation; all stages go through one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from weft.kernels.record import StageRecord
+from weft.options import Options
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Say = Callable[[str, str], None]
+"""Progress: (stage, one line). Called often; must be quick and must not raise."""
+
+
+def silent(stage: str, line: str) -> None:
+    """The default listener."""
+    del stage, line
+
+
+class Stages:
+    """Runs stages in order and keeps what each one took and made."""
+
+    def __init__(self, options: Options, say: Say = silent) -> None:
+        self.options = options
+        self.say = say
+        self.records: list[StageRecord] = []
+
+    def run(self, name: str, stage: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one stage; its result's `str` is dumped when `options.dump_dir` is set."""
+        self.say(name, "")
+        start = time.perf_counter()
+        result = stage(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        self.records.append(StageRecord(name, seconds, ""))
+        if self.options.dump_dir is not None:
+            self._dump(self.options.dump_dir, name, result)
+        return result
+
+    def note(self, detail: str) -> None:
+        """One line about the stage that just ended."""
+        last = self.records[-1]
+        self.records[-1] = StageRecord(last.name, last.seconds, detail)
+        self.say(last.name, detail)
+
+    def _dump(self, folder: Path, name: str, result: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{len(self.records):02d}-{name.replace(' ', '-')}.txt").write_text(str(result))

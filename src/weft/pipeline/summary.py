@@ -1,0 +1,188 @@
+"""The record of a compilation: what was found, chosen and refused, and why; plain data for people."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import weft
+from weft.frontends.imported import Imported
+from weft.ir.graph import Graph, NodeId, bits
+from weft.ir.prims import FREE
+from weft.kernels.measurement import Verdict
+from weft.kernels.plan import Plan, Step
+from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
+from weft.kernels.source import KernelSource, LibraryCall
+from weft.orchestrate.enumerate import Enumeration
+from weft.pipeline.problems import Entry, Problems
+from weft.pipeline.search import Known
+from weft.runtime.executable import Executable
+
+MAX_NEIGHBOURS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a record is made from."""
+
+    imported: Imported
+    graph: Graph
+    found: Enumeration
+    problems: Problems
+    known: Known
+    plans: Sequence[Plan]
+    timed: tuple[PlanRecord, ...]
+    chosen: str
+    executable: Executable
+
+
+@cache
+def source_hash() -> str:
+    """Hash of the sources that decide about kernels and plans: another version never reads this one's plans."""
+    root = Path(weft.__file__).parent
+    state = hashlib.sha256()
+    for package in ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "pipeline"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".h"):
+                state.update(path.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tuple[StageRecord, ...]) -> CompileRecord:
+    """Everything that the command line and the report show."""
+    plan = parts.executable.plan
+    graph = parts.executable.graph
+    solver = next((p.solver for p in parts.plans if p.solver is not None), None)
+    refused = Counter(m.verdict.value for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
+    made = sum(len(e.kernels or ()) for e in parts.problems.entries.values())
+    measured = len(parts.known.measurements)
+    return CompileRecord(
+        model=model,
+        device="cpu",
+        environment=tuple(sorted(environment.items())),
+        operators=parts.imported.operators,
+        primitives=sum(n.prim not in FREE for n in graph.nodes),
+        primitives_before=sum(n.prim not in FREE for n in parts.imported.graph.nodes),
+        stages=stages,
+        candidates_raw=parts.found.raw,
+        candidates=len(parts.found.candidates),
+        capped=parts.found.capped,
+        rejected_candidates=tuple(parts.found.rejected.most_common()),
+        problems=len(parts.problems.entries),
+        pruned=len(parts.problems.entries) - len(parts.known.best_us),
+        measured=measured - parts.known.reused,
+        reused=parts.known.reused,
+        rejected_kernels=tuple(refused.most_common()) + tuple(parts.problems.declined.most_common(20)),
+        opaque=tuple((u.op, u.reason, u.count) for u in parts.imported.opaque),
+        notes=(*parts.imported.notes, f"{made} kernels were generated"),
+        solver_seconds=solver.seconds if solver else 0.0,
+        solver_gap=solver.gap if solver else 0.0,
+        solver_status=solver.status if solver else "none",
+        objective_us=solver.objective_us if solver else 0.0,
+        plans=parts.timed,
+        chosen=parts.chosen,
+        steps=tuple(_step(i, s, parts) for i, s in enumerate(plan.steps)),
+        graph=_nodes(graph, plan),
+        arena_bytes=parts.executable.memory.arena_bytes,
+        live_bytes=parts.executable.memory.live_bytes,
+        weight_bytes=sum(x.nbytes for x in graph.constants.values()),
+        seconds=sum(s.seconds for s in stages),
+    )
+
+
+def _step(position: int, step: Step, parts: Parts) -> StepRecord:
+    graph = parts.executable.graph
+    entry = parts.problems.entries.get(step.problem_key)
+    tried = [m for (key, _), m in parts.known.measurements.items() if key == step.problem_key]
+    origins = {graph.nodes[n].origin for n in step.members} - {-1}
+    sources = [graph.origins[o].source or graph.origins[o].rule for o in sorted(origins)]
+    return StepRecord(
+        position=position,
+        schedule=str(step.kernel.schedule),
+        kind=step.kind.value,
+        primitives=tuple(graph.nodes[n].prim.value for n in step.members),
+        nodes=step.members,
+        operators=tuple(dict.fromkeys(sources)),
+        inputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.inputs),
+        outputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.outputs),
+        cost_us=step.cost_us,
+        bound_us=entry.bound_us if entry else 0.0,
+        predicted_us=entry.estimate_us if entry else 0.0,
+        in_place_us=0.0,
+        runner_up=str(step.runner_up) if step.runner_up else "",
+        runner_up_us=step.runner_up_us,
+        alternatives=len(tried),
+        rejected=sum(m.verdict is not Verdict.OK for m in tried),
+        neighbours=_neighbours(step, parts),
+        source=step.kernel.text if isinstance(step.kernel, KernelSource) else call_text(step.kernel),
+    )
+
+
+def call_text(call: LibraryCall) -> str:
+    """A library call as readable lines."""
+    lines = [f"once: {s.target}({', '.join(map(str, s.args))})" for s in call.prepare]
+    lines += [f"call: {s.target}({', '.join(map(str, s.args))})" for s in call.run]
+    return "\n".join(lines)
+
+
+def _neighbours(step: Step, parts: Parts) -> tuple[Neighbour, ...]:
+    """Larger candidates around a chosen kernel, with what they would cost against the kernels they replace."""
+    graph = parts.executable.graph
+    mine = frozenset(step.members)
+    if not mine:
+        return ()
+    steps = parts.executable.plan.steps
+    found = []
+    for entry in parts.problems.entries.values():
+        for candidate, cut in entry.uses[:1]:
+            members = frozenset(bits(candidate.members))
+            if not mine < members:
+                continue
+            replaced = [s for s in steps if s.members and frozenset(s.members) <= members]
+            if frozenset().union(*(s.members for s in replaced)) != members:
+                continue
+            parts_us = sum(s.cost_us for s in replaced)
+            cost, reason = _why_not(entry, parts, parts_us)
+            added = ", ".join(graph.nodes[n].prim.value for n in sorted(members - mine))
+            del cut
+            found.append(Neighbour(f"+ {added}", cost, parts_us, reason))
+    found.sort(key=lambda n: n.cost_us - n.parts_us)
+    return tuple(found[:MAX_NEIGHBOURS])
+
+
+def _why_not(entry: Entry, parts: Parts, parts_us: float) -> tuple[float, str]:
+    best = parts.known.best_us.get(entry.problem.key)
+    if best is None:
+        price = parts.known.price(entry)
+        return price, "not measured: even at its optimistic price no better plan uses it"
+    if math.isinf(best):
+        return best, "no generator makes it, or every kernel was refused"
+    verdict = "slower than its parts" if best >= parts_us else "faster alone, but other kernels need the values inside"
+    return best, verdict
+
+
+def _nodes(graph: Graph, plan: Plan) -> tuple[NodeRecord, ...]:
+    computed: dict[NodeId, list[int]] = {}
+    for position, step in enumerate(plan.steps):
+        for node in step.members:
+            computed.setdefault(node, []).append(position)
+    records = []
+    for i, n in enumerate(graph.nodes):
+        origin = graph.origins[n.origin] if n.origin >= 0 else None
+        records.append(
+            NodeRecord(
+                id=i,
+                prim=n.prim.value,
+                type=str(n.type),
+                inputs=n.inputs,
+                operator=(origin.source or origin.rule) if origin else "",
+                location=origin.location if origin else "",
+                steps=tuple(computed.get(i, ())),
+            )
+        )
+    return tuple(records)
