@@ -51,7 +51,7 @@ def check(module, *inputs, dtype=torch.float32, opaque_ops=()):
     assert len(results) == len(wanted)
     for x, y in zip(results, wanted, strict=True):
         limits = LIMITS.get(dtype, {"rtol": 0, "atol": 0}) if y.dtype.is_floating_point else {"rtol": 0, "atol": 0}
-        torch.testing.assert_close(x, y, **limits)
+        torch.testing.assert_close(x, y, equal_nan=True, **limits)
     return imported
 
 

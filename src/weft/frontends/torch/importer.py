@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -438,7 +439,10 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
         UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
     """
     if _needs_decomposition(program):
-        program = program.run_decompositions(decompositions())
+        with warnings.catch_warnings():
+            # torch warns about itself while it copies the program
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions(decompositions())
     gm = program.graph_module
     importer = _Importer(device, lambda name: _attribute_of(gm, name))
     nodes = {n.name: n for n in gm.graph.nodes}
@@ -541,6 +545,9 @@ def _traced(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fx.GraphMod
     """The same computation as a functional ATen graph with types."""
     functional = torch.func.functionalize(gm, remove="mutations_and_views")
     try:
-        return make_fx(functional, decomposition_table=decompositions(), tracing_mode="fake")(*example_inputs)
+        trace = make_fx(
+            functional, decomposition_table=decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
+        )
+        return trace(*example_inputs)
     except torch._dynamo.exc.TorchDynamoException as error:
         raise UnsupportedError(op="FX graph", reason=str(error)) from error

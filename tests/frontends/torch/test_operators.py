@@ -1,0 +1,143 @@
+"""Single operators: promotion, scalars, shapes and indices exactly as eager has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.frontends.torch.support import check
+
+X = torch.tensor([[-2.5, -1.0, 0.0], [0.5, 1.5, 3.0]])
+N = torch.tensor([[-7, -3, 0], [2, 5, 9]])
+B = torch.tensor([[True, False, True], [False, False, True]])
+
+CASES = {
+    "int + float number": (lambda i: i + 1.5, N),
+    "int + float": (lambda i, x: i + x, N, X),
+    "int32 + int64": (lambda i: i.int() + i, N),
+    "uint8 wraps": (lambda i: i.to(torch.uint8) * 200, I.abs()),
+    "bool + bool": (lambda b: b + b, B),
+    "bool * float": (lambda b, x: b * x, B, X),
+    "alpha": (lambda x: torch.add(x, x, alpha=2) - torch.sub(x, 3, alpha=0.5), X),
+    "rsub": (lambda x: 1 - x, X),
+    "int / int": (lambda i: i / 3, N),
+    "floor division of ints": (lambda i: i // 4, N),
+    "floor division by a negative": (lambda i: torch.div(i, -4, rounding_mode="floor"), N),
+    "truncating division": (lambda i: torch.div(i, -4, rounding_mode="trunc"), N),
+    "floor division of floats": (lambda x: torch.div(x, 0.3, rounding_mode="floor"), X),
+    "floor division by zero": (lambda x: torch.div(x, 0.0, rounding_mode="floor"), X),
+    "remainder": (lambda i: (i % 4, i % -4, torch.fmod(i, -4)), N),
+    "remainder of floats": (lambda x: (x % 0.7, torch.fmod(x, -0.7)), X),
+    "powers": (lambda x: (x**2, x**3, x**-1, x**0, x**4, 2**x), X),
+    "power of ints": (lambda i: (i**2, i**3, i**5), N),
+    "root": (lambda x: (x.abs() ** 0.5, (x.abs() + 1) ** -0.5), X),
+    "compare int with float number": (lambda i: (i > 2.5, i == 2, i <= -3.0), N),
+    "compare int with float": (lambda i, x: i < x, N, X),
+    "compare bool": (lambda b: b == True, B),  # noqa: E712
+    "logic": (lambda x, b: (torch.logical_and(x, b), torch.logical_not(x), torch.logical_xor(x, b)), X, B),
+    "bits": (lambda i: (i & 6, i | 1, i ^ 3, ~i), N),
+    "bits of bools": (lambda b: (b & b, ~b), B),
+    "clamp": (lambda x: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(max=-0.5), x.clamp(1, -1)), X),
+    "clamp int": (lambda i: (i.clamp(-2, 3), i.clamp(max=2.5)), N),
+    "clamp by tensors": (lambda x: torch.clamp(x, x - 1, x * 0.5), X),
+    "where": (lambda b, x, i: (torch.where(b, x, i), torch.where(b, x, 0.0)), B, X, N),
+    "rounding": (lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x.frac()), X),
+    "rounding of ints": (lambda i: (i.floor(), i.round()), N),
+    "classify": (lambda x: ((x / 0).isinf(), (x * float("nan")).isnan()), X),
+    "classify ints": (lambda i: (i.isnan(), i.isinf()), N),
+    "sign": (lambda x, b: (x.sign(), b.sign(), x.abs()), X, B),
+    "casts": (lambda x: (x.int(), x.bool(), x.to(torch.uint8) * 0, x.double(), x.half()), X),
+    "functions": (lambda x: (x.exp(), x.sin(), x.erf(), x.tanh(), x.expm1(), x.abs().log1p(), x.sinh()), X),
+    "functions of ints": (lambda i: (i.exp(), i.sin(), i.abs().sqrt(), (i.abs() + 1).log2()), N),
+    "logarithms": (lambda x: ((x.abs() + 1).log(), (x.abs() + 1).log2(), (x.abs() + 1).log10()), X),
+    "sum": (lambda x: (x.sum(), x.sum(0), x.sum((0, 1), keepdim=True), x.sum([])), X),
+    "sum of ints and bools": (lambda i, b: (i.sum(0), b.sum(), i.int().sum(1), b.sum(1, dtype=torch.float32)), N, B),
+    "mean": (lambda x, i: (x.mean(), x.mean(-1, keepdim=True), i.mean(0, dtype=torch.float64)), X, N),
+    "products": (lambda x, i: (x.prod(), x.prod(0), i.prod(1)), X, N),
+    "extremes": (lambda x, i: (x.amax(), x.amin(0), i.amax(1, True), x.max(), i.min()), X, N),
+    "extremes with positions": (lambda x, i: (*x.max(1), *i.min(0, keepdim=True)), X, N),
+    "positions": (lambda x, i: (x.argmax(), x.argmin(0), i.argmax(1, keepdim=True)), X, N),
+    "any and all": (lambda x, b, i: (b.any(), b.all(0), x.any(1), i.all(), b.any((0, 1))), X, B, N),
+    "variance": (lambda x: (x.var(), x.var(1), x.std(0, correction=0), x.var((0, 1), keepdim=True)), X),
+    "variance and mean": (lambda x: torch.var_mean(x, 1, correction=0), X),
+    "norms": (lambda x: (x.norm(), x.norm(1, 0), torch.linalg.vector_norm(x, float("inf"), 1)), X),
+    "logsumexp": (lambda x: (x.logsumexp(0), x.logsumexp((0, 1), keepdim=True)), X),
+    "views": (lambda x: (x.view(3, 2), x.t(), x.reshape(-1), x[None, :, None], x.flatten().squeeze()), X),
+    "slices": (lambda x: (x[:, 1:], x[-1], x[:, ::2], x[0:9], x[:, -2:-1], x[1:0]), X),
+    "split": (lambda x: (x.split(2, 1), x.chunk(3, 1), x.unbind(0)), X),
+    "join": (lambda x, i: (torch.cat([x, x], 1), torch.stack([x, x], -1), torch.cat([x, i])), X, N),
+    "join with the empty vector": (lambda x: torch.cat([torch.empty(0), x]), X),
+    "repeat": (lambda x: (x.repeat(2, 1), x.repeat(2, 1, 3), x.expand(4, 2, 3), x.repeat_interleave(2, 0)), X),
+    "flip and roll": (lambda x: (x.flip(0, 1), x.roll(1, 1), x.roll((1, -1), (0, 1)), x.roll(2)), X),
+    "diagonal": (lambda x: (x.diagonal(), x.diagonal(1), x.diagonal(-1), x.diagonal(5)), X),
+    "triangles": (lambda x: (x.tril(), x.triu(1), x.tril(-1)), X),
+    "pad": (lambda x: (F.pad(x, (1, 2)), F.pad(x, (1, 0, 2, 1), value=2.5), F.pad(x, (-1, 1))), X),
+    "pad ints": (lambda i: F.pad(i, (1, 1), value=-4), N),
+    "pad edges": (lambda x: (F.pad(x[None], (1, 2), mode="replicate"), F.pad(x[None], (2, 1), mode="reflect")), X),
+    "fill": (lambda x: (torch.full_like(x, 3), torch.zeros(2, 3) + x, x.new_ones(3), torch.full((2,), 7)), X),
+    "arange": (lambda x: (torch.arange(5), torch.arange(1, 9, 3), torch.arange(0, 1, 0.25), x + torch.arange(3)), X),
+    "eye": (lambda x: (torch.eye(3), torch.eye(2, 3) * x), X),
+    "masked fill": (lambda x, b: (x.masked_fill(b, -1e9), x.masked_fill(~b, torch.tensor(2.0))), X, B),
+    "scatter a slice": (lambda x: (x.slice_scatter(x[:, :1] * 2, 1, 1, 2), x.select_scatter(x[0] * 3, 0, 1)), X),
+    "index by one": (lambda x: (x[:, torch.tensor([2, 0, -1])], x[torch.tensor([[1, 0], [0, 1]])]), X),
+    "index by two": (lambda x: x[torch.tensor([[0], [1]]), torch.tensor([0, 2, -1])], X),
+    "index apart": (lambda x: x.view(2, 3, 1).expand(2, 3, 4)[torch.tensor([0, 1]), :, torch.tensor([3, -1])], X),
+    "select by index": (lambda x: (x.index_select(1, torch.tensor([2, 2])), x.index_select(0, torch.tensor(1))), X),
+    "gather": (lambda x: (x.gather(1, torch.tensor([[2], [0]])), x.gather(0, torch.tensor([[1, 0]]))), X),
+    "matmul": (lambda x: (x @ x.t(), x @ x[0], x[0] @ x.t(), x[0] @ x[0], torch.mv(x, x[0])), X),
+    "batched": (lambda x: (torch.bmm(x[None], x.t()[None]), torch.einsum("ij,kj->ik", x, x)), X),
+    "addmm": (lambda x: torch.addmm(x[:, :2], x, x.t(), beta=0.5, alpha=2), X),
+    "baddbmm": (lambda x: torch.baddbmm(x[None, :, :2], x[None], x.t()[None], beta=0.5, alpha=2), X),
+    "int matmul": (lambda i: i @ i.t(), N),
+    "softmax": (lambda x: (x.softmax(0), x.log_softmax(1), x.half().softmax(1, dtype=torch.float32)), X),
+    "softmax of a scalar": (lambda x: x.sum().softmax(0), X),
+    "pooling": (
+        lambda x: (F.max_pool2d(x[None], 2, ceil_mode=True), F.avg_pool2d(x[None], 2, 1, 1, count_include_pad=False)),
+        X,
+    ),
+    "average pooling over the edge": (lambda x: F.avg_pool2d(x[None], 2, 2, 1, ceil_mode=True), X),
+    "average pooling by a number": (lambda x: F.avg_pool2d(x[None], 2, 1, divisor_override=3), X),
+    "pooling in one dimension": (lambda x: (F.max_pool1d(x, 2), F.avg_pool1d(x, 2), F.adaptive_avg_pool1d(x, 2)), X),
+    "conv1d": (lambda x: F.conv1d(x[None], torch.ones(3, 2, 2), padding=1), X),
+    "unbatched convolution": (lambda x: F.conv2d(x[None], torch.ones(3, 1, 2, 2), torch.ones(3)), X),
+    "scalars": (lambda x: (x.sum() * 2, x.sum() + x, torch.tensor(3.0) * x), X),
+    "empty": (lambda x: (x[:0], x[:0].sum(), torch.cat([x[:0], x]), x[:, :0] @ x[:0].t()[:0]), X),
+    "same thing twice": (lambda x: (x + 1, x + 1), X),
+    "an argument": (lambda x: (x, x.clone()), X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operator(name):
+    function, *inputs = CASES[name]
+    check(function, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda x: x.cumsum(0), "aten.cumsum.default"),
+        (lambda x: x.topk(2, 1), "aten.topk.default"),
+        (lambda x: x.sort(1), "aten.sort.default"),
+        (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
+        (lambda x: x.scatter(1, torch.tensor([[0], [2]]), 1.0), "aten.scatter.value"),
+        (lambda x: F.max_pool2d(x[None], 2, return_indices=True), "aten.max_pool2d_with_indices.default"),
+    ],
+)
+def test_an_operator_without_a_rule_is_run_by_aten(function, op):
+    imported = check(function, X, opaque_ops=(op,))
+    (use,) = imported.opaque
+    assert use.reason
+    assert use.count == 1
+
+
+def test_results_of_one_opaque_call_share_it():
+    imported = check(lambda x: x.topk(2, 1), X, opaque_ops=("aten.topk.default",))
+    calls = [n.attrs for n in imported.graph.nodes if n.prim.value == "opaque"]
+    assert [c.result for c in calls] == [0, 1]
+    assert calls[0].payload == calls[1].payload
+    assert calls[0].types == calls[1].types
+
+
+def test_a_number_that_f16_cannot_hold_is_not_rounded():
+    check(lambda x: (x.half() * 1e-8 * 1e8, x.bfloat16() + 0.001), X, dtype=torch.float16)
