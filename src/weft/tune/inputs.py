@@ -1,0 +1,198 @@
+"""The inputs that a kernel must survive before it is timed. Everything follows from the problem and a seed.
+
+Three sets, each run under two poisons (the third is also the set that is timed):
+
+* INTEGERS: whole numbers in {-2..2}. Where sums stay exact the result must be bit-equal, so that a lost or doubled
+  slice of a reduction shows at zero tolerance.
+* ADVERSARIAL: normal values with large, tiny, denormal, signed zero, NaN and infinite ones planted at random and
+  around multiples of 16 (tile edges). Only the NaN / +Inf / -Inf / finite classes are compared there, and whole
+  values where no rounding is involved.
+* NORMAL: zero-mean, because positive data hide a loss of precision. The precision gate and the timing use it.
+  If most of the result is not finite on it (a logarithm or root of negative values), the inputs that lead there
+  are made positive, else all of them are kept in (0.1, 0.9); the oracle decides, not the kernel.
+
+Roles are read off the graph: an integer that reaches an index operand stays in range, a divisor is not zero, a
+shift count is below the width. The second operand of a product is scaled by 1/sqrt(K), so that what follows it
+(exponentials, say) sees values of order one, as in a real network.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir import attrs as a
+from weft.ir.graph import Graph
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType, TensorType
+
+SETS_VERSION = 1
+"""Part of the key of every verdict."""
+
+
+class InputSet(Enum):
+    """The closed set of kinds; see the module."""
+
+    INTEGERS = "integers"
+    ADVERSARIAL = "adversarial"
+    NORMAL = "normal"
+
+
+class Domain(Enum):
+    """How NORMAL draws floats; tried in this order."""
+
+    ZERO_MEAN = "zero-mean"
+    POSITIVE_ROOTS = "positive where a root or logarithm follows"
+    UNIT = "in (0.1, 0.9)"
+    ABOVE_ONE = "in (1.1, 2)"
+
+
+@dataclass(slots=True)
+class Role:
+    """What an input's values must obey."""
+
+    index_below: int = 0
+    """Values stay in [0, index_below); 0: no index."""
+    divisor: bool = False
+    shift_below: int = 0
+    root: bool = False
+    """Reaches a root or a logarithm without passing through a reduction."""
+    scale: float = 1.0
+
+
+_DOMAIN_LIMITED = frozenset({Prim.SQRT, Prim.RSQRT, Prim.LOG, Prim.LOG1P, Prim.POW, Prim.ACOSH})
+
+
+def roles(graph: Graph) -> tuple[Role, ...]:
+    """One role per input, found by walking back from the operands that need something."""
+    found = {i: Role() for i in graph.inputs}
+    for node in graph.nodes:
+        if node.prim in (Prim.GATHER, Prim.TAKE_ALONG) and isinstance(node.attrs, a.GatherAttrs):
+            size = graph.type_of(node.inputs[0]).shape[node.attrs.axis]
+            for i in _sources(graph, node.inputs[1], found, through_arithmetic=True):
+                if graph.type_of(i).dtype.is_integer:
+                    old = found[i].index_below
+                    found[i].index_below = min(old, size) if old else max(size, 1)
+        elif node.prim in (Prim.DIV, Prim.MOD, Prim.FMOD) and node.type.dtype.is_integer:
+            for i in _sources(graph, node.inputs[1], found, through_arithmetic=False):
+                found[i].divisor = True
+        elif node.prim in (Prim.SHL, Prim.SHR):
+            for i in _sources(graph, node.inputs[1], found, through_arithmetic=False):
+                found[i].shift_below = node.type.dtype.itemsize * 8
+        elif node.prim in _DOMAIN_LIMITED:
+            for i in _sources(graph, node.inputs[0], found, through_arithmetic=True):
+                found[i].root = True
+        elif node.prim in (Prim.MATMUL, Prim.CONV):
+            k = _contracted(graph, node.inputs, node.attrs)
+            for i in _sources(graph, node.inputs[1], found, through_arithmetic=False):
+                found[i].scale = 1.0 / math.sqrt(max(k, 1))
+    return tuple(found[i] for i in graph.inputs)
+
+
+def _contracted(graph: Graph, operands: tuple[int, ...], attrs: a.Attrs) -> int:
+    if isinstance(attrs, a.ConvAttrs):
+        w = graph.type_of(operands[1]).shape
+        return math.prod(w[2:]) * (w[0] // attrs.groups if attrs.transposed else w[1])
+    return graph.type_of(operands[0]).shape[-1]
+
+
+_STOP = frozenset({Category.LINEAR, Category.OPAQUE})
+
+
+def _sources(graph: Graph, node: int, inputs: dict[int, Role], *, through_arithmetic: bool) -> list[int]:
+    """Inputs that a value comes from; through data movement alone, or through elementwise arithmetic too."""
+    seen, stack, out = {node}, [node], []
+    while stack:
+        i = stack.pop()
+        if i in inputs:
+            out.append(i)
+        n = graph.nodes[i]
+        moves = CATEGORY[n.prim] in (Category.BROADCAST, Category.VIEW, Category.LAYOUT) or n.prim is Prim.CAST
+        if CATEGORY[n.prim] in _STOP or not (moves or through_arithmetic):
+            continue  # what lies behind a product, or behind arithmetic, is not this value
+        for j in n.inputs[:1] if n.prim in (Prim.GATHER, Prim.TAKE_ALONG) else n.inputs:
+            if j not in seen:
+                seen.add(j)
+                stack.append(j)
+    return out
+
+
+def draw(graph: Graph, kind: InputSet, domain: Domain, *, seed: int) -> list[torch.Tensor]:
+    """One tensor per input, row-major, in the graph's own element types. The same arguments give the same bits."""
+    found = roles(graph)
+    out = []
+    for k, (node, role) in enumerate(zip(graph.inputs, found, strict=True)):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + k * 7919 + _SALT[kind]) & (2**63 - 1))
+        out.append(_tensor(graph.type_of(node), role, kind, domain, generator))
+    return out
+
+
+_SALT = {InputSet.INTEGERS: 11, InputSet.ADVERSARIAL: 23, InputSet.NORMAL: 37}
+
+
+def _tensor(t: TensorType, role: Role, kind: InputSet, domain: Domain, g: torch.Generator) -> torch.Tensor:
+    dtype = TORCH_DTYPE[t.dtype]
+    if t.dtype is DType.BOOL:
+        return torch.randint(0, 2, t.shape, generator=g).to(torch.bool)
+    if t.dtype.is_integer:
+        low, high = _integer_range(t.dtype, role, kind)
+        values = torch.randint(low, high, t.shape, generator=g)
+        if role.divisor:
+            values = torch.where(values == 0, torch.ones_like(values), values)
+        return values.to(dtype)
+    if kind is InputSet.INTEGERS:
+        whole = torch.randint(-2, 3, t.shape, generator=g)
+        if role.root and domain is not Domain.ZERO_MEAN:
+            whole = whole.abs() + 1
+        return whole.to(dtype)
+    values = _floats(t, role, domain, g)
+    if kind is InputSet.ADVERSARIAL:
+        _plant(values, t.dtype, g)
+    return values.to(dtype)
+
+
+def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:
+    if role.index_below:
+        return 0, role.index_below
+    if role.shift_below:
+        return 0, role.shift_below
+    if kind is InputSet.INTEGERS:
+        return (0, 5) if dtype is DType.U8 else (-2, 3)
+    wide = 100 if kind is InputSet.ADVERSARIAL else 20
+    return (0, wide) if dtype is DType.U8 else (-wide, wide + 1)
+
+
+def _floats(t: TensorType, role: Role, domain: Domain, g: torch.Generator) -> torch.Tensor:
+    held = torch.float64 if t.dtype is DType.F64 else torch.float32
+    if domain is Domain.UNIT:
+        return torch.rand(t.shape, generator=g, dtype=held) * 0.8 + 0.1
+    if domain is Domain.ABOVE_ONE:
+        return torch.rand(t.shape, generator=g, dtype=held) * 0.9 + 1.1
+    values = torch.randn(t.shape, generator=g, dtype=held)
+    if role.root and domain is Domain.POSITIVE_ROOTS:
+        return values.abs() + 0.1
+    return values * role.scale
+
+
+def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator) -> None:
+    """Put special values into a share of at most 1/16 of the elements, in place."""
+    n = values.numel()
+    if n == 0:
+        return
+    info = torch.finfo(TORCH_DTYPE[dtype])
+    large, tiny = math.sqrt(info.max) / 16, math.sqrt(info.tiny)
+    denormal = info.smallest_normal / 4
+    special = [large, -large, tiny, -tiny, denormal, -denormal, 0.0, -0.0, math.nan, math.inf, -math.inf]
+    count = max(1, min(n // 16, 22)) if n > 1 else 1
+    at = torch.randint(0, n, (count,), generator=g)
+    edges = (torch.arange(0, min(n, 16 * 1024), 16) - 1).clamp(0, n - 1)
+    chosen = edges[torch.randint(0, len(edges), (max(1, count // 2),), generator=g)]
+    where = torch.cat([at, chosen, torch.tensor([n - 1])])[: max(1, n // 8)]
+    start = int(torch.randint(0, len(special), (1,), generator=g))
+    flat = values.view(-1)
+    for k, position in enumerate(where.tolist()):
+        flat[position] = special[(start + k) % len(special)]

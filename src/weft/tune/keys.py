@@ -1,0 +1,112 @@
+"""What makes two measurements comparable: full canonical descriptions, hashed only to find them.
+
+Equality of the *text* is checked on every hit; a hash that agrees proves nothing. A timing belongs to one CPU model,
+number of threads, versions of torch and of the compiler, the measuring protocol and the sources of what made the
+kernel. Timings never move between CPU models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.device.facts import CpuFacts
+from weft.device.toolchain import HostCompiler
+from weft.kernels.codec import Json, schedule_to_json
+from weft.kernels.source import Schedule
+from weft.tune.inputs import SETS_VERSION
+from weft.tune.timing import PROTOCOL_VERSION, TimingPolicy
+from weft.tune.tolerance import table_hash
+from weft.tune.verify import VERIFIER_VERSION
+
+HASHED_PACKAGES = ("ir", "kernels", "generate", "fission")
+"""Their sources decide what a schedule means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything outside a problem and a schedule that a timing depends on."""
+
+    cpu: str
+    cores: int
+    threads: int
+    simd_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    torch: str
+    compiler: str
+    """Version, target and flags; empty without one."""
+    sources: str
+    """Hash of the sources in `HASHED_PACKAGES`."""
+    protocol: int
+    verifier: int
+    tolerance: str
+    cache: str
+    """`rotated` or `warm`."""
+    seed: int
+
+    @property
+    def text(self) -> str:
+        """Canonical JSON."""
+        return canonical(asdict(self))
+
+
+def describe_environment(
+    facts: CpuFacts, compiler: HostCompiler | None, *, threads: int, seed: int, policy: TimingPolicy
+) -> Environment:
+    """The environment that kernels are measured in on this machine."""
+    return Environment(
+        cpu=facts.name,
+        cores=facts.cores,
+        threads=threads,
+        simd_bytes=facts.simd_bytes,
+        l2_bytes=facts.l2_bytes,
+        l3_bytes=facts.l3_bytes,
+        torch=str(torch.__version__),
+        compiler=compiler.identity() if compiler is not None else "",
+        sources=source_hash(Path(weft.__file__ or ".").resolve().parent),
+        protocol=PROTOCOL_VERSION,
+        verifier=VERIFIER_VERSION * 1000 + SETS_VERSION,
+        tolerance=table_hash(),
+        cache=policy.cache,
+        seed=seed,
+    )
+
+
+@cache
+def source_hash(package: Path) -> str:
+    """SHA-256 over names and bytes of the sources that decide what a schedule means."""
+    state = hashlib.sha256()
+    for folder in HASHED_PACKAGES:
+        for path in sorted((package / folder).rglob("*")):
+            if path.suffix not in (".py", ".h", ".jinja", ".cu", ".cpp") or not path.is_file():
+                continue  # caches of the interpreter and the like
+            state.update(f"{path.relative_to(package)}\0".encode())
+            state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()
+
+
+def canonical(value: Json) -> str:
+    """One text per JSON value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(text: str) -> str:
+    """SHA-256 (hex)."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def timing_key(problem_key: str, schedule: Schedule, environment: Environment) -> str:
+    """Canonical text of the key of one timing."""
+    described: Json = {
+        "environment": environment.text,
+        "problem": problem_key,
+        "schedule": canonical(schedule_to_json(schedule)),
+    }
+    return canonical(described)

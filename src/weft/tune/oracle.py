@@ -1,0 +1,637 @@
+"""The reference of a problem: its graph on whole tensors through torch, in float64 and in its own precision.
+
+`evaluate(..., Mode.PRECISE)` keeps every float in float64, whatever its element type: the oracle. It is checked
+against `weft.ir.reference` over every primitive by the tests, so that two independent readings of the semantics
+agree before either judges a kernel.
+
+`Mode.NATIVE` rounds after each primitive to the node's own type, f16 and bf16 arithmetic being done in float32.
+
+`Mode.PLAIN` is NATIVE with the error of a *left-to-right* evaluation put in: BLAS sums in blocks and is more
+precise than an honest sequential loop, so as a yardstick it would reject one. To each sum, window sum, product of
+matrices or convolution over K terms, Gaussian noise of `0.31 * sqrt(K) * u` times the RMS of the result is added
+(that formula holds within 8 % for K = 16..16,384), and to each function that is not rounded exactly, noise of its
+ULP bound. The noise then passes through the rest of the graph as real rounding errors would. One such evaluation
+costs one float32 run of the problem, where a true left-to-right simulation of a convolution would cost minutes.
+
+What the semantics leave undefined (integer division by zero, casts of NaN to integers, shifts out of range) marks
+every value that depends on it, and such outputs are not judged on that input set.
+"""
+
+# ruff: noqa: ARG001 - every evaluator of the table has the same signature
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, Node
+from weft.ir.prims import COMPARISONS, Prim
+from weft.ir.types import DType
+from weft.tune.tolerance import FLIPS_COMPARE, FLIPS_STEP, ORDER_FACTOR, TOLERANCES, ULPS
+
+T = torch.Tensor
+
+
+class Mode(Enum):
+    """How floats are held; see the module."""
+
+    PRECISE = auto()
+    NATIVE = auto()
+    PLAIN = auto()
+
+
+@dataclass(slots=True)
+class _State:
+    mode: Mode
+    noise: torch.Generator
+    undefined: bool = False
+    """Set by a primitive that met an undefined case."""
+
+    def held(self, dtype: DType) -> torch.dtype:
+        """The torch type that holds values of this element type."""
+        if not dtype.is_float:
+            return TORCH_DTYPE[dtype]
+        return torch.float64 if self.mode is Mode.PRECISE or dtype is DType.F64 else torch.float32
+
+    def rounded(self, x: T, dtype: DType) -> T:
+        """Rounded once to the element type, in the type that holds it."""
+        held = self.held(dtype)
+        if self.mode is not Mode.PRECISE and dtype in (DType.F16, DType.BF16):
+            return x.to(TORCH_DTYPE[dtype]).to(held)
+        return x if x.dtype == held else x.to(held)
+
+
+Eval = Callable[[_State, Node, list[T]], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Outputs of one run of the graph."""
+
+    outputs: tuple[T, ...]
+    """Row-major, in the types of `_State.held`."""
+    undefined: tuple[bool, ...]
+    """Outputs that depend on an undefined case."""
+    exact: tuple[bool, ...]
+    """Outputs that any order of evaluation must give bit for bit; only found in PRECISE mode."""
+
+
+def evaluate(graph: Graph, inputs: Sequence[T], mode: Mode, *, seed: int) -> Evaluation | Declined:
+    """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
+
+    Declined: the graph has opaque primitives, which have no meaning outside their framework.
+    Cost: one run of each primitive through torch; intermediate values are dropped after their last use.
+    """
+    if any(n.prim is Prim.OPAQUE for n in graph.nodes):
+        return Declined("an opaque primitive has no reference")
+    state = _State(mode, torch.Generator().manual_seed(seed))
+    live = _live(graph)
+    uses = [0] * len(graph)
+    for i in live:
+        for j in graph.nodes[i].inputs:
+            uses[j] += 1
+    for i in graph.outputs:
+        uses[i] += 1
+    values: dict[int, T] = {}
+    undefined: dict[int, bool] = {}
+    exact: dict[int, bool] = {}
+    for i in live:
+        node = graph.nodes[i]
+        state.undefined = False
+        operands = [values[j] for j in node.inputs]
+        if isinstance(node.attrs, a.InputAttrs):
+            values[i] = inputs[node.attrs.index].to(state.held(node.type.dtype))
+        elif isinstance(node.attrs, a.ConstantAttrs):
+            data = torch.tensor(graph.constant(i))
+            values[i] = data.to(state.held(node.type.dtype))
+        else:
+            values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
+            if mode is Mode.PLAIN and node.type.dtype.is_float:
+                values[i] = _noisy(state, node, operands, values[i])
+        undefined[i] = state.undefined or any(undefined[j] for j in node.inputs)
+        if mode is Mode.PRECISE:
+            exact[i] = all(exact[j] for j in node.inputs) and _is_exact(node, operands, values[i])
+        for j in node.inputs:
+            uses[j] -= 1
+            if uses[j] == 0:
+                values.pop(j)
+    return Evaluation(
+        tuple(values[i] for i in graph.outputs),
+        tuple(undefined[i] for i in graph.outputs),
+        tuple(exact.get(i, False) for i in graph.outputs),
+    )
+
+
+def _live(graph: Graph) -> list[int]:
+    needed = set(graph.outputs)
+    for i in range(len(graph) - 1, -1, -1):
+        if i in needed:
+            needed.update(graph.nodes[i].inputs)
+    return sorted(needed)
+
+
+# --- where order cannot matter ------------------------------------------------------------------------------
+
+_ROUNDED_ONCE = frozenset({Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.SQRT, Prim.CAST, Prim.IOTA})
+_SUMS = frozenset({Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.WINDOW_SUM, Prim.MATMUL, Prim.CONV})
+
+
+def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
+    """Every order of evaluation gives this value: representable results, sums below the width of the mantissa."""
+    dtype = node.type.dtype
+    if not dtype.is_float or node.prim in (Prim.INPUT, Prim.CONSTANT):
+        return True
+    if node.prim in ULPS:
+        return False
+    if node.prim in _ROUNDED_ONCE:
+        return _representable(value, dtype)
+    if node.prim not in _SUMS:
+        return True  # moves or selects values
+    mantissa = -math.log2(TOLERANCES[dtype.accumulator].unit)
+    bound = float(terms(node, operands))
+    for x in operands:
+        q = next((q for q in (0, 4, 8) if _integral(x, q)), None)
+        if q is None:
+            return False
+        largest = float(x.abs().max()) if x.numel() else 0.0
+        if node.prim is Prim.REDUCE_PROD:
+            largest = largest ** terms(node, operands) if largest <= 16 else math.inf
+        bound *= max(largest, 1.0) * 2.0**q
+    return bound < 2.0**mantissa and _representable(value, dtype)
+
+
+def _representable(value: T, dtype: DType) -> bool:
+    return bool(torch.equal(value, value.to(TORCH_DTYPE[dtype]).to(value.dtype)))
+
+
+def _integral(x: T, q: int) -> bool:
+    scaled = x * 2.0**q
+    return bool(torch.equal(scaled, scaled.round())) and bool(torch.isfinite(x).all())
+
+
+def terms(node: Node, operands: Sequence[T]) -> int:
+    """K: how many terms each element of a sum, window, product or convolution adds up (1 for other primitives)."""
+    if isinstance(node.attrs, a.ReduceAttrs):
+        return math.prod(operands[0].shape[x] for x in node.attrs.axes)
+    if isinstance(node.attrs, a.WindowAttrs):
+        return math.prod(node.attrs.kernel)
+    if isinstance(node.attrs, a.ConvAttrs):
+        w = operands[1].shape
+        return math.prod(w[2:]) * (w[0] // node.attrs.groups if node.attrs.transposed else w[1])
+    return int(operands[0].shape[-1]) if node.prim is Prim.MATMUL else 1
+
+
+def _rms(x: T) -> float:
+    finite = x[torch.isfinite(x)].double()
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+
+
+def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
+    unit = TOLERANCES[node.type.dtype.accumulator].unit
+    noise: T
+    if node.prim in _SUMS and value.numel():
+        k = terms(node, operands)
+        if k < 2:
+            return value
+        size = ORDER_FACTOR * math.sqrt(k) * unit
+        noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype)
+        if node.prim is Prim.REDUCE_PROD:
+            noise = noise * value * size
+        else:
+            # a sum that cancels has partial sums far larger than itself
+            walk = 0.5 * math.sqrt(k) * math.prod(_rms(x) for x in operands)
+            noise = noise * (size * max(_rms(value), walk))
+    elif node.prim in ULPS and value.numel():
+        uniform = torch.rand(value.shape, generator=state.noise, dtype=value.dtype) * 2 - 1
+        noise = uniform * value * (ULPS[node.prim] * unit)
+    else:
+        return value
+    return torch.where(torch.isfinite(value), state.rounded(value + noise, node.type.dtype), value)
+
+
+# --- where rounding decides ---------------------------------------------------------------------------------
+
+_STEPS = frozenset(
+    {Prim.FLOOR, Prim.CEIL, Prim.TRUNC, Prim.ROUND, Prim.SIGN, Prim.ARGMAX, Prim.ARGMIN, Prim.MOD, Prim.FMOD}
+)
+_ROUNDING = frozenset(ULPS) | _ROUNDED_ONCE | _SUMS
+
+
+def decisions(graph: Graph) -> tuple[tuple[bool, float], ...]:
+    """Per output: is it free of rounding (so compared exactly), and the share of elements that may flip.
+
+    A comparison, step function or cast to integer of a *rounded* value may fall either way near its threshold.
+    """
+    rounded = [False] * len(graph)
+    share = [0.0] * len(graph)
+    for i, node in enumerate(graph.nodes):
+        before = any(rounded[j] for j in node.inputs)
+        own = 0.0
+        if before and node.prim in COMPARISONS:
+            own = FLIPS_COMPARE
+        to_integer = isinstance(node.attrs, a.CastAttrs) and not node.attrs.dtype.is_float
+        if before and (node.prim in _STEPS or to_integer):
+            own = FLIPS_STEP
+        share[i] = max([own, *(share[j] for j in node.inputs)])
+        is_float = node.type.dtype.is_float
+        rounded[i] = is_float and (before or (node.prim in _ROUNDING and not _is_free(node)))
+    return tuple((not rounded[i], share[i]) for i in graph.outputs)
+
+
+def _is_free(node: Node) -> bool:
+    """An IOTA is counted, not rounded, up to the width of the mantissa."""
+    return isinstance(node.attrs, a.IotaAttrs) and max(node.attrs.shape, default=0) <= 2**8
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def _unary(function: Callable[[T], T]) -> Eval:
+    return lambda s, n, x: function(x[0])
+
+
+def _binary(function: Callable[[T, T], T]) -> Eval:
+    return lambda s, n, x: function(x[0], x[1])
+
+
+def _attrs(kind: type, node: Node) -> a.Attrs:
+    if not isinstance(node.attrs, kind):
+        raise TypeError(f"{node.prim.value} with {type(node.attrs).__name__}")
+    return node.attrs
+
+
+def _not(s: _State, n: Node, x: list[T]) -> T:
+    return ~x[0]
+
+
+def _cast(s: _State, n: Node, x: list[T]) -> T:
+    dtype = n.type.dtype
+    source = x[0]
+    if dtype is DType.BOOL:
+        return source != 0
+    if source.is_floating_point() and dtype.is_integer:
+        info = torch.iinfo(TORCH_DTYPE[dtype])
+        whole = source.trunc()
+        inside = (whole >= info.min) & (whole <= (info.max if info.bits < 64 else 2.0**63 - 1024))
+        if not bool(inside.all()):
+            s.undefined = True
+            whole = torch.where(inside, whole, torch.zeros_like(whole))
+        return whole.to(torch.int64).to(TORCH_DTYPE[dtype])
+    return source.to(s.held(dtype))
+
+
+def _safe_divisor(s: _State, divisor: T) -> T:
+    if divisor.is_floating_point():
+        return divisor
+    zero = divisor == 0
+    if bool(zero.any()):
+        s.undefined = True
+        return torch.where(zero, torch.ones_like(divisor), divisor)
+    return divisor
+
+
+def _div(s: _State, n: Node, x: list[T]) -> T:
+    if x[0].is_floating_point():
+        return x[0] / x[1]
+    d = _safe_divisor(s, x[1])
+    least = x[0] == torch.iinfo(d.dtype).min
+    if bool((least & (d == -1)).any()):  # the quotient does not fit, and the instruction traps
+        minus = d == -1
+        quotient = torch.div(x[0], torch.where(minus, torch.ones_like(d), d), rounding_mode="trunc")
+        return torch.where(minus, -x[0], quotient)
+    return torch.div(x[0], d, rounding_mode="trunc")
+
+
+def _mod(s: _State, n: Node, x: list[T]) -> T:
+    return torch.remainder(x[0], _safe_divisor(s, x[1]))
+
+
+def _fmod(s: _State, n: Node, x: list[T]) -> T:
+    return torch.fmod(x[0], _safe_divisor(s, x[1]))
+
+
+def _pow(s: _State, n: Node, x: list[T]) -> T:
+    if not x[0].is_floating_point() and bool((x[1] < 0).any()):
+        s.undefined = True
+        return torch.pow(x[0], x[1].clamp(min=0))
+    return torch.pow(x[0], x[1])
+
+
+def _shift(left: bool) -> Eval:
+    def run(s: _State, n: Node, x: list[T]) -> T:
+        bits = torch.iinfo(x[0].dtype).bits
+        inside = (x[1] >= 0) & (x[1] < bits)
+        if not bool(inside.all()):
+            s.undefined = True
+        by = torch.where(inside, x[1], torch.zeros_like(x[1]))
+        return torch.bitwise_left_shift(x[0], by) if left else torch.bitwise_right_shift(x[0], by)
+
+    return run
+
+
+def _max(x: T, y: T) -> T:
+    return x | y if x.dtype == torch.bool else torch.maximum(x, y)
+
+
+def _min(x: T, y: T) -> T:
+    return x & y if x.dtype == torch.bool else torch.minimum(x, y)
+
+
+def _broadcast(s: _State, n: Node, x: list[T]) -> T:
+    return x[0].expand(n.type.shape)
+
+
+def _reshape(s: _State, n: Node, x: list[T]) -> T:
+    return x[0].reshape(n.type.shape)
+
+
+def _transpose(s: _State, n: Node, x: list[T]) -> T:
+    return x[0].permute(cast("a.TransposeAttrs", _attrs(a.TransposeAttrs, n)).perm)
+
+
+def _slice(s: _State, n: Node, x: list[T]) -> T:
+    attrs = cast("a.SliceAttrs", _attrs(a.SliceAttrs, n))
+    out = x[0]
+    for dim, (start, size, step) in enumerate(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)):
+        if (start, size, step) != (0, out.shape[dim], 1):
+            index = torch.arange(size) * step + start
+            out = out.index_select(dim, index)
+    return out
+
+
+def _concat(s: _State, n: Node, x: list[T]) -> T:
+    return torch.cat(x, dim=cast("a.ConcatAttrs", _attrs(a.ConcatAttrs, n)).axis)
+
+
+def _pad(s: _State, n: Node, x: list[T]) -> T:
+    p = cast("a.PadAttrs", _attrs(a.PadAttrs, n))
+    out = x[0]
+    if p.mode == "constant":
+        flat = [k for lo, hi in zip(reversed(p.lo), reversed(p.hi), strict=True) for k in (lo, hi)]
+        value: float | bool = p.value
+        if not out.is_floating_point():
+            value = bool(p.value) if out.dtype == torch.bool else int(p.value)
+        else:
+            value = float(torch.tensor(p.value, dtype=TORCH_DTYPE[n.type.dtype]).double())
+        return F.pad(out, flat, value=value) if flat else out
+    for dim, (lo, hi) in enumerate(zip(p.lo, p.hi, strict=True)):
+        if lo == hi == 0:
+            continue  # nothing to add along this dimension
+        size = out.shape[dim]
+        index = torch.arange(-lo, size + hi)
+        if p.mode == "edge":
+            index = index.clamp(0, size - 1)
+        else:
+            index = index.abs()
+            index = torch.where(index >= size, 2 * (size - 1) - index, index)
+        out = out.index_select(dim, index)
+    return out
+
+
+def _gather(s: _State, n: Node, x: list[T]) -> T:
+    axis = cast("a.GatherAttrs", _attrs(a.GatherAttrs, n)).axis
+    data, index = x
+    if index.numel() == 0:
+        return data.new_zeros(n.type.shape)
+    flat = index.reshape(-1).to(torch.int64).clamp(0, data.shape[axis] - 1)
+    return data.index_select(axis, flat).reshape(n.type.shape)
+
+
+def _take_along(s: _State, n: Node, x: list[T]) -> T:
+    axis = cast("a.GatherAttrs", _attrs(a.GatherAttrs, n)).axis
+    data, index = x
+    if index.numel() == 0:
+        return data.new_zeros(n.type.shape)
+    return torch.gather(data, axis, index.to(torch.int64).clamp(0, data.shape[axis] - 1))
+
+
+def _iota(s: _State, n: Node, x: list[T]) -> T:
+    attrs = cast("a.IotaAttrs", _attrs(a.IotaAttrs, n))
+    shape = [1] * len(attrs.shape)
+    shape[attrs.axis] = attrs.shape[attrs.axis]
+    counted = torch.arange(attrs.shape[attrs.axis])
+    return counted.to(s.held(attrs.dtype)).reshape(shape).expand(attrs.shape)
+
+
+def _least(dtype: torch.dtype) -> float | bool:
+    if dtype == torch.bool:
+        return False
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _greatest(dtype: torch.dtype) -> float | bool:
+    if dtype == torch.bool:
+        return True
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _reduce_sum(s: _State, n: Node, x: list[T]) -> T:
+    axes = cast("a.ReduceAttrs", _attrs(a.ReduceAttrs, n)).axes
+    return x[0].sum(dim=axes, keepdim=True, dtype=x[0].dtype) if axes else x[0]
+
+
+def _reduce_prod(s: _State, n: Node, x: list[T]) -> T:
+    out = x[0]
+    for axis in cast("a.ReduceAttrs", _attrs(a.ReduceAttrs, n)).axes:
+        out = out.prod(dim=axis, keepdim=True, dtype=out.dtype)
+    return out
+
+
+def _extreme(largest: bool) -> Eval:
+    def run(s: _State, n: Node, x: list[T]) -> T:
+        axes = cast("a.ReduceAttrs", _attrs(a.ReduceAttrs, n)).axes
+        if not axes:
+            return x[0]
+        if x[0].numel() == 0:
+            fill = (_least if largest else _greatest)(x[0].dtype)
+            return torch.full(n.type.shape, fill, dtype=x[0].dtype)
+        return torch.amax(x[0], axes, keepdim=True) if largest else torch.amin(x[0], axes, keepdim=True)
+
+    return run
+
+
+def _arg(largest: bool) -> Eval:
+    def run(s: _State, n: Node, x: list[T]) -> T:
+        axis = cast("a.ArgAttrs", _attrs(a.ArgAttrs, n)).axis
+        data = x[0]
+        if data.dtype == torch.bool:
+            data = data.to(torch.int8)
+        best = data.amax(axis, keepdim=True) if largest else data.amin(axis, keepdim=True)
+        hit = data == best
+        if data.is_floating_point():
+            hit = hit | torch.isnan(data)  # the extreme is NaN where there is one, and equals nothing
+            hit = torch.where(torch.isnan(best), torch.isnan(data), hit)
+        size = data.shape[axis]
+        shape = [1] * data.dim()
+        shape[axis] = size
+        position = torch.arange(size).reshape(shape).expand(data.shape)
+        return torch.where(hit, position, torch.full_like(position, size)).amin(axis, keepdim=True)
+
+    return run
+
+
+def _windows(s: _State, n: Node, x: T, fill: float, join: Callable[[T, T], T]) -> T:
+    """Windows are joined one dimension at a time: both sums and maxima separate."""
+    w = cast("a.WindowAttrs", _attrs(a.WindowAttrs, n))
+    k = len(w.kernel)
+    flat = [p for lo, hi in zip(reversed(w.pads_lo), reversed(w.pads_hi), strict=True) for p in (lo, hi)]
+    out = F.pad(x, flat, value=fill) if any(flat) else x
+    for j in range(k):
+        dim = x.dim() - k + j
+        size, stride, step = n.type.shape[dim], w.strides[j], w.dilations[j]
+        total: T | None = None
+        for tap in range(w.kernel[j]):
+            start = tap * step
+            part = out.narrow(dim, start, (size - 1) * stride + 1) if size else out.narrow(dim, 0, 0)
+            part = part[(slice(None),) * dim + (slice(None, None, stride),)]
+            total = part if total is None else join(total, part)
+        out = total if total is not None else out
+    return out
+
+
+def _window_sum(s: _State, n: Node, x: list[T]) -> T:
+    return _windows(s, n, x[0], 0, torch.add)
+
+
+def _window_max(s: _State, n: Node, x: list[T]) -> T:
+    return _windows(s, n, x[0], _least(x[0].dtype), torch.maximum)
+
+
+def _matmul(s: _State, n: Node, x: list[T]) -> T:
+    if x[0].shape[-1] == 0:
+        return x[0].new_zeros(n.type.shape)
+    return torch.matmul(x[0], x[1])
+
+
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_T = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+def _conv(s: _State, n: Node, x: list[T]) -> T:
+    c = cast("a.ConvAttrs", _attrs(a.ConvAttrs, n))
+    data, weight = x
+    if not data.is_floating_point():
+        # torch has no integer convolution; products of split halves would be exact, float64 is where it fits
+        largest = float(data.abs().max() if data.numel() else 0) * float(weight.abs().max() if weight.numel() else 0)
+        if largest * terms(n, x) >= 2.0**53:
+            s.undefined = True
+        exact = _conv(s, n, [data.double(), weight.double()])
+        return exact.to(torch.int64).to(data.dtype)
+    if n.type.size == 0 or 0 in data.shape or 0 in weight.shape:
+        return data.new_zeros(n.type.shape)
+    k = len(c.strides)
+    if not c.transposed:
+        if c.pads_lo == c.pads_hi:
+            return _CONV[k - 1](data, weight, None, c.strides, c.pads_lo, c.dilations, c.groups)
+        flat = [p for lo, hi in zip(reversed(c.pads_lo), reversed(c.pads_hi), strict=True) for p in (lo, hi)]
+        return _CONV[k - 1](F.pad(data, flat), weight, None, c.strides, 0, c.dilations, c.groups)
+    out = _CONV_T[k - 1](data, weight, None, c.strides, 0, 0, c.groups, c.dilations)
+    for j in range(k):
+        dim, size = 2 + j, n.type.shape[2 + j]
+        beyond = c.pads_lo[j] + size - out.shape[dim]
+        if beyond > 0:
+            flat = [0, 0] * (k - 1 - j) + [0, beyond]
+            out = F.pad(out, flat)
+        out = out.narrow(dim, c.pads_lo[j], size)
+    return out
+
+
+def _refuse(s: _State, n: Node, x: list[T]) -> T:
+    raise TypeError(f"{n.prim.value} is not evaluated")
+
+
+def _sign(x: T) -> T:
+    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+
+
+def _rsqrt(s: _State, n: Node, x: list[T]) -> T:
+    return 1.0 / torch.sqrt(x[0])
+
+
+TABLE: Mapping[Prim, Eval] = {
+    Prim.INPUT: _refuse,
+    Prim.CONSTANT: _refuse,
+    Prim.OPAQUE: _refuse,
+    Prim.NEG: _unary(torch.neg),
+    Prim.ABS: _unary(torch.abs),
+    Prim.SIGN: _unary(_sign),
+    Prim.EXP: _unary(torch.exp),
+    Prim.EXPM1: _unary(torch.expm1),
+    Prim.LOG: _unary(torch.log),
+    Prim.LOG1P: _unary(torch.log1p),
+    Prim.SQRT: _unary(torch.sqrt),
+    Prim.RSQRT: _rsqrt,
+    Prim.RECIPROCAL: _unary(torch.reciprocal),
+    Prim.ERF: _unary(torch.erf),
+    Prim.TANH: _unary(torch.tanh),
+    Prim.SIN: _unary(torch.sin),
+    Prim.COS: _unary(torch.cos),
+    Prim.TAN: _unary(torch.tan),
+    Prim.ASIN: _unary(torch.asin),
+    Prim.ACOS: _unary(torch.acos),
+    Prim.ATAN: _unary(torch.atan),
+    Prim.SINH: _unary(torch.sinh),
+    Prim.COSH: _unary(torch.cosh),
+    Prim.ASINH: _unary(torch.asinh),
+    Prim.ACOSH: _unary(torch.acosh),
+    Prim.ATANH: _unary(torch.atanh),
+    Prim.FLOOR: _unary(torch.floor),
+    Prim.CEIL: _unary(torch.ceil),
+    Prim.TRUNC: _unary(torch.trunc),
+    Prim.ROUND: _unary(torch.round),
+    Prim.ISNAN: _unary(torch.isnan),
+    Prim.ISINF: _unary(torch.isinf),
+    Prim.NOT: _not,
+    Prim.CAST: _cast,
+    Prim.ADD: _binary(torch.add),
+    Prim.SUB: _binary(torch.sub),
+    Prim.MUL: _binary(torch.mul),
+    Prim.DIV: _div,
+    Prim.POW: _pow,
+    Prim.MOD: _mod,
+    Prim.FMOD: _fmod,
+    Prim.ATAN2: _binary(torch.atan2),
+    Prim.MAX: _binary(_max),
+    Prim.MIN: _binary(_min),
+    Prim.AND: _binary(torch.bitwise_and),
+    Prim.OR: _binary(torch.bitwise_or),
+    Prim.XOR: _binary(torch.bitwise_xor),
+    Prim.SHL: _shift(left=True),
+    Prim.SHR: _shift(left=False),
+    Prim.EQ: _binary(torch.eq),
+    Prim.NE: _binary(torch.ne),
+    Prim.LT: _binary(torch.lt),
+    Prim.LE: _binary(torch.le),
+    Prim.GT: _binary(torch.gt),
+    Prim.GE: _binary(torch.ge),
+    Prim.SELECT: lambda s, n, x: torch.where(x[0], x[1], x[2]),
+    Prim.BROADCAST: _broadcast,
+    Prim.RESHAPE: _reshape,
+    Prim.TRANSPOSE: _transpose,
+    Prim.SLICE: _slice,
+    Prim.CONCAT: _concat,
+    Prim.PAD: _pad,
+    Prim.GATHER: _gather,
+    Prim.TAKE_ALONG: _take_along,
+    Prim.IOTA: _iota,
+    Prim.REDUCE_SUM: _reduce_sum,
+    Prim.REDUCE_PROD: _reduce_prod,
+    Prim.REDUCE_MAX: _extreme(largest=True),
+    Prim.REDUCE_MIN: _extreme(largest=False),
+    Prim.ARGMAX: _arg(largest=True),
+    Prim.ARGMIN: _arg(largest=False),
+    Prim.WINDOW_SUM: _window_sum,
+    Prim.WINDOW_MAX: _window_max,
+    Prim.MATMUL: _matmul,
+    Prim.CONV: _conv,
+}
+"""One torch expression per primitive; total over `Prim`."""

@@ -1,0 +1,153 @@
+"""The one table of tolerances, and the two gates that read it. Nothing here has a default argument.
+
+Gate A judges one kernel against the float64 value of its problem, by the error that the problem's own precision
+allows: `RMSE <= k * RMSE_ref + floor` and `max|err| <= 16 * MAX_ref + floor`, with the reference error of a plain
+left-to-right evaluation in the problem's own types (`oracle.reference_error`). Gate B judges a whole model.
+
+Source: reliability notes, section 5 (numbers and their derivation). Plain order follows 0.31 * sqrt(K) units
+in the last place of the result's RMS for K = 16..16,384, which is why contractions need no simulation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.ir.prims import Prim
+from weft.ir.types import Array, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What may be wrong with values of one element type. Exact types have zeros everywhere."""
+
+    unit: float
+    """Unit roundoff u; 0 for integers and bool, which are compared exactly."""
+    rmse_factor: float
+    """k of gate A."""
+    max_factor: float
+    rtol: float
+    """Gate B, relative to the reference."""
+    atol: float
+    """Gate B, absolute."""
+    outside: float
+    """Gate B: share of elements that may lie outside rtol and atol."""
+    cosine: float
+    """Gate B: least cosine similarity."""
+
+
+_EXACT = Tolerance(unit=0.0, rmse_factor=0.0, max_factor=0.0, rtol=0.0, atol=0.0, outside=0.0, cosine=1.0)
+TOLERANCES: Mapping[DType, Tolerance] = {
+    # float64 is its own reference: both sides carry the error, so k is 3 rather than 2.
+    DType.F64: Tolerance(2.0**-53, 3.0, 16.0, 1e-9, 1e-10, 1e-3, 0.99999),
+    DType.F32: Tolerance(2.0**-24, 2.0, 16.0, 1e-4, 1e-5, 1e-3, 0.9999),
+    DType.F16: Tolerance(2.0**-11, 3.0, 16.0, 2e-3, 1e-3, 1e-3, 0.999),
+    DType.BF16: Tolerance(2.0**-8, 3.0, 16.0, 1.6e-2, 1e-3, 1e-3, 0.999),
+    **dict.fromkeys((DType.I64, DType.I32, DType.I16, DType.I8, DType.U8, DType.BOOL), _EXACT),
+}
+
+ORDER_FACTOR = 0.31
+"""RMSE of a left-to-right sum of K zero-mean terms, in units of u * RMS(result) * sqrt(K)."""
+MAX_OVER_RMSE = 8.0
+"""MAX_ref / RMSE_ref where the formula is used."""
+
+ULPS: Mapping[Prim, float] = dict.fromkeys(
+    (
+        Prim.EXP, Prim.EXPM1, Prim.LOG, Prim.LOG1P, Prim.RSQRT, Prim.RECIPROCAL, Prim.ERF, Prim.TANH, Prim.SIN,
+        Prim.COS, Prim.TAN, Prim.ASIN, Prim.ACOS, Prim.ATAN, Prim.SINH, Prim.COSH, Prim.ASINH, Prim.ACOSH,
+        Prim.ATANH, Prim.POW, Prim.ATAN2, Prim.MOD,
+    ),
+    2.0,
+)  # fmt: skip
+"""Bound in units in the last place of each primitive that is not rounded exactly (see `ir.prims`)."""
+
+FLIPS_COMPARE = 1e-5
+"""Share of elements that may differ where a comparison of rounded values decides."""
+FLIPS_STEP = 1e-4
+"""The same where a step function (floor, cast to integer, argmax, ...) of rounded values decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Gate A for one output."""
+
+    rmse: float
+    max: float
+    flips: int
+    """Elements that may be left out of both because a decision on rounded values may fall either way."""
+
+
+def gate_a(dtype: DType, *, rmse_ref: float, max_ref: float, rms: float, ulps: float, flips: int) -> Limits:
+    """Limits of one output.
+
+    Args:
+        dtype: element type of the output.
+        rmse_ref: error of the reference evaluation in the problem's own types.
+        max_ref: its largest error.
+        rms: root mean square of the float64 result, over finite elements.
+        ulps: the largest bound of `ULPS` among the primitives of the problem, else 0.
+        flips: see `Limits`.
+    """
+    t = TOLERANCES[dtype]
+    floor = t.unit * rms * (0.25 + ulps)
+    return Limits(t.rmse_factor * rmse_ref + floor, t.max_factor * max_ref + floor, flips)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """Gate B of one model output."""
+
+    ok: bool
+    outside: float
+    """Share of elements outside rtol and atol (or of another NaN/Inf class)."""
+    cosine: float
+    worst: float
+    """Largest absolute difference of finite elements."""
+
+
+def gate_b(dtype: DType, *, got: Array, want: Array) -> ModelCheck:
+    """Compare a model's output with the float32 (or exact) reference.
+
+    Both arrays have the same shape; the tolerance is that of `dtype`, the element type in which the model computes.
+    Different NaN or infinity classes count as outside, whatever the size.
+    """
+    if got.shape != want.shape:
+        return ModelCheck(False, 1.0, 0.0, math.inf)
+    t = TOLERANCES[dtype]
+    g = cast("npt.NDArray[np.float64]", got.astype(np.float64))
+    w = cast("npt.NDArray[np.float64]", want.astype(np.float64))
+    if w.size == 0:
+        return ModelCheck(True, 0.0, 1.0, 0.0)
+    finite = np.isfinite(w) & np.isfinite(g)
+    same_class = finite | (np.isnan(w) & np.isnan(g)) | (np.isinf(w) & (w == g))
+    error = np.abs(np.where(finite, g - w, 0.0))
+    bad = ~same_class | (error > t.atol + t.rtol * np.abs(np.where(finite, w, 0.0)))
+    a, b = np.where(finite, g, 0.0).ravel(), np.where(finite, w, 0.0).ravel()
+    scale = max(float(np.abs(a).max()), float(np.abs(b).max()))
+    if scale > 0:
+        a, b = a / scale, b / scale
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    cosine = float(a @ b) / norm if norm > 0 else (1.0 if np.array_equal(a, b) else 0.0)
+    outside = float(bad.mean())
+    # an output too small for a share may have nothing outside
+    allowed = t.outside if w.size * t.outside >= 1 else 0.0
+    ok = outside <= allowed
+    ok = ok and bool(same_class.all()) and cosine >= t.cosine * (1 - 1e-12)
+    return ModelCheck(ok, outside, cosine, float(error.max()))
+
+
+def table_hash() -> str:
+    """SHA-256 of everything above that decides: part of every verdict's key."""
+    content = {
+        "table": {d.value: asdict(t) for d, t in TOLERANCES.items()},
+        "ulps": {p.value: v for p, v in ULPS.items()},
+        "rest": [ORDER_FACTOR, MAX_OVER_RMSE, FLIPS_COMPARE, FLIPS_STEP],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,506 @@
+"""The loop: look up, build, measure in a worker that may die, commit, report.
+
+A *trial* is one problem with the kernels that compete for it, because they are timed in interleaved rounds. The order
+is: database first (a warm run starts no worker and no compiler), then kernels without a binary are compiled by a
+thread pool of compiler processes, then the worker verifies and times. Compiling and timing do not overlap on the
+same cores: trials are taken in groups, each built before it is measured.
+
+Faults. A worker that dies, hangs, floods its log or sends garbage is killed with its group and replaced; the new
+one first runs a canary with a known answer, and a wrong canary ends tuning with a DeviceError. The kernel that was
+running is blamed. After a crash it gets one more chance, alone in a fresh worker: if it kills that too it is
+POISONED and never tried again anywhere, and if not (somebody else's stray write hit it) its result counts.
+A hang or running out of memory is final. When the worker's own code dies twice on a problem, all its kernels are
+rejected with RESOURCE.
+
+Every trial is committed before its measurements are given out, so a kill costs what was in flight. Ctrl-C keeps
+what was measured: the generator ends, the worker is killed, the exception goes on to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Self, cast, final
+
+from weft.device.facts import CpuFacts
+from weft.device.toolchain import HostCompiler
+from weft.errors import DeviceError, ToolchainError
+from weft.kernels.candidate import Problem
+from weft.kernels.codec import Json, kernel_to_json
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
+from weft.options import Options
+from weft.tune.keys import Environment, describe_environment
+from weft.tune.store import Database
+from weft.tune.timing import TimingPolicy
+from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
+from weft.tune.wire import problem_to_json
+
+GROUP = 24
+"""Problems that are built before their measuring begins."""
+MARGIN = 0.02
+CANARY_TEXT = """extern "C" void weft_canary(const float* x, float* y, long n) {
+  for (long i = 0; i < n; ++i) y[i] = x[i] * 2 + 1;
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemTrial:
+    """One problem and the kernels that compete for it."""
+
+    problem: Problem
+    kernels: Sequence[tuple[Schedule, Kernel, KernelBinary | None]]
+    """A source without a binary is compiled by the tuner. The first library call is the baseline."""
+    bound_us: float = 0.0
+    """Lower bound of the roofline; below 0.9 of it a time is impossible. 0: unknown."""
+    incumbent: Schedule | None = None
+    """Takes part in the final rounds whatever screening says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far tuning is; one is reported after every trial."""
+
+    trials: int
+    kernels: int
+    """Measured or rejected so far, lookups not counted."""
+    lookups: int
+    """Kernels that the database knew."""
+    rejected: Mapping[Verdict, int]
+    total: int
+    """Trials in all, 0 if unknown."""
+    elapsed_s: float
+    eta_s: float
+    """Infinite if unknown."""
+
+
+Callback = Callable[[Progress], None]
+
+
+def winner(measurements: Sequence[Measurement], incumbent: Schedule | None) -> Measurement | None:
+    """The kernel to take: the incumbent unless another is faster by more than the margin.
+
+    The margin is max(2 %, half of the 95 % bootstrap interval of the difference of medians). Without an incumbent
+    the fastest median stands in its place, so that kernels within the noise of each other are told apart by a fixed
+    order (the text of the schedule) and two tunings agree. None: no kernel is OK.
+    """
+    good = sorted((m for m in measurements if m.verdict is Verdict.OK and m.samples_us), key=lambda m: str(m.schedule))
+    if not good:
+        return None
+    fastest = min(good, key=lambda m: m.median_us)
+    holder = next((m for m in good if incumbent is not None and m.schedule == incumbent), None)
+    if holder is not None:
+        return fastest if beats(fastest, holder) else holder
+    return next(m for m in good if m is fastest or not beats(fastest, m))
+
+
+def beats(challenger: Measurement, holder: Measurement) -> bool:
+    """Is the challenger faster by more than max(2 %, half the interval)?"""
+    gain = holder.median_us - challenger.median_us
+    return gain > max(MARGIN * holder.median_us, half_interval(challenger.samples_us, holder.samples_us))
+
+
+def half_interval(x: Sequence[float], y: Sequence[float]) -> float:
+    """Half of the 95 % bootstrap interval of the median difference of two sets of samples, in their unit.
+
+    The last rounds of two kernels that both reached the final are paired; otherwise medians are resampled apart.
+    """
+    rng = random.Random(0)
+    draws = []
+    for _ in range(200):
+        a = sorted(rng.choices(x, k=len(x)))[len(x) // 2]
+        b = sorted(rng.choices(y, k=len(y)))[len(y) // 2]
+        draws.append(b - a)
+    draws.sort()
+    return (draws[194] - draws[5]) / 2
+
+
+@dataclass(slots=True)
+class _Work:
+    """A trial on its way: what is known and what is left to measure."""
+
+    trial: ProblemTrial
+    done: dict[int, Measurement] = field(default_factory=dict)
+    """By position in `trial.kernels`."""
+    paths: dict[int, str] = field(default_factory=dict)
+    compile_s: dict[int, float] = field(default_factory=dict)
+    kills: dict[Schedule, int] = field(default_factory=dict)
+    known: frozenset[int] = frozenset()
+    """Kernels that the database answered."""
+
+    def reject(self, number: int, verdict: Verdict, error: str) -> None:
+        """Record a rejection."""
+        self.done[number] = self.measurement(number, verdict, error=error)
+
+    def measurement(
+        self, number: int, verdict: Verdict, *, error: str = "", samples: Sequence[float] = (), ratio: float = 0.0
+    ) -> Measurement:
+        """The record of one kernel."""
+        return Measurement(
+            problem_key=self.trial.problem.key,
+            schedule=self.trial.kernels[number][0],
+            verdict=verdict,
+            samples_us=tuple(samples),
+            error=error[:4000],
+            rmse=ratio,
+            compile_s=self.compile_s.get(number, 0.0),
+            bound_us=self.trial.bound_us,
+        )
+
+    @property
+    def left(self) -> list[int]:
+        """Kernels without an outcome."""
+        return [k for k in range(len(self.trial.kernels)) if k not in self.done]
+
+
+@final
+class Tuner:
+    """Measures trials; see the module. A context manager: leaving it kills the worker."""
+
+    def __init__(
+        self,
+        options: Options,
+        facts: CpuFacts,
+        database: Database,
+        *,
+        compiler: HostCompiler | None = None,
+        transport: Transport | None = None,
+        policy: TimingPolicy | None = None,
+        retry_failed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is started before it is needed.
+
+        Args:
+            options: threads, time-outs, seed, cache directory.
+            facts: the machine that kernels are measured on.
+            database: looked up first, committed to after every trial.
+            compiler: for sources without a binary; None: those are rejected with COMPILE.
+            transport: a worker; None: a process of this Python.
+            policy: the numbers of the timing protocol; None: the defaults.
+            retry_failed: measure again what the database has as CRASH, HANG or OOM (never POISONED).
+            clock: seconds.
+        """
+        self._options = options
+        self._threads = options.threads or facts.threads
+        self._facts = facts
+        self._database = database
+        self._compiler = compiler
+        self._policy = policy or TimingPolicy()
+        self._clock = clock
+        self._retry_failed = retry_failed
+        self._transport: Transport = transport or ProcessTransport(
+            self._threads, environ=os.environ, module="weft.tune.worker"
+        )
+        self._alive = False
+        self._lost_before = False
+        self.environment: Environment = describe_environment(
+            facts, compiler, threads=self._threads, seed=options.seed, policy=self._policy
+        )
+        self.workers_started = 0
+        self._rejected: Counter[Verdict] = Counter()
+        self._kernels = self._lookups = self._trials = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._alive:
+            try:
+                self._transport.send({"op": "bye"}, 1.0)
+            except WorkerFault:
+                self._alive = False
+        self._transport.kill()
+        self._alive = False
+
+    def measure(
+        self,
+        trials: Iterable[ProblemTrial],
+        *,
+        progress: Callback | None = None,
+        deadline: float | None = None,
+        total: int = 0,
+    ) -> Iterator[Measurement]:
+        """Measure trials one after another and yield an outcome for every kernel.
+
+        Args:
+            trials: taken lazily, in groups.
+            progress: called after each trial.
+            deadline: on the tuner's clock; no trial is started after it, and kernels not reached yield nothing.
+            total: number of trials if known, for the time that is left.
+
+        Raises:
+            DeviceError: the canary computes wrongly or no worker can be started [W301].
+        """
+        start = self._clock()
+        source = iter(trials)
+        while group := [self._look_up(t) for t in islice(source, GROUP)]:
+            if not self._expired(deadline):
+                self._build([w for w in group if w.left], deadline)
+            for work in group:
+                yield from self._finish(work, deadline)
+                if progress is not None:
+                    progress(self._progress(start, total))
+            if self._expired(deadline):
+                # lookups are free, so the rest of the trials is still answered from the database
+                for trial in source:
+                    yield from self._finish(self._look_up(trial), deadline)
+                return
+
+    def _expired(self, deadline: float | None) -> bool:
+        return deadline is not None and self._clock() >= deadline
+
+    def _progress(self, start: float, total: int) -> Progress:
+        elapsed = self._clock() - start
+        eta = elapsed / self._trials * (total - self._trials) if total and self._trials else math.inf
+        return Progress(self._trials, self._kernels, self._lookups, dict(self._rejected), total, elapsed, max(eta, 0.0))
+
+    # --- the stages of one trial ---
+
+    def _look_up(self, trial: ProblemTrial) -> _Work:
+        work = _Work(trial)
+        for number, (schedule, _, _) in enumerate(trial.kernels):
+            record = self._database.lookup_record(trial.problem.key, schedule, self.environment)
+            if record is None:
+                continue  # never measured here
+            failed = record.measurement.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
+            if failed and self._retry_failed:
+                work.kills[schedule] = record.kills
+                continue  # another chance
+            work.done[number] = record.measurement
+        work.known = frozenset(work.done)
+        self._lookups += len(work.known)
+        return work
+
+    def _build(self, works: Sequence[_Work], deadline: float | None) -> None:
+        """Compile what has no binary; equal sources are compiled once."""
+        jobs = self._options.build_jobs or self._facts.cores
+        futures: dict[str, Future[tuple[str, float] | str]] = {}
+        waiting: list[tuple[_Work, int, str]] = []
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            for work in works:
+                for number in work.left:
+                    _, kernel, binary = work.trial.kernels[number]
+                    if isinstance(kernel, LibraryCall):
+                        work.paths[number] = ""
+                    elif binary is not None:
+                        work.paths[number], work.compile_s[number] = binary.path, binary.compile_s
+                    else:
+                        key = kernel.sha256
+                        if key not in futures:
+                            futures[key] = pool.submit(self._compile, kernel, deadline)
+                        waiting.append((work, number, key))
+            try:
+                for work, number, key in waiting:
+                    result = futures[key].result()
+                    if isinstance(result, str):
+                        if result:
+                            work.reject(number, Verdict.COMPILE, result)
+                    else:
+                        work.paths[number], work.compile_s[number] = result
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _compile(self, kernel: KernelSource, deadline: float | None) -> tuple[str, float] | str:
+        """Path and seconds, or why not; an empty text: no time was left."""
+        if self._compiler is None:
+            return "no C++ compiler"
+        if self._expired(deadline):
+            return ""
+        try:
+            built = self._compiler.compile(
+                kernel.text, kernel.flags, cache_dir=self._cache_dir, timeout_s=self._options.compile_timeout_s
+            )
+        except ToolchainError as error:
+            return f"{error}\n{error.log}"
+        except (OSError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return str(built.path), built.seconds
+
+    @property
+    def _cache_dir(self) -> Path | None:
+        return self._options.cache
+
+    def _finish(self, work: _Work, deadline: float | None) -> Iterator[Measurement]:
+        """Measure what is left of a trial, commit it, yield all outcomes."""
+        if work.left and not self._expired(deadline):
+            self._run(work)
+        new = [work.done[k] for k in sorted(set(work.done) - work.known)]
+        if new:
+            self._database.commit(new, self.environment, kills=work.kills)
+            self._kernels += len(new)
+            self._rejected.update(m.verdict for m in new if m.verdict is not Verdict.OK)
+        self._trials += 1
+        for number in sorted(work.done):
+            yield work.done[number]
+
+    def _run(self, work: _Work) -> None:
+        """Worker rounds until every kernel that has a binary has an outcome."""
+        ready = [k for k in work.left if k in work.paths]
+        again: list[int] = []
+        own_faults = 0
+        while ready:
+            blamed = self._attempt(work, ready)
+            ready = [k for k in ready if k not in work.done]
+            if blamed is None:
+                break  # the worker answered to the end
+            number, fault = blamed
+            if number not in ready:
+                own_faults += 1
+                if own_faults == 2:
+                    for k in ready:
+                        work.reject(k, Verdict.RESOURCE, f"the worker failed on this problem: {fault}")
+                    break
+                continue  # its own code died: once may be bad luck
+            ready.remove(number)
+            if self._kill_counts(work, number, fault):
+                again.append(number)
+        for number in again:
+            blamed = self._attempt(work, [number])
+            if blamed is None:
+                continue  # innocent, or rejected in peace
+            if number in work.done:
+                continue  # it had its verdict before the worker was lost
+            schedule = work.trial.kernels[number][0]
+            work.kills[schedule] = work.kills.get(schedule, 0) + 1
+            work.reject(number, Verdict.POISONED, f"killed two workers; the second time: {blamed[1]}")
+
+    def _kill_counts(self, work: _Work, number: int, fault: WorkerFault) -> bool:
+        """Record a kernel that cost a worker; True: it deserves one more chance, alone."""
+        schedule = work.trial.kernels[number][0]
+        kills = work.kills.get(schedule, 0) + 1
+        work.kills[schedule] = kills
+        if kills >= 2:
+            work.reject(number, Verdict.POISONED, f"killed two workers; the second time: {fault}")
+            return False
+        if fault.fault is Fault.HANG:
+            work.reject(number, Verdict.HANG, str(fault))
+            return False
+        if fault.fault is Fault.OOM:
+            work.reject(number, Verdict.OOM, str(fault))
+            return False
+        return True
+
+    def _attempt(self, work: _Work, numbers: Sequence[int]) -> tuple[int, WorkerFault] | None:
+        """One request to the worker; None when it answered to the end, else whom it was lost to."""
+        try:
+            self._ensure_worker()
+            self._transport.send(self._request(work, numbers), self._options.trial_timeout_s)
+            while True:
+                event = self._transport.receive(self._options.trial_timeout_s)
+                match event.get("event"):
+                    case "verdict":
+                        self._take(work, numbers, event)
+                    case "verifying":
+                        continue  # a sign of life
+                    case "done":
+                        if any(k not in work.done for k in numbers):
+                            raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
+                        return None
+                    case other:
+                        raise WorkerFault(Fault.GARBAGE, f"event {other!r}"[:200])
+        except WorkerFault as fault:
+            number = self._transport.running()
+            self._transport.kill()
+            self._alive, self._lost_before = False, True
+            return number, fault
+        except BaseException:
+            self._transport.kill()
+            self._alive = False
+            raise
+
+    def _take(self, work: _Work, numbers: Sequence[int], event: Mapping[str, Json]) -> None:
+        """Check a verdict as something a damaged process may have sent."""
+        try:
+            number = int(cast("int", event["kernel"]))
+            verdict = Verdict(str(event["verdict"]))
+            samples = [float(x) for x in cast("Sequence[float]", event["samples"])]
+            ratio = float(cast("float", event["ratio"]))
+            error = str(event["error"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise WorkerFault(Fault.GARBAGE, f"a verdict that is none: {problem}") from None
+        sound = all(math.isfinite(x) and x > 0 for x in samples) and not math.isnan(ratio)
+        if number not in numbers or number in work.done or not sound:
+            raise WorkerFault(Fault.GARBAGE, f"a verdict on kernel {number} with samples {samples[:4]}")
+        if verdict is Verdict.OK and (not samples or ratio > 1):
+            raise WorkerFault(Fault.GARBAGE, "an OK without samples or over its limits")
+        found = work.measurement(number, verdict, error=error, samples=samples, ratio=ratio)
+        if verdict is Verdict.OK and found.median_us < 0.9 * work.trial.bound_us:
+            error = f"{found.median_us:.3f} us is below the roofline's {work.trial.bound_us:.3f} us"
+            found = replace(found, verdict=Verdict.IMPOSSIBLE, error=error)
+        work.done[number] = found
+
+    def _request(self, work: _Work, numbers: Sequence[int]) -> dict[str, Json]:
+        kernels: list[Json] = [[k, kernel_to_json(work.trial.kernels[k][1]), work.paths[k]] for k in numbers]
+        library = [k for k in numbers if isinstance(work.trial.kernels[k][1], LibraryCall)][:1]
+        incumbent = [k for k in numbers if work.trial.kernels[k][0] == work.trial.incumbent]
+        return {
+            "op": "trial",
+            "problem": problem_to_json(work.trial.problem),
+            "kernels": kernels,
+            "always": sorted({*library, *incumbent}),
+            "seed": self._options.seed,
+            "bound_us": work.trial.bound_us,
+            "l2_bytes": self._facts.l2_bytes * self._threads,
+            "policy": cast("Json", asdict(self._policy)),
+            "time": True,
+        }
+
+    def _ensure_worker(self) -> None:
+        """Start a worker if there is none; after a fault it proves itself on the canary first."""
+        if self._alive:
+            return
+        for attempt in (1, 2):
+            try:
+                self._transport.start()
+                self.workers_started += 1
+                self._transport.send({"op": "hello", "threads": self._threads, "max_bytes": _allowance()}, 10.0)
+                ready = self._transport.receive(max(60.0, self._options.trial_timeout_s))
+                if ready.get("event") != "ready":
+                    raise WorkerFault(Fault.GARBAGE, f"greeted with {str(ready)[:200]}")
+                if self._lost_before:
+                    self._check_canary()
+                self._alive = True
+                return
+            except WorkerFault as fault:
+                self._transport.kill()
+                if attempt == 2:
+                    raise DeviceError(problem=f"the measuring worker does not start: {fault}") from None
+
+    def _check_canary(self) -> None:
+        path = ""
+        if self._compiler is not None:
+            try:
+                path = str(self._compiler.compile(CANARY_TEXT, cache_dir=self._cache_dir).path)
+            except (ToolchainError, OSError):
+                path = ""  # without it the canary is torch alone
+        self._transport.send({"op": "canary", "object": path, "entry": "weft_canary"}, 10.0)
+        answer = self._transport.receive(self._options.trial_timeout_s)
+        if answer.get("event") != "canary" or answer.get("problem") != "":
+            self._transport.kill()
+            raise DeviceError(problem=f"after a fault the machine computes wrongly: {str(answer)[:300]}")
+
+
+def _allowance() -> int:
+    """Bytes of address space a worker may add: half of what is free, at least 1 GiB."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return max(1 << 30, int(line.split()[1]) * 1024 // 2)
+    except (OSError, ValueError, IndexError):
+        return 0  # no limit where the system does not say what is free
+    return 0

@@ -1,0 +1,516 @@
+"""Is a kernel right? Buffers with guards and poison, the reference of a problem, and the comparison.
+
+The reference is computed once per problem and shared by all its kernels. Each kernel then runs, per input set,
+twice: outputs, workspace and packed weights are filled with 0xFF (NaN in every float type) and with 0xA5.
+An element whose bytes are still the poison in both runs was never written, whatever it should have been.
+Guard zones of 256 bytes lie directly before and after every buffer; those of inputs hold 0xFF, so that a read out
+of bounds turns into NaN; inputs must be bitwise unmodified. A generated kernel must give the same bits under both
+poisons (and after timing), a library call the same values within its limits.
+
+Problems with opaque primitives have no reference: their calls are checked for guards, unmodified inputs and
+written outputs only, because the framework's own operator is what defines them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Protocol, final
+
+import torch
+
+from weft.device.launch import NativeKernel, Pointers, pointer_array
+from weft.errors import WeftError
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.types import TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import KernelSource, LibraryCall
+from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.oracle import Evaluation, Mode, decisions, evaluate
+from weft.tune.tolerance import MAX_OVER_RMSE, ULPS, Limits, gate_a
+
+VERIFIER_VERSION = 1
+"""Part of the key of every verdict; raised when a check changes."""
+POISONS = (0xFF, 0xA5)
+GUARD_BYTES = 256
+_INPUT_GUARD = 0xFF
+_OUTPUT_GUARD = 0x5C
+Call = Callable[[], object]
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+@final
+class Buffer:
+    """Bytes at a 64-byte boundary between two guard zones; the second begins at the very next byte."""
+
+    def __init__(self, size_bytes: int, guard: int) -> None:
+        self._raw = torch.full((size_bytes + 2 * GUARD_BYTES + 64,), guard, dtype=torch.uint8)
+        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % 64
+        self._guard = guard
+        self._before = self._raw[start - GUARD_BYTES : start]
+        self._after = self._raw[start + size_bytes : start + size_bytes + GUARD_BYTES]
+        self.bytes = self._raw[start : start + size_bytes]
+        self.address = self._raw.data_ptr() + start
+
+    def is_guarded(self) -> bool:
+        """Both guard zones are as they were made."""
+        return bool((self._before == self._guard).all()) and bool((self._after == self._guard).all())
+
+    def tensor(self, t: TensorType, format: Format) -> torch.Tensor:
+        """The bytes as a tensor of logical shape `t.shape`, strides by `format`."""
+        typed = self.bytes.view(TORCH_DTYPE[t.dtype])
+        return typed.as_strided(t.shape, format.strides(t.shape), typed.storage_offset())
+
+
+@final
+class Arena:
+    """The buffers of one call of a problem: inputs filled, outputs poisoned."""
+
+    def __init__(self, problem: Problem, values: Sequence[torch.Tensor], *, inputs: Arena | None = None) -> None:
+        """Allocate; `inputs` lends its input buffers, for kernels that were seen to leave them alone."""
+        graph = problem.graph
+        self._types = tuple(graph.type_of(i) for i in graph.inputs)
+        self.output_types = tuple(graph.type_of(i) for i in graph.outputs)
+        self._formats = problem.input_formats
+        if inputs is None:
+            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD) for t in self._types]
+        else:
+            self.inputs = inputs.inputs
+        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD) for t in self.output_types]
+        pairs = zip(self.inputs, self._types, self._formats, strict=True)
+        self.input_tensors = [b.tensor(t, f) for b, t, f in pairs]
+        triples = zip(self.outputs, self.output_types, problem.output_formats, strict=True)
+        self.output_tensors = [b.tensor(t, f) for b, t, f in triples]
+        self.copies: list[torch.Tensor] = [] if inputs is None else inputs.copies
+        if inputs is None:
+            self.fill(values)
+
+    def fill(self, values: Sequence[torch.Tensor]) -> None:
+        """Copy logical values into the inputs and remember the bytes."""
+        for tensor, value in zip(self.input_tensors, values, strict=True):
+            tensor.copy_(value)
+        self.copies = [b.bytes.clone() for b in self.inputs]
+
+    def poison(self, byte: int) -> None:
+        """Fill the outputs."""
+        for buffer in self.outputs:
+            buffer.bytes.fill_(byte)
+
+    def inputs_unmodified(self) -> bool:
+        """Bit for bit."""
+        return all(torch.equal(b.bytes, c) for b, c in zip(self.inputs, self.copies, strict=True))
+
+    def is_guarded(self) -> bool:
+        """No guard zone of an input or output was touched."""
+        return all(b.is_guarded() for b in (*self.inputs, *self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A kernel bound to the buffers of one arena."""
+
+    call: Call
+    scratch: tuple[Buffer, ...]
+    """Workspace and packed weights."""
+    keep: tuple[object, ...] = ()
+    """What must outlive the pointers."""
+
+
+class Subject(Protocol):
+    """A kernel that can be bound to buffers. `deterministic`: equal inputs must give equal bits."""
+
+    deterministic: bool
+
+    def bind(self, arena: Arena, poison: int) -> Binding:
+        """Allocate scratch filled with `poison`, prepare the weights, and give back a call without arguments."""
+        ...
+
+
+@final
+class NativeSubject:
+    """A compiled kernel source."""
+
+    deterministic = True
+
+    def __init__(self, problem: Problem, source: KernelSource, path: str) -> None:
+        """Load. DeviceError: the object cannot be loaded."""
+        self._source = source
+        self._kernel = NativeKernel(path, source.entry)
+        self._entry = _ENTRY(self._kernel.address)
+        self._weights = weight_positions(problem.graph)
+
+    def bind(self, arena: Arena, poison: int) -> Binding:
+        """See `Subject`. Weights that the entry does not read are null pointers when it runs."""
+        s = self._source
+        packed = [Buffer(n, _OUTPUT_GUARD) for n in s.packed_bytes]
+        workspace = Buffer(s.workspace_bytes, _OUTPUT_GUARD)
+        for buffer in (*packed, workspace):
+            buffer.bytes.fill_(poison)
+        packed_pointers = pointer_array([b.address for b in packed])
+        if packed:
+            only_weights = [b.address if k in self._weights else 0 for k, b in enumerate(arena.inputs)]
+            self._kernel.pack(pointer_array(only_weights), packed_pointers)
+        replaced = set(s.replaces_weights) & self._weights
+        inputs = pointer_array([0 if k in replaced else b.address for k, b in enumerate(arena.inputs)])
+        outputs = pointer_array([b.address for b in arena.outputs])
+        arguments: list[Pointers] = [inputs, outputs, packed_pointers]
+        first, second, third = (ctypes.addressof(x) for x in arguments)
+        call = partial(self._entry, first, second, workspace.address, third)
+        return Binding(call, (*packed, workspace), (inputs, outputs, packed_pointers, self))
+
+
+@final
+class LibrarySubject:
+    """A library call, run as a plan runs it."""
+
+    deterministic = False
+
+    def __init__(self, problem: Problem, call: LibraryCall) -> None:
+        self._call = call
+        self._weights = weight_positions(problem.graph)
+
+    def bind(self, arena: Arena, poison: int) -> Binding:  # noqa: ARG002 - nothing here to poison
+        """See `Subject`; the framework allocates its own scratch."""
+        bound = BoundCall(self._call, {k: arena.input_tensors[k] for k in sorted(self._weights)})
+        return Binding(bound.launcher(arena.input_tensors, arena.output_tensors), (), (bound,))
+
+
+def weight_positions(graph: Graph) -> frozenset[int]:
+    """Positions of the inputs that are constant at run time."""
+    found = set()
+    for k, i in enumerate(graph.inputs):
+        attrs = graph.nodes[i].attrs
+        if isinstance(attrs, a.InputAttrs) and attrs.is_weight:
+            found.add(k)
+    return frozenset(found)
+
+
+# --- the reference ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one output must be on one input set."""
+
+    value: torch.Tensor
+    """float64 for floats, else the element type itself."""
+    rounded: torch.Tensor
+    """`value` in the element type of the output."""
+    equal: bool
+    """Every element must be equal (NaN to NaN)."""
+    limits: Limits | None
+    """Gate A; None: only classes are compared (nothing for integers)."""
+    judged: torch.Tensor | None
+    """Elements that count: where the float64 value and the native one agree on the class; None: all."""
+    skip: bool
+    """The output depends on an undefined case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input set."""
+
+    kind: InputSet
+    inputs: tuple[torch.Tensor, ...]
+    expected: tuple[Expected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Everything that a problem's kernels are compared with. `opaque`: nothing but guards can be checked."""
+
+    cases: tuple[Case, ...]
+    opaque: str = ""
+
+    @property
+    def timed(self) -> Case:
+        """The set that is timed."""
+        return self.cases[-1]
+
+
+def build_reference(problem: Problem, *, seed: int) -> Reference:
+    """Draw the input sets and evaluate the problem on each. Cost: about five runs of the problem, three in f64."""
+    graph = problem.graph
+    domain, inputs, precise = _choose_domain(graph, seed)
+    if isinstance(precise, Declined):
+        cases = [Case(k, tuple(draw(graph, k, domain, seed=seed)), ()) for k in (InputSet.INTEGERS, InputSet.NORMAL)]
+        return Reference(tuple(cases), opaque=precise.reason)
+    cases = [_case(graph, kind, domain, seed) for kind in (InputSet.INTEGERS, InputSet.ADVERSARIAL)]
+    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed))
+    return Reference(tuple(cases))
+
+
+def _choose_domain(graph: Graph, seed: int) -> tuple[Domain, list[torch.Tensor], Evaluation | Declined]:
+    """The first domain on which nine tenths of the float results are finite, else the one with most."""
+    best: tuple[float, Domain, list[torch.Tensor], Evaluation | Declined] | None = None
+    for domain in Domain:
+        inputs = draw(graph, InputSet.NORMAL, domain, seed=seed)
+        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed)
+        if isinstance(precise, Declined):
+            return domain, inputs, precise
+        floats = [x for x in precise.outputs if x.is_floating_point() and x.numel()]
+        share = min((float(torch.isfinite(x).double().mean()) for x in floats), default=1.0)
+        if best is None or share > best[0]:
+            best = (share, domain, inputs, precise)
+        if share >= 0.9:
+            break
+    if best is None:
+        raise AssertionError("Domain has members")
+    return best[1:]
+
+
+def _case(graph: Graph, kind: InputSet, domain: Domain, seed: int) -> Case:
+    inputs = draw(graph, kind, domain, seed=seed)
+    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed)
+    if isinstance(precise, Declined):
+        raise TypeError(precise.reason)
+    return _expect(graph, kind, inputs, precise, seed)
+
+
+def _expect(graph: Graph, kind: InputSet, inputs: list[torch.Tensor], precise: Evaluation, seed: int) -> Case:
+    choices = decisions(graph)
+    all_equal = all(
+        (free and share == 0) or (kind is InputSet.INTEGERS and exact)
+        for (free, share), exact in zip(choices, precise.exact, strict=True)
+    )
+    plain: Evaluation | Declined | None = None
+    if not all_equal:
+        mode = Mode.NATIVE if kind is InputSet.ADVERSARIAL else Mode.PLAIN
+        plain = evaluate(graph, inputs, mode, seed=seed)
+    ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
+    expected = []
+    for k, node in enumerate(graph.outputs):
+        t = graph.type_of(node)
+        value = precise.outputs[k].contiguous()
+        rounded = value.to(TORCH_DTYPE[t.dtype])
+        free, share = choices[k]
+        equal = (free and share == 0) or (kind is InputSet.INTEGERS and precise.exact[k] and share == 0)
+        limits, judged = None, None
+        if not equal and isinstance(plain, Evaluation):
+            other = plain.outputs[k]
+            if not t.dtype.is_float:
+                judged = other == value
+            else:
+                judged = _class(rounded) == _class(other.to(rounded.dtype))
+                judged = None if bool(judged.all()) else judged
+            numeric = kind is InputSet.NORMAL or (kind is InputSet.INTEGERS and share == 0)
+            if numeric:
+                limits = _limits(t, value, other, ulps, share)
+        expected.append(Expected(value, rounded, equal, limits, judged, precise.undefined[k]))
+    return Case(kind, tuple(inputs), tuple(expected))
+
+
+def _limits(t: TensorType, value: torch.Tensor, plain: torch.Tensor, ulps: float, share: float) -> Limits:
+    flips = math.floor(share * t.size)
+    if not t.dtype.is_float:
+        return Limits(0.0, 0.0, flips)
+    finite = torch.isfinite(value) & torch.isfinite(plain)
+    whole = value[finite].double()
+    error = whole - plain[finite].double()
+    if error.numel() == 0:
+        return Limits(0.0, 0.0, flips)
+    rmse = float(error.square().mean().sqrt())
+    largest = max(float(error.abs().max()), MAX_OVER_RMSE * rmse)
+    rms = float(whole.square().mean().sqrt())
+    return gate_a(t.dtype, rmse_ref=rmse, max_ref=largest, rms=rms, ulps=ulps, flips=flips)
+
+
+def _class(x: torch.Tensor) -> torch.Tensor:
+    """0 finite, 1 +Inf, 2 -Inf, 3 NaN."""
+    out = torch.isnan(x).to(torch.int8) * 3
+    inf = torch.isinf(x)
+    return out + (inf & (x > 0)).to(torch.int8) + (inf & (x < 0)).to(torch.int8) * 2
+
+
+# --- the comparison -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How a check ended; `ratio` is the largest error over its limit that was seen."""
+
+    verdict: Verdict
+    error: str = ""
+    ratio: float = 0.0
+
+
+def compare(got: torch.Tensor, want: Expected, where: str) -> Finding:
+    """Compare one output tensor (logical shape, any strides) with what it must be."""
+    if want.skip or got.numel() == 0:
+        return Finding(Verdict.OK)
+    got = got.contiguous()
+    if want.equal or not got.is_floating_point():
+        return _compare_equal(got, want, where)
+    classes, wanted = _class(got), _class(want.rounded)
+    differ = classes != wanted
+    if want.judged is not None:
+        differ = differ & want.judged
+    if bool(differ.any()):
+        at = int(differ.reshape(-1).nonzero()[0])
+        text = f"{where}: {int(differ.sum())} elements of another NaN or infinity class, first at {at}"
+        return Finding(Verdict.NAN_CLASS, text, math.inf)
+    if want.limits is None:
+        return Finding(Verdict.OK)
+    return _compare_close(got, want, want.limits, where)
+
+
+def _compare_equal(got: torch.Tensor, want: Expected, where: str) -> Finding:
+    wrong = got != want.rounded
+    if got.is_floating_point():
+        wrong = wrong & ~(torch.isnan(got) & torch.isnan(want.rounded))
+    elif want.judged is not None:
+        wrong = wrong & want.judged
+    if not want.equal and want.limits is None:
+        return Finding(Verdict.OK)  # a decision on rounded values, on inputs made to sit on its threshold
+    count = int(wrong.sum())
+    allowed = want.limits.flips if want.limits is not None else 0
+    if count <= allowed:
+        return Finding(Verdict.OK)
+    at = int(wrong.reshape(-1).nonzero()[0])
+    pair = f"{got.reshape(-1)[at].item()} instead of {want.rounded.reshape(-1)[at].item()}"
+    return Finding(Verdict.WRONG, f"{where}: {count} of {wrong.numel()} elements differ, [{at}] is {pair}", math.inf)
+
+
+def _compare_close(got: torch.Tensor, want: Expected, limits: Limits, where: str) -> Finding:
+    error = got.double() - want.value.double()
+    finite = torch.isfinite(error)
+    error = torch.where(finite, error, torch.zeros_like(error)).abs().reshape(-1)
+    if limits.flips:
+        worst = torch.topk(error, min(limits.flips, error.numel())).indices
+        error[worst] = 0.0
+    count = int(finite.sum())
+    if count == 0:
+        return Finding(Verdict.OK)
+    rmse, largest = float((error.square().sum() / count).sqrt()), float(error.max())
+    ratio = max(_over(rmse, limits.rmse), _over(largest, limits.max))
+    if ratio <= 1:
+        return Finding(Verdict.OK, "", ratio)
+    at = int(error.argmax())
+    text = (
+        f"{where}: RMSE {rmse:.3g} (limit {limits.rmse:.3g}), largest error {largest:.3g} (limit {limits.max:.3g}) "
+        f"at [{at}]: {got.reshape(-1)[at].item():.9g} instead of {want.value.reshape(-1)[at].item():.9g}"
+    )
+    return Finding(Verdict.WRONG, text, ratio)
+
+
+def _over(error: float, limit: float) -> float:
+    return error / limit if limit > 0 else (0.0 if error == 0 else math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The end of a verification."""
+
+    finding: Finding
+    outputs: tuple[torch.Tensor, ...] = ()
+    """Bytes of the outputs on the timed set, for the comparison after timing."""
+    first_call_s: float = 0.0
+
+
+def verify(
+    problem: Problem, subject: Subject, reference: Reference, arenas: dict[InputSet, Arena], slow_s: float
+) -> Verified:
+    """Run a kernel on every input set under both poisons.
+
+    `arenas` holds input buffers that are shared by the kernels of the problem and made here on first use.
+    A first call over `slow_s` seconds ends the verification as SLOW.
+    """
+    ratio, first_call = 0.0, 0.0
+    last: tuple[torch.Tensor, ...] = ()
+    for number, case in enumerate(reference.cases):
+        if case.kind not in arenas:
+            arenas[case.kind] = Arena(problem, case.inputs)
+        runs: list[list[torch.Tensor]] = []
+        arena = Arena(problem, case.inputs, inputs=arenas[case.kind])
+        for poison in POISONS:
+            binding = subject.bind(arena, poison)
+            arena.poison(poison)
+            start = perf_counter()
+            binding.call()
+            first_call = perf_counter() - start
+            finding = _after_call(arena, binding, case.kind)
+            if finding.verdict is not Verdict.OK:
+                if finding.verdict in (Verdict.INPUT_MODIFIED, Verdict.GUARD):
+                    del arenas[case.kind]  # the next kernel gets clean buffers
+                return Verified(finding)
+            if number == 0 and not runs and first_call > slow_s:
+                return Verified(Finding(Verdict.SLOW, f"the first call took {first_call:.3f} s"))
+            runs.append([b.bytes.clone() for b in arena.outputs])
+        finding = _compare_runs(arena, runs, case, subject.deterministic)
+        ratio = max(ratio, finding.ratio)
+        if finding.verdict is not Verdict.OK:
+            return Verified(finding)
+        last = tuple(runs[-1])
+    return Verified(
+        Finding(Verdict.OK, reference.opaque and f"unverified: {reference.opaque}", ratio), last, first_call
+    )
+
+
+def _after_call(arena: Arena, binding: Binding, kind: InputSet) -> Finding:
+    if not arena.is_guarded():
+        return Finding(Verdict.GUARD, f"{kind.value}: wrote outside an input or output")
+    if not all(b.is_guarded() for b in binding.scratch):
+        return Finding(Verdict.GUARD, f"{kind.value}: wrote outside the workspace or a packed weight")
+    if not arena.inputs_unmodified():
+        return Finding(Verdict.INPUT_MODIFIED, f"{kind.value}: an input has other bytes than before")
+    return Finding(Verdict.OK)
+
+
+def _compare_runs(arena: Arena, runs: list[list[torch.Tensor]], case: Case, deterministic: bool) -> Finding:
+    ratio = 0.0
+    for k, t in enumerate(arena.output_types):
+        where = f"{case.kind.value}, output {k}"
+        first, second = (r[k].view(-1, t.dtype.itemsize) for r in runs)
+        stale = ((first == POISONS[0]) & (second == POISONS[1])).all(dim=1)
+        if bool(stale.any()):
+            at = int(stale.nonzero()[0])
+            return Finding(
+                Verdict.UNWRITTEN, f"{where}: {int(stale.sum())} elements never written, first at byte-order {at}"
+            )
+        if not case.expected:
+            continue  # opaque: nothing to compare with
+        for poison, run in zip(POISONS, runs, strict=True):
+            arena.outputs[k].bytes.copy_(run[k])
+            finding = compare(arena.output_tensors[k], case.expected[k], f"{where}, poison {poison:#x}")
+            ratio = max(ratio, finding.ratio)
+            if finding.verdict is not Verdict.OK:
+                return Finding(finding.verdict, finding.error, ratio)
+        if deterministic and not case.expected[k].skip and not torch.equal(first, second):
+            return Finding(Verdict.UNSTABLE, f"{where}: two runs on the same inputs differ in bits", ratio)
+    return Finding(Verdict.OK, "", ratio)
+
+
+def verify_after(
+    arena: Arena, binding: Binding, reference: Reference, before: Sequence[torch.Tensor], *, deterministic: bool
+) -> Finding:
+    """The last timed output of one arena against the reference and against what was verified before."""
+    finding = _after_call(arena, binding, reference.timed.kind)
+    if finding.verdict is not Verdict.OK:
+        return finding
+    ratio = 0.0
+    for k, want in enumerate(reference.timed.expected):
+        if deterministic and not want.skip and not torch.equal(arena.outputs[k].bytes, before[k]):
+            return Finding(Verdict.UNSTABLE, f"output {k} has other bits after timing than before")
+        found = compare(arena.output_tensors[k], want, f"after timing, output {k}")
+        ratio = max(ratio, found.ratio)
+        if found.verdict is not Verdict.OK:
+            return Finding(Verdict.UNSTABLE, found.error, ratio)
+    return Finding(Verdict.OK, "", ratio)
+
+
+def classify(error: BaseException) -> Finding:
+    """The class of an exception that binding or calling a kernel raised."""
+    text = f"{type(error).__name__}: {error}"[:2000]
+    lowered = text.lower()
+    if isinstance(error, MemoryError) or "can't allocate memory" in lowered or "out of memory" in lowered:
+        return Finding(Verdict.OOM, text)
+    return Finding(Verdict.COMPILE if isinstance(error, WeftError) else Verdict.CRASH, text)

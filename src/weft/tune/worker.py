@@ -1,0 +1,263 @@
+"""The process that may die: builds references, verifies and times kernels, reports each step before taking it.
+
+Started as `python -m weft.tune.worker REQUEST_FD ANSWER_FD BOARD_FD` in a process group of its own. Tensors never
+cross the pipes: a problem, a kernel, the path of its shared object and a seed do. What a kernel prints goes to a third
+pipe that the parent drains and caps. The order per problem: reference, then verify each kernel, then time all that
+passed in interleaved rounds, then verify the last timed outputs. Before each step the worker writes which kernel it
+is about to run on a *board*, a page of shared memory, so that the parent knows whom to blame for a crash or a hang.
+(A message per step would wake the parent in the middle of a sample, on one of the cores being timed.)
+
+Limits set on the process: no core file, address space to what the parent allows, 256 open files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import torch
+
+from weft.errors import WeftError
+from weft.kernels.candidate import Problem
+from weft.kernels.codec import Json, kernel_from_json
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import KernelSource
+from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
+from weft.tune.timing import TimingPolicy, sets_needed, time_kernels
+from weft.tune.verify import (
+    POISONS,
+    Arena,
+    Binding,
+    Finding,
+    LibrarySubject,
+    NativeSubject,
+    Reference,
+    Subject,
+    build_reference,
+    classify,
+    verify,
+    verify_after,
+)
+from weft.tune.wire import problem_from_json
+
+MAX_TIMED_BYTES = 2 << 30
+"""Outputs of all kernels of a trial together; above it there is one set of buffers only."""
+
+
+@dataclass(slots=True)
+class _Channel:
+    requests: BinaryIO
+    answers: BinaryIO
+    board: mmap.mmap
+
+    def read(self) -> Message | None:
+        """The next request; None when the parent is gone."""
+        header = self.requests.read(4)
+        if len(header) < 4:
+            return None
+        return decode(self.requests.read(body_size(header)))
+
+    def at(self, kernel: int) -> None:
+        """Note on the board which kernel runs next; -1: none, it is our own code."""
+        BOARD.pack_into(self.board, 0, kernel)
+
+    def say(self, **message: Json) -> None:
+        """One event."""
+        self.answers.write(encode(message))
+        self.answers.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """What one `trial` message asks for."""
+
+    problem: Problem
+    kernels: tuple[tuple[int, Json, str], ...]
+    """Number, kernel and path of the shared object (empty for a library call)."""
+    always: tuple[int, ...]
+    seed: int
+    bound_us: float
+    l2_bytes: int
+    policy: TimingPolicy
+    time: bool
+
+    @classmethod
+    def from_message(cls, m: Message) -> TrialRequest:
+        """Read a message; KeyError, TypeError or ValueError for one that is not such a request."""
+        kernels = cast("Sequence[tuple[int, Json, str]]", m["kernels"])
+        policy = cast("Mapping[str, float]", m["policy"])
+        return cls(
+            problem=problem_from_json(m["problem"]),
+            kernels=tuple((int(k), kernel, str(path)) for k, kernel, path in kernels),
+            always=tuple(cast("Sequence[int]", m["always"])),
+            seed=int(cast("int", m["seed"])),
+            bound_us=float(cast("float", m["bound_us"])),
+            l2_bytes=int(cast("int", m["l2_bytes"])),
+            policy=replace(TimingPolicy(), **policy),  # type: ignore[arg-type]
+            time=bool(m["time"]),
+        )
+
+
+def run_trial(request: TrialRequest, say: _Channel) -> None:
+    """Answer one `trial` request: events `verifying`, `verdict`, and a last `done`."""
+    say.at(-1)
+    reference = build_reference(request.problem, seed=request.seed)
+    passed: dict[int, _Passed] = {}
+    arenas: dict[object, Arena] = {}
+    fastest = float("inf")
+    for number, encoded, path in request.kernels:
+        say.at(number)
+        say.say(event="verifying", kernel=number)
+        slow_s = max(0.05, 30 * fastest)
+        subject: Subject | None = None
+        try:
+            kernel = kernel_from_json(encoded)
+            if isinstance(kernel, KernelSource):
+                subject = NativeSubject(request.problem, kernel, path)
+            else:
+                subject = LibrarySubject(request.problem, kernel)
+            with torch.inference_mode():
+                result = verify(request.problem, subject, reference, arenas, slow_s)  # type: ignore[arg-type]
+        except (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError) as error:
+            arenas.clear()
+            _verdict(say, number, classify(error))
+            continue  # the next kernel gets clean buffers
+        if result.finding.verdict is not Verdict.OK:
+            _verdict(say, number, result.finding)
+            continue  # rejected
+        fastest = min(fastest, result.first_call_s)
+        passed[number] = _Passed(subject, result.outputs, result.finding)
+    say.at(-1)
+    arenas.clear()
+    if request.time and passed:
+        _time(request, reference, passed, say)
+    else:
+        for number, p in passed.items():
+            _verdict(say, number, p.finding)
+    say.say(event="done")
+
+
+@dataclass(slots=True)
+class _Passed:
+    subject: Subject
+    outputs: tuple[torch.Tensor, ...]
+    finding: Finding
+    arenas: tuple[Arena, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+
+def _verdict(say: _Channel, number: int, finding: Finding, samples: Sequence[float] = ()) -> None:
+    ratio = finding.ratio if finding.ratio < 1e300 else 1e300  # infinities have no JSON form
+    say.say(
+        event="verdict",
+        kernel=number,
+        verdict=finding.verdict.value,
+        error=finding.error[:4000],
+        ratio=ratio,
+        samples=list(samples),
+    )
+
+
+def _time(request: TrialRequest, reference: Reference, passed: dict[int, _Passed], say: _Channel) -> None:
+    graph = request.problem.graph
+    inputs = sum(graph.type_of(i).nbytes for i in graph.inputs)
+    outputs = sum(graph.type_of(i).nbytes for i in graph.outputs)
+    sets = sets_needed(request.policy, inputs + outputs, request.l2_bytes)
+    if sets * (inputs + outputs * len(passed)) > MAX_TIMED_BYTES:
+        sets = 1
+    shared = [Arena(request.problem, reference.timed.inputs) for _ in range(sets)]
+    calls = {}
+    for number, p in list(passed.items()):
+        say.at(number)
+        try:
+            p.arenas = tuple(Arena(request.problem, (), inputs=s) for s in shared)
+            p.bindings = tuple(p.subject.bind(arena, POISONS[0]) for arena in p.arenas)
+        except (WeftError, RuntimeError, MemoryError, TypeError, ValueError) as error:
+            _verdict(say, number, classify(error))
+            del passed[number]
+            continue  # it cannot be bound a second time
+        calls[number] = [b.call for b in p.bindings]
+    with torch.inference_mode():
+        timed = time_kernels(calls, policy=request.policy, always=request.always, seed=request.seed, before=say.at)
+    for number, p in passed.items():
+        say.at(number)
+        finding = p.finding
+        for arena, binding in zip(p.arenas, p.bindings, strict=True):
+            after = verify_after(arena, binding, reference, p.outputs, deterministic=p.subject.deterministic)
+            if after.verdict is not Verdict.OK:
+                finding = after
+                break
+        samples = timed.samples_us[number]
+        median = sorted(samples)[len(samples) // 2]
+        if finding.verdict is Verdict.OK and 0 < median < 0.9 * request.bound_us:
+            text = f"{median:.3f} us is below the roofline's {request.bound_us:.3f} us"
+            finding = Finding(Verdict.IMPOSSIBLE, text, finding.ratio)
+        _verdict(say, number, finding, samples)
+
+
+def canary(object_path: str, entry: str) -> str:
+    """Run sums with a known answer through torch and, if given, a compiled kernel; a text says what is wrong."""
+    x = torch.arange(4096, dtype=torch.float32)
+    if float((x * 2 + 1).sum()) != 4096.0 * 4096.0:
+        return "torch adds wrongly"
+    a = torch.arange(64, dtype=torch.float32).reshape(8, 8)
+    if float((a @ a).sum()) != float((a.double() @ a.double()).sum()):
+        return "torch multiplies wrongly"
+    if object_path:
+        try:
+            function = ctypes.CDLL(object_path)[entry]
+        except (OSError, AttributeError) as error:
+            return f"the canary kernel does not load: {error}"
+        out = torch.zeros(4096)
+        function(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr()), ctypes.c_long(4096))
+        if not torch.equal(out, x * 2 + 1):
+            return "a compiled kernel computes wrongly"
+    return ""
+
+
+def _limit(max_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    if max_bytes > 0:
+        with Path("/proc/self/statm").open() as stream:
+            now = int(stream.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + max_bytes, now + max_bytes))
+
+
+def serve(channel: _Channel) -> None:
+    """Answer requests until the parent says `bye` or goes away."""
+    while (message := channel.read()) is not None:
+        match message.get("op"):
+            case "hello":
+                torch.set_num_threads(int(cast("int", message["threads"])))
+                _limit(int(cast("int", message["max_bytes"])))
+                channel.say(event="ready", pid=os.getpid(), torch=torch.__version__)
+            case "canary":
+                channel.say(event="canary", problem=canary(str(message["object"]), str(message["entry"])))
+            case "trial":
+                run_trial(TrialRequest.from_message(message), channel)
+                gc.collect()
+            case "bye":
+                return
+            case other:
+                raise GarbageError(f"request {other!r}")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    requests, answers, board = (int(x) for x in sys.argv[1:4])
+    with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink, mmap.mmap(board, BOARD_BYTES) as page:
+        serve(_Channel(source, sink, page))
+
+
+if __name__ == "__main__":
+    main()
