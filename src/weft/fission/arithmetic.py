@@ -58,6 +58,36 @@ def unary(b: GraphBuilder, x: NodeId, *, op: str) -> NodeId | Declined:
     return b.apply(prim, x)
 
 
+def tanh(b: GraphBuilder, x: NodeId) -> NodeId | Declined:
+    """tanh(x) → tanh(x); a primitive, since (1 − e)/(1 + e) cancels near 0 and is ∞/∞ far from it.
+
+    Shapes: any.
+    Conditions: floats.
+    Source: `torch.tanh`; ONNX Tanh.
+    """
+    return unary(b, x, op="tanh")
+
+
+def erf(b: GraphBuilder, x: NodeId) -> NodeId | Declined:
+    """erf(x) → erf(x).
+
+    Shapes: any.
+    Conditions: floats.
+    Source: `torch.erf`; ONNX Erf.
+    """
+    return unary(b, x, op="erf")
+
+
+def isnan(b: GraphBuilder, x: NodeId) -> NodeId | Declined:
+    """isnan(x) → isnan(x).
+
+    Shapes: any; the result is bool.
+    Conditions: floats.
+    Source: `torch.isnan`; ONNX IsNaN.
+    """
+    return unary(b, x, op="isnan")
+
+
 def binary(b: GraphBuilder, x: NodeId, y: NodeId, *, op: str) -> NodeId | Declined:
     """binary(x, y) → one primitive over the common shape; pow goes through `pow`.
 
