@@ -15,7 +15,7 @@ CASES = {
     "int + float number": (lambda i: i + 1.5, N),
     "int + float": (lambda i, x: i + x, N, X),
     "int32 + int64": (lambda i: i.int() + i, N),
-    "uint8 wraps": (lambda i: i.to(torch.uint8) * 200, I.abs()),
+    "uint8 wraps": (lambda i: i.to(torch.uint8) * 200, N.abs()),
     "bool + bool": (lambda b: b + b, B),
     "bool * float": (lambda b, x: b * x, B, X),
     "alpha": (lambda x: torch.add(x, x, alpha=2) - torch.sub(x, 3, alpha=0.5), X),
