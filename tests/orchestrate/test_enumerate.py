@@ -72,14 +72,14 @@ def test_complete_mode_against_brute_force():
         if not 2 <= len(work) <= 8:
             continue
         done += 1
-        limits = EnumerationLimits(per_sink=0, candidates=0, every_cut=True, reentrant=False, multi_output=False)
+        limits = EnumerationLimits(per_sink=0, max_candidates=0, every_cut=True, reentrant=False, multi_output=False)
         legality = Legality.of(graph, stored, limits)
         expected = set()
         for choice in range(1, 1 << len(work)):
             s = mask_of(v for i, v in enumerate(work) if choice >> i & 1)
             if single_sink(stored.dag, s) < 0 or stored.dag.missing(s) or legality.admit(s):
                 continue
-            if stored.inputs_of(s).bit_count() <= limits.inputs:
+            if stored.inputs_of(s).bit_count() <= limits.max_inputs:
                 expected.add(s)
         found = enumerate_candidates(graph, limits)
         groups = {c.members for c in found.candidates if c.kind in (Kind.GROUP, Kind.SINGLE)}
@@ -93,7 +93,7 @@ def test_admit_is_monotone():
     for seed in range(60):
         graph = random_graph(seed)
         stored = Stored.of(graph)
-        legality = Legality.of(graph, stored, EnumerationLimits(members=5, reductions=1))
+        legality = Legality.of(graph, stored, EnumerationLimits(max_members=5, max_reductions=1))
         work = list(bits(stored.work))
         for _ in range(60):
             s = mask_of(v for v in work if rng.random() < 0.5)
@@ -223,13 +223,13 @@ def test_siblings_share_a_pass():
 def test_reentrant_norm_recomputes_the_difference():
     """{x - mean, ... · r} with r stored: not convex, 4 volumes instead of 6 (S2)."""
     graph = instance_norm_relu_pad()
-    limits = EnumerationLimits(reductions=1)
+    limits = EnumerationLimits(max_reductions=1)
     stored = Stored.of(graph)
     sets = [c for c in enumerate_candidates(graph, limits).candidates if stored.dag.missing(c.members)]
     assert sets
     assert all(len(c.outputs) == 1 for c in sets)
     assert any(Prim.SUB in prims_of(graph, c) and Prim.PAD in prims_of(graph, c) for c in sets)
-    without = enumerate_candidates(graph, EnumerationLimits(reductions=1, reentrant=False)).candidates
+    without = enumerate_candidates(graph, EnumerationLimits(max_reductions=1, reentrant=False)).candidates
     assert not any(stored.dag.missing(c.members) for c in without)
 
 
@@ -244,11 +244,11 @@ def test_caps_are_reported():
             y = b.broadcast(y, (4, 32))
         parts.append(b.apply(Prim.EXP, y))
     graph = net.build(b.add(Prim.CONCAT, *parts, attrs=a.ConcatAttrs(1)))
-    limits = EnumerationLimits(per_sink=20, reductions=50, members=50)
+    limits = EnumerationLimits(per_sink=20, max_reductions=50, max_members=50)
     found = enumerate_candidates(graph, limits)
     assert found.capped
     check_candidates(graph, found)
-    few = enumerate_candidates(graph, EnumerationLimits(candidates=50))
+    few = enumerate_candidates(graph, EnumerationLimits(max_candidates=50))
     assert few.capped
     assert few.rejected["over the limit of candidates"] > 0
     check_candidates(graph, few)

@@ -89,9 +89,9 @@ def enumerate_candidates(
         if version == 0:
             _add_origins(found, stored, rejected)
     kept = [c for _, c in found.candidates.values()]
-    if limits.candidates and len(kept) > limits.candidates:
+    if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
-        kept = _drop_excess(found, limits.candidates, rejected)
+        kept = _drop_excess(found, limits.max_candidates, rejected)
     order = {Kind.SINGLE: 0, Kind.ORIGIN: 1, Kind.GROUP: 2}
     kept.sort(key=lambda c: (order[c.kind], c.outputs, c.members.bit_count(), c.members))
     kept += _conversions(graph, kept, alternatives)
@@ -193,7 +193,7 @@ def _add_groups(
     closed: list[Mask] = []
     for rank, members in enumerate(grown.sets):
         inputs = stored.inputs_of(members)
-        if inputs.bit_count() > limits.inputs:
+        if inputs.bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1
             continue
         if members & (members - 1) and inputs & stored.work & ~cuts:
@@ -217,7 +217,7 @@ def _add_store_through(
     found: _Found, stored: Stored, legality: Legality, sink: NodeId, members: Mask, written: Mask, rank: int
 ) -> None:
     """The same set, which also writes the interior values that others read."""
-    if written.bit_count() + 1 > legality.limits.outputs or written.bit_count() > 2:
+    if written.bit_count() + 1 > legality.limits.max_outputs or written.bit_count() > 2:
         return
     found.add(stored, members, (*bits(written), sink), Kind.GROUP, rank + 1)
     if written.bit_count() == 2:
@@ -243,18 +243,18 @@ def _add_siblings(
     limits = legality.limits
     for sinks in readers.values():
         pairs = [(s, t) for i, s in enumerate(sinks) for t in sinks[i + 1 :]][:8]
-        unions = [*pairs, tuple(sinks)] if 2 < len(sinks) <= limits.outputs else pairs
+        unions = [*pairs, tuple(sinks)] if 2 < len(sinks) <= limits.max_outputs else pairs
         for chosen in unions:
             members = 0
             for sink in chosen:
                 members |= groups[sink][0]
             outputs = stored.dag.written(members, stored.results)
-            if mask_of(chosen) & ~outputs or outputs.bit_count() > limits.outputs:
+            if mask_of(chosen) & ~outputs or outputs.bit_count() > limits.max_outputs:
                 continue  # one is inside another, or too much is read by others
             reason = legality.admit(members) or ("siblings depend on each other" if stored.dag.missing(members) else "")
             if reason:
                 rejected[reason] += 1
-            elif stored.inputs_of(members).bit_count() <= limits.inputs:
+            elif stored.inputs_of(members).bit_count() <= limits.max_inputs:
                 found.add(stored, members, bits(outputs), Kind.GROUP, 2)
 
 

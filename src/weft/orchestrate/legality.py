@@ -17,16 +17,16 @@ from weft.orchestrate.stored import Stored
 class EnumerationLimits:
     """Bounds of the enumeration. 0 means no bound where that is said."""
 
-    members: int = 24
-    inputs: int = 12
+    max_members: int = 24
+    max_inputs: int = 12
     """Stored values read, weights included."""
-    outputs: int = 4
-    reductions: int = 6
-    windows: int = 1
+    max_outputs: int = 4
+    max_reductions: int = 6
+    max_windows: int = 1
     concat_sources: int = 8
     per_sink: int = 128
     """Sets visited per sink; 0: all."""
-    candidates: int = 20_000
+    max_candidates: int = 20_000
     """Candidates in all; 0: no bound. Singles and operators' own sets are never dropped."""
     reentrant: bool = True
     reentrant_slack: float = 1.25
@@ -38,7 +38,7 @@ class EnumerationLimits:
     @staticmethod
     def complete() -> EnumerationLimits:
         """Everything that is legal, for checks against brute force on small graphs."""
-        return EnumerationLimits(per_sink=0, candidates=0, every_cut=True)
+        return EnumerationLimits(per_sink=0, max_candidates=0, every_cut=True)
 
 
 _INDEX_ONLY = {Prim.CONV: frozenset({Prim.PAD, Prim.GATHER}), Prim.MATMUL: frozenset({Prim.TRANSPOSE})}
@@ -87,7 +87,7 @@ class Legality:
             return ""
         if members & self.alone:
             return "an opaque call or wide concat stands alone"
-        if members.bit_count() > self.limits.members:
+        if members.bit_count() > self.limits.max_members:
             return "too many members"
         linear = members & self.linear
         if linear & (linear - 1):
@@ -96,10 +96,10 @@ class Legality:
             return "neither prologue nor epilogue of its contraction"
         windows = members & self.windows
         reductions = members & self.reductions
-        if windows and (windows.bit_count() > self.limits.windows or reductions):
+        if windows and (windows.bit_count() > self.limits.max_windows or reductions):
             return "too many windows"
         if reductions:
-            if reductions.bit_count() > self.limits.reductions:
+            if reductions.bit_count() > self.limits.max_reductions:
                 return "too many reductions"
             if reductions & ~self.same_rows[reductions.bit_length() - 1]:
                 return "reductions over different rows"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from weft.errors import InvalidGraphError
 from weft.kernels.plan import SolverReport
@@ -47,10 +47,10 @@ class Solution:
         return self.report.objective_us
 
 
-def presolve(instance: Instance) -> list[int]:
+def presolve(instance: Instance, *, dominated: bool = False) -> list[int]:
     """Options that some optimal plan may need: producible, writing something new, and dominated by no other.
 
-    One option dominates another if it reads no more, writes no less and costs no more.
+    One option dominates another if it reads no more, writes no less and costs no more; `dominated` keeps those.
     """
     options = instance.options
     have = set(instance.given)
@@ -71,6 +71,9 @@ def presolve(instance: Instance) -> list[int]:
         wanted = option.writes - instance.given
         if not wanted or option.writes <= option.reads:
             continue  # writes nothing new
+        if dominated:
+            kept.append(k)
+            continue
         first = min(wanted)
         # a cheaper option that was kept and covers this one; genuine ones must not yield to conversions, see (5)
         if any(
@@ -285,3 +288,25 @@ def _milp(costs: np.ndarray[tuple[int], np.dtype[np.float64]], rows: _Rows, seco
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
     return _Answer(int(result.status), result.x, getattr(result, "mip_dual_bound", None))
+
+
+def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
+    """Per option the least growth of the relaxed optimum when a plan must use it; >= 0, 0 for those it uses.
+
+    Options that nothing can feed, or that the relaxation fails to price, get infinity and 0 respectively.
+    """
+    usable = [k for k in presolve(instance, dominated=True) if k in set(kept)]
+    result = dict.fromkeys(kept, float("inf"))
+    if not usable:
+        return result
+    rows = _build(instance, usable)
+    shape = (len(rows.bounds), len(usable))
+    matrix = sparse.csr_array((rows.values, (rows.rows, rows.columns)), shape=shape)
+    costs = np.array([instance.price(k) for k in usable])
+    answer = linprog(costs, A_ub=-matrix, b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
+    if answer.status != 0:
+        return dict.fromkeys(kept, 0.0)
+    lower = np.maximum(answer.lower.marginals, 0.0)
+    for x, k in enumerate(usable):
+        result[k] = float(lower[x])
+    return result

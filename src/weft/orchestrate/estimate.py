@@ -1,0 +1,252 @@
+"""What a problem must cost at least, and what it may cost: arithmetic on its graph, no device.
+
+`lower_bound_us` must be sound: it discards. `estimate_us` must rank: it orders what is left. Library calls are never
+modelled better than this; they are measured.
+
+Source: roofline; performance notes on the CPU variant of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, Node, NodeId
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.ir.work import node_flops, node_transcendentals
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+
+class Facts(Protocol):
+    """The part of the CPU's facts that an estimate reads; `weft.device.facts.CpuFacts` has it."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that kernels use."""
+
+    @property
+    def frequency_ghz(self) -> float:
+        """Clock of a busy core."""
+
+    @property
+    def l2_bytes(self) -> int:
+        """Second-level cache of one core."""
+
+    @property
+    def l3_bytes(self) -> int:
+        """Last-level cache."""
+
+    @property
+    def peak_flops_f32(self) -> float:
+        """FLOP/s with all threads."""
+
+    @property
+    def lanes_f32(self) -> int:
+        """f32 lanes of a vector."""
+
+    @property
+    def bandwidth(self) -> tuple[tuple[int, float], ...]:
+        """(array bytes, GB/s read plus written), sizes ascending."""
+
+    @property
+    def read_bandwidth(self) -> tuple[tuple[int, float], ...]:
+        """The same for reading only."""
+
+    @property
+    def fork_us(self) -> float:
+        """Microseconds of an empty parallel region."""
+
+    def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
+        """GB/s for a working set of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compulsory traffic and arithmetic of one problem."""
+
+    read_bytes: int
+    """Distinct input bytes that any kernel for it must read."""
+    written_bytes: int
+    contraction_flops: int
+    """That no known algorithm avoids: those of matrix products and, after the saving of Winograd's, convolutions."""
+
+
+WINOGRAD_SAVING = 6.0
+"""F(6x6, 3x3) needs 5.06 times fewer products than the definition; no library goes further."""
+MARGIN = 1.1
+"""Probes may miss the best bandwidth and clock by so much."""
+
+
+def compulsory_work(problem: Problem) -> Work:
+    """What every kernel must do, whatever its algorithm.
+
+    An input counts only if all of it is needed for the outputs: what is sliced, gathered or selected may be skipped.
+    """
+    graph = problem.graph
+    needed = fully_needed(graph)
+    reads = sum(graph.type_of(i).nbytes for i in graph.inputs if needed[i])
+    written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
+    flops = 0.0
+    for i, node in enumerate(graph.nodes):
+        if needed[i] and node.prim is Prim.MATMUL and node.type.dtype.is_float:
+            flops += node_flops(node, graph)
+        elif needed[i] and node.prim is Prim.CONV and node.type.dtype.is_float:
+            flops += node_flops(node, graph) * _inside_share(graph, node) / WINOGRAD_SAVING
+    return Work(reads, written, int(flops))
+
+
+_PARTIAL = frozenset({Prim.SLICE, Prim.GATHER, Prim.TAKE_ALONG, Prim.OPAQUE})
+
+
+def fully_needed(graph: Graph) -> list[bool]:
+    """For each node whether every element of it is needed for the outputs."""
+    needed = [False] * len(graph)
+    for o in graph.outputs:
+        needed[o] = True
+    for i in reversed(range(len(graph))):
+        node = graph.nodes[i]
+        if needed[i] and node.type.size:
+            for position, operand in enumerate(node.inputs):
+                if _reads_all(graph, node, position):
+                    needed[operand] = True
+    return needed
+
+
+def _reads_all(graph: Graph, node: Node, position: int) -> bool:
+    if node.prim in _PARTIAL:
+        return position == 1 and node.prim in (Prim.GATHER, Prim.TAKE_ALONG)
+    if node.prim is Prim.SELECT:
+        return position == 0
+    if isinstance(node.attrs, a.WindowAttrs):
+        w, spatial = node.attrs, graph.type_of(node.inputs[0]).shape[-len(node.attrs.kernel) :]
+        return _windows_cover(spatial, w.kernel, w.strides, w.pads_lo, w.pads_hi, w.dilations)
+    if isinstance(node.attrs, a.ConvAttrs) and position == 0:
+        c = node.attrs
+        kernel = graph.type_of(node.inputs[1]).shape[2:]
+        spatial = graph.type_of(node.inputs[0]).shape[2:]
+        return not c.transposed and _windows_cover(spatial, kernel, c.strides, c.pads_lo, c.pads_hi, c.dilations)
+    if isinstance(node.attrs, a.ConvAttrs):
+        return not any(node.attrs.pads_lo + node.attrs.pads_hi)  # a tap may meet nothing but padding
+    return True
+
+
+def _windows_cover(
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    lo: tuple[int, ...],
+    hi: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> bool:
+    """True when every element lies in some window."""
+    for n, k, s, p, q, d in zip(sizes, kernel, strides, lo, hi, dilations, strict=True):
+        left_over = (n + p + q - (k - 1) * d - 1) % s
+        if s > k or (d > 1 and s > 1) or left_over > q:
+            return False
+    return True
+
+
+def _inside_share(graph: Graph, node: Node) -> float:
+    """At least this share of a convolution's products is with the image and not with its padding."""
+    c = cast("a.ConvAttrs", node.attrs)
+    if c.transposed:
+        return 0.0
+    share = 1.0
+    x, w = graph.type_of(node.inputs[0]).shape[2:], graph.type_of(node.inputs[1]).shape[2:]
+    for n, k, s, p, q, d in zip(x, w, c.strides, c.pads_lo, c.pads_hi, c.dilations, strict=True):
+        windows = (n + p + q - (k - 1) * d - 1) // s + 1
+        inside = sum(0 <= o * s - p + t * d < n for o in range(windows) for t in range(k)) if windows < 4096 else 0
+        share *= inside / max(1, windows * k)
+    return share
+
+
+def lower_bound_us(problem: Problem, facts: Facts) -> float:
+    """Microseconds that no correct kernel can beat when its inputs may be warm.
+
+    Bytes that fit no cache go at most at the probed memory bandwidth, all bytes at most at the best probed one;
+    products at most at the probed peak. Each with a margin. f64 runs at half the rate of f32; narrower types may have
+    units that were not probed, so their products count as nothing.
+    """
+    work = compulsory_work(problem)
+    total = work.read_bytes + work.written_bytes
+    fastest = max(b for _, b in facts.bandwidth + facts.read_bandwidth)
+    cached = facts.l3_bytes + facts.l2_bytes * facts.threads
+    dram = max(facts.bandwidth_at(total), facts.bandwidth_at(total, read_only=True))
+    beyond = max(0, total - cached)
+    memory = max(total / fastest, beyond / dram) / MARGIN / 1e3  # bytes per GB/s are nanoseconds
+    rate = {DType.F32: facts.peak_flops_f32, DType.F64: facts.peak_flops_f32 / 2}
+    types = {n.type.dtype for n in problem.graph.nodes if CATEGORY[n.prim] is Category.LINEAR}
+    peak = max((rate.get(t, float("inf")) for t in types), default=float("inf"))
+    compute = work.contraction_flops / peak / MARGIN * 1e6
+    return max(memory, compute)
+
+
+EFFICIENCY = {Prim.MATMUL: 0.6, Prim.CONV: 0.45}
+"""Share of peak that a good kernel reaches on common shapes."""
+TRANSCENDENTAL_OPERATIONS = 12.0
+"""Vector operations of one exp, tanh or erf, in units of one addition."""
+STRIDED = 2.5
+"""Factor on traffic when a kernel reads one memory order and writes another."""
+
+
+def estimate_us(problem: Problem, facts: Facts) -> float:
+    """Microseconds a good kernel may take: the larger of arithmetic and traffic, a share of the other, one fork.
+
+    Only the order matters. Arithmetic in front of a window or gather is not charged for being done again.
+    """
+    graph = problem.graph
+    total = sum(graph.type_of(i).nbytes for i in graph.inputs) + sum(graph.type_of(o).nbytes for o in graph.outputs)
+    contraction = elementwise = 0.0
+    for node in graph.nodes:
+        flops = float(node_flops(node, graph))
+        if CATEGORY[node.prim] is Category.LINEAR:
+            contraction += flops / (EFFICIENCY[node.prim] * _fill(graph, node, facts))
+        elif CATEGORY[node.prim] is Category.LAYOUT:
+            elementwise += node.type.size
+        else:
+            elementwise += flops + (TRANSCENDENTAL_OPERATIONS - 1) * node_transcendentals(node, graph)
+    # an addition per lane and cycle is a fourth of the peak of two FMA units
+    compute = (contraction + 4.0 * elementwise) / facts.peak_flops_f32 * 1e6
+    traffic = total / facts.bandwidth_at(max(total, 1)) / 1e3 * _order_factor(problem)
+    parallel = facts.fork_us if facts.threads > 1 and max(compute, traffic) > facts.fork_us / 4 else 0.0
+    return 0.2 + parallel + max(compute, traffic) + 0.2 * min(compute, traffic)
+
+
+def _fill(graph: Graph, node: Node, facts: Facts) -> float:
+    """Share of a vector, and of a register tile, that a contraction can use."""
+    w = graph.type_of(node.inputs[1]).shape
+    if node.prim is Prim.MATMUL:
+        m, k, n = graph.type_of(node.inputs[0]).shape[-2], w[-2], w[-1]
+        fill = min(1.0, max(m, n) / facts.lanes_f32) * min(1.0, min(m, n) / 4) * k / (k + 8)
+        return max(fill, 0.02)
+    c = cast("a.ConvAttrs", node.attrs)
+    outs, ins = (w[1] * c.groups, w[0]) if c.transposed else (w[0], w[1] * c.groups)
+    per_group = min(outs, ins) / c.groups
+    return 0.12 if per_group <= 1 else max(0.05, min(1.0, per_group / facts.lanes_f32))
+
+
+def _order_factor(problem: Problem) -> float:
+    """Reading one memory order and writing the other costs cache lines that are used in part."""
+    graph = problem.graph
+    orders = {
+        f
+        for v, f in _formatted(problem, graph.inputs, problem.input_formats)
+        + _formatted(problem, graph.outputs, problem.output_formats)
+        if graph.type_of(v).rank == 4 and graph.type_of(v).shape[1] > 1
+    }
+    transposes = any(
+        n.prim is Prim.TRANSPOSE and cast("a.TransposeAttrs", n.attrs).perm[-1] != n.type.rank - 1 for n in graph.nodes
+    )
+    return STRIDED if len(orders) > 1 or transposes else 1.0
+
+
+def _formatted(problem: Problem, nodes: tuple[NodeId, ...], formats: tuple[Format, ...]) -> list[tuple[NodeId, Format]]:
+    pairs = zip(nodes, formats, strict=True)
+    return [(v, f) for v, f in pairs if not _weight(problem.graph.nodes[v])]
+
+
+def _weight(node: Node) -> bool:
+    return isinstance(node.attrs, a.InputAttrs) and node.attrs.is_weight

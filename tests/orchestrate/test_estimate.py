@@ -1,0 +1,214 @@
+"""Bounds that are sound, estimates that rank, and pruning that keeps the optimum."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.orchestrate.graphs import Net, residual_net, transformer
+
+from weft.device.facts import CpuFacts
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, GraphBuilder, mask_of
+from weft.ir.prims import FREE, Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Candidate, Kind, Problem
+from weft.kernels.formats import Format
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.estimate import compulsory_work, estimate_us, lower_bound_us
+from weft.orchestrate.extract import extract, format_choices
+from weft.orchestrate.prune import is_base, prune
+from weft.orchestrate.select import Priced, select
+
+TABLE = ((1 << 16, 300.0), (1 << 20, 200.0), (1 << 24, 100.0), (1 << 29, 40.0))
+FACTS = CpuFacts(
+    threads=2,
+    frequency_ghz=3.0,
+    simd_bytes=64,
+    fma_units=2,
+    l2_bytes=1 << 20,
+    l3_bytes=32 << 20,
+    peak_flops_f32=3.84e11,
+    bandwidth=TABLE,
+    read_bandwidth=TABLE,
+    fork_us=1.0,
+)
+
+
+def problem_of(graph: Graph, candidate: Candidate | None = None) -> Problem:
+    if candidate is None:
+        members = mask_of(i for i, n in enumerate(graph.nodes) if n.prim not in FREE)
+        weights = tuple(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONSTANT and n.type.size > 16)
+        inputs = tuple(sorted((*graph.inputs, *weights)))
+        candidate = Candidate(members, inputs, tuple(sorted(set(graph.outputs))))
+    row = Format.ROW
+    return extract(graph, candidate, [row] * len(candidate.inputs), [row] * len(candidate.outputs)).problem
+
+
+def image(c: int = 64, size: int = 56) -> tuple[Net, int]:
+    net = Net()
+    return net, net.input(1, c, size, size)
+
+
+def test_pointwise_counts_every_byte_once():
+    net, x = image()
+    work = compulsory_work(problem_of(net.build(net.b.apply(Prim.MUL, x, net.relu(x)))))
+    assert work.read_bytes == work.written_bytes == 64 * 56 * 56 * 4
+    assert work.contraction_flops == 0
+
+
+def test_matmul_counts_its_products():
+    net = Net()
+    x = net.input(128, 64)
+    work = compulsory_work(problem_of(net.build(net.b.add(Prim.MATMUL, x, net.weight(64, 32)))))
+    assert work.contraction_flops == 2 * 128 * 64 * 32
+    assert work.read_bytes == 4 * (128 * 64 + 64 * 32)
+
+
+def test_convolutions_may_be_winograd_and_skip_padding():
+    net, x = image(8, 6)
+    y = net.b.add(Prim.CONV, x, net.weight(8, 8, 3, 3), attrs=a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1)))
+    work = compulsory_work(problem_of(net.build(y)))
+    inside = 8 * 8 * (3 * 6 - 2) ** 2  # products with the image: 16 of 18 taps per row
+    assert work.contraction_flops == int(2 * inside / 6)
+
+
+@pytest.mark.parametrize("kind", ["slice", "gather", "select", "stride", "slice after exp"])
+def test_what_may_be_skipped_is_not_counted(kind):
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1, 4, 32, 32)))
+    if kind == "slice":
+        y = b.slice(x, (0, 0, 0, 0), (1, 1, 4, 4), (1, 1, 1, 1))
+    elif kind == "slice after exp":
+        y = b.slice(b.apply(Prim.EXP, x), (0, 0, 0, 0), (1, 1, 4, 4), (1, 1, 1, 1))
+    elif kind == "gather":
+        y = b.add(Prim.GATHER, x, b.iota((2,), 0, DType.I64), attrs=a.GatherAttrs(2))
+    elif kind == "select":
+        c = b.input(TensorType(DType.BOOL, (1, 4, 32, 32)))
+        y = b.apply(Prim.SELECT, c, x, 0.0)
+    else:
+        y = b.add(Prim.WINDOW_MAX, x, attrs=a.WindowAttrs((1, 1), (2, 2), (0, 0), (0, 0), (1, 1)))
+    expected = 4 * 32 * 32 if kind == "select" else 0
+    assert compulsory_work(problem_of(b.build([y]))).read_bytes == expected
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size", "needed"), [(3, 2, 7, True), (3, 2, 8, False), (2, 2, 8, True)])
+def test_windows_that_cover_their_input(kernel, stride, size, needed):
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1, 1, size)))
+    y = b.add(Prim.WINDOW_MAX, x, attrs=a.WindowAttrs((kernel,), (stride,), (0,), (0,), (1,)))
+    assert compulsory_work(problem_of(b.build([y]))).read_bytes == (4 * size if needed else 0)
+
+
+def test_bound_follows_the_roofs():
+    net = Net()
+    x = net.input(1, 1 << 26)  # 256 MiB in, 256 MiB out; 34 MiB of caches
+    bound = lower_bound_us(problem_of(net.build(net.relu(x))), FACTS)
+    beyond = 2 * (1 << 28) - (34 << 20)
+    assert bound == pytest.approx(beyond / (40.0 * 1.1) / 1e3)
+    net = Net()
+    x = net.input(1024, 1024)
+    bound = lower_bound_us(problem_of(net.build(net.b.add(Prim.MATMUL, x, net.weight(1024, 1024)))), FACTS)
+    assert bound == pytest.approx(2 * 1024**3 / 3.84e11 / 1.1 * 1e6)
+
+
+def test_cached_bytes_cost_only_the_best_bandwidth():
+    net = Net()
+    x = net.input(1, 1 << 20)
+    assert lower_bound_us(problem_of(net.build(net.relu(x))), FACTS) == pytest.approx(2 * (1 << 22) / 330.0 / 1e3)
+
+
+def test_narrow_products_have_no_bound():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.BF16, (512, 512)))
+    y = b.input(TensorType(DType.BF16, (512, 512)))
+    bound = lower_bound_us(problem_of(b.build([b.add(Prim.MATMUL, x, y)])), FACTS)
+    assert bound == pytest.approx(3 * 2 * 512**2 / 330.0 / 1e3)
+
+
+@pytest.mark.parametrize("graph", [transformer(1, s=64, c=128), residual_net(2, 32, 28)], ids=["attention", "conv"])
+def test_estimates_respect_their_bounds(graph):
+    for c in enumerate_candidates(graph).candidates:
+        for f in format_choices(graph, c):
+            problem = extract(graph, c, f.inputs, f.outputs).problem
+            assert 0 <= lower_bound_us(problem, FACTS) <= estimate_us(problem, FACTS)
+
+
+def test_estimate_ranks_fusion_before_parts():
+    net = Net()
+    x = net.input(512, 1024)
+    graph = net.build(net.layer_norm(net.relu(x)))
+    found = enumerate_candidates(graph).candidates
+    cost = {c.members: estimate_us(problem_of(graph, c), FACTS) for c in found if len(c.outputs) == 1}
+    everything = max(cost, key=int.bit_count)
+    singles = sum(v for m, v in cost.items() if m.bit_count() == 1)
+    assert cost[everything] < singles / 3
+
+
+def test_estimate_charges_changes_of_order():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1, 64, 56, 56)))
+    graph = b.build([b.apply(Prim.EXP, x)])
+    convert = Candidate(0, (x,), (x,), Kind.CONVERT)
+    problem = extract(graph, convert, (Format.ROW,), (Format.LAST,)).problem
+    copy = extract(graph, convert, (Format.ROW,), (Format.ROW,)).problem
+    assert estimate_us(problem, FACTS) > 1.5 * estimate_us(copy, FACTS)
+
+
+def estimated(graph: Graph) -> list[Priced]:
+    found = []
+    for c in enumerate_candidates(graph).candidates:
+        for f in format_choices(graph, c):
+            problem = extract(graph, c, f.inputs, f.outputs).problem
+            found.append(Priced(c, f.inputs, f.outputs, estimate_us(problem, FACTS)))
+    return found
+
+
+def test_pruned_kernels_leave_the_optimum():
+    graph = residual_net(2, 32, 28)
+    priced = estimated(graph)
+    best = select(graph, priced, gap=0.0, plans=1)[0]
+    pruned = prune(graph, priced, limit=len(priced) // 2)
+    assert len(pruned.keep) == len(priced) // 2
+    assert pruned.dropped == {"unlikely in any plan by its estimate": len(priced) - len(pruned.keep)}
+    few = [priced[k] for k in pruned.keep]
+    assert select(graph, few, gap=0.0, plans=1)[0].cost_us == pytest.approx(best.cost_us, rel=1e-6)
+
+
+def test_base_kernels_stay_beyond_the_limit():
+    graph = residual_net(1)
+    priced = estimated(graph)
+    pruned = prune(graph, priced, limit=1)
+    assert {k for k, p in enumerate(priced) if is_base(p)} == set(pruned.keep)
+    assert select(graph, [priced[k] for k in pruned.keep], plans=1)
+
+
+def test_a_kernel_bounded_above_a_measured_cover_goes():
+    net = Net()
+    b = net.b
+    x = net.input(4, 64)
+    y = b.apply(Prim.EXP, x)
+    z = net.relu(y)
+    graph = net.build(z)
+    row = (Format.ROW,)
+    first, second = Candidate(1 << y, (x,), (y,)), Candidate(1 << z, (y,), (z,))
+    both = Candidate(1 << y | 1 << z, (x,), (z,))
+    priced = [Priced(c, row, row, 1.0) for c in (first, second, both)]
+    measured = {0: 1.0, 1: 1.5}
+    assert prune(graph, priced, bounds_us=[0, 0, 2.6], measured=measured).dropped == {"bound above a measured cover": 1}
+    assert 2 in prune(graph, priced, bounds_us=[0, 0, 2.4], measured=measured).keep
+    assert 2 in prune(graph, priced, bounds_us=[0, 0, 2.6], measured={0: 1.0}).keep, "half a cover is none"
+
+
+def test_exclusion_by_bounds_never_costs_the_optimum():
+    rng = random.Random(3)
+    graph = residual_net(1)
+    priced = estimated(graph)
+    for _ in range(5):
+        true = [p.cost_us * rng.uniform(0.5, 2.0) for p in priced]
+        bounds = [t * rng.uniform(0.3, 1.0) for t in true]
+        known = {k: t for k, t in enumerate(true) if is_base(priced[k]) or rng.random() < 0.3}
+        keep = prune(graph, priced, bounds_us=bounds, measured=known).keep
+        real = [Priced(p.candidate, p.input_formats, p.output_formats, t) for p, t in zip(priced, true, strict=True)]
+        best = select(graph, real, gap=0.0, plans=1)[0].cost_us
+        assert select(graph, [real[k] for k in keep], gap=0.0, plans=1)[0].cost_us == pytest.approx(best, rel=1e-6)
