@@ -11,10 +11,11 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "ir"
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Compare a text with `tests/golden/ir/<test>.txt`; WEFT_UPDATE_GOLDEN=1 writes it instead."""
+    """Compare a text with `tests/golden/ir/<file>-<case>.txt`; WEFT_UPDATE_GOLDEN=1 writes it instead."""
 
     def check(text: str) -> None:
-        name = request.node.name.removeprefix("test_").replace("[", "-").replace("]", "").removeprefix("golden-")
+        case = request.node.name.partition("[")[2].removesuffix("]")
+        name = f"{request.path.stem.removeprefix('test_')}-{case}"
         path = GOLDEN / f"{name}.txt"
         if os.environ.get("WEFT_UPDATE_GOLDEN") == "1":
             path.write_text(text + "\n")
