@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from weft.generate.cpp.templates import choose, depthwise, direct
+from weft.generate.cpp.templates import choose, depthwise, direct, winograd
 from weft.generate.cpp.templates.match import match
-from weft.generate.protocol import Facts
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource, Schedule
+
+
+class Facts(Protocol):
+    """The part of `device.facts.CpuFacts` that the templates look at."""
+
+    @property
+    def simd_bytes(self) -> int:
+        """Width of the widest vectors."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that kernels will run with."""
 
 
 def schedules(problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
@@ -26,7 +38,11 @@ def schedules(problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
     by_channel = depthwise.normal(c)
     if not isinstance(by_channel, Declined):
         return [s.schedule() for s in depthwise.shapes(by_channel, lanes, max(1, facts.threads))]
-    return [s.schedule() for s in choose.shapes(c, lanes, max(1, facts.threads))]
+    threads = max(1, facts.threads)
+    ranked = [(cycles, s.schedule()) for cycles, s in choose.shapes(c, lanes, threads)]
+    if winograd.applies(c, lanes) is None:
+        ranked += [(cycles, s.schedule()) for cycles, s in winograd.shapes(c, lanes, threads)]
+    return [schedule for _, schedule in sorted(ranked, key=lambda x: x[0])]
 
 
 def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:
@@ -37,4 +53,6 @@ def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:
     if dict(schedule.params).get("template") == "depthwise":
         by_channel = depthwise.normal(c)
         return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule)
+    if dict(schedule.params).get("template") == "winograd":
+        return winograd.emit(c, schedule)
     return direct.emit(c, schedule)

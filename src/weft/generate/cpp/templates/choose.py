@@ -80,10 +80,8 @@ def _partitions(c: Contraction, lanes: int, threads: int, th: int, tw: int, v: i
     weight_bytes = blocks * block_bytes
     found: list[tuple[int, int, int, str]] = []
     # Rows of tiles whose input fits beside a block of weights.
-    if c.pack is not None:
-        row_bytes = len(c.pack.cols) * c.ic * 4 * th * c.strides[0]
-    else:
-        row_bytes = cols * tw * c.ic * 4 * th
+    wide = len(c.pack.cols) * c.strides[0] if c.pack is not None else cols * tw
+    row_bytes = wide * c.ic * 4 * th
     room = max(_L2 // 2, _L2 - block_bytes) - 64 * 1024
     if rows > 1 or c.pack is not None:
         fit = max(1, min(rows, room // max(row_bytes, 1)))
@@ -119,8 +117,8 @@ def _balance(tasks: int, threads: int) -> float:
     return tasks / (-(-tasks // threads) * threads)
 
 
-def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[Shape]:
-    """The most promising parameter sets, best first by the model."""
+def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tuple[float, Shape]]:
+    """(modelled cycles, parameters) of the most promising parameter sets, best first."""
     ranked = []
     for th, tw, v in tiles(c, lanes):
         base = cycles(c, lanes, th, tw, v)
@@ -128,14 +126,15 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[Shap
             ranked.append((base * _imbalance(c, lanes, threads, th, tw, v, bh, bw, og), th, tw, v, bh, bw, og, order))
     # equal cost: wide tiles first, whose pixels lie side by side
     ranked.sort(key=lambda x: (x[0], -x[2]))
-    out: list[Shape] = []
+    out: list[tuple[float, Shape]] = []
     per_tile: dict[tuple[int, int, int], int] = {}
-    for _, th, tw, v, bh, bw, og, order in ranked:
+    for modelled, th, tw, v, bh, bw, og, order in ranked:
         if per_tile.get((th, tw, v), 0) >= 3:
             continue
         per_tile[th, tw, v] = per_tile.get((th, tw, v), 0) + 1
         small = math.prod(c.dims) <= 4
-        out.append(Shape(lanes, threads, th, tw, v, bh, bw, og, order, 4, 2048 if small else 0))
+        shape = Shape(lanes, threads, th, tw, v, bh, bw, og, order, 4, 2048 if small else 0)
+        out.append((modelled, shape))
         if len(out) == keep:
             break
     return out

@@ -57,7 +57,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """Where a tile finds its input: steps in floats."""
 
     row: int
@@ -70,18 +70,18 @@ class _Layout:
     cols: int = 0
 
 
-def _layout(c: Contraction, s: Shape) -> _Layout:
+def _layout(c: Contraction, s: Shape) -> Layout:
     if c.pack is None:
-        return _Layout(c.a_walk.dims[-2], c.a_walk.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_walk.channel)
+        return Layout(c.a_walk.dims[-2], c.a_walk.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_walk.channel)
     sh, sw = c.strides
     dh, dw = c.dilations
     rows = (s.bh * s.th - 1) * sh + (c.kernel[0] - 1) * dh + 1
     cols = len(c.pack.cols)
     pitch = cols * c.ic
-    return _Layout(sh * pitch, sw * c.ic, dh * pitch, dw * c.ic, 1, rows, cols)
+    return Layout(sh * pitch, sw * c.ic, dh * pitch, dw * c.ic, 1, rows, cols)
 
 
-def _tile(c: Contraction, s: Shape, lay: _Layout, th: int, tw: int, v: int, tail: int) -> str:
+def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: int) -> str:
     """One tile function; `tail` > 0: the last vector has that many channels."""
     taps = c.kernel[0] * c.kernel[1] * c.ic
     sets = max(1, min(-(-8 // (th * tw * v)), 8, taps))
@@ -129,11 +129,12 @@ def _tile(c: Contraction, s: Shape, lay: _Layout, th: int, tw: int, v: int, tail
     lines.extend(finish(c, s.lanes, th, tw, v, tail))
     params = "".join(f", const float* __restrict {leaf.name}" for leaf in leaves(c))
     params += "".join(f", float* __restrict o{k}" for k in range(len(c.outputs)))
-    head = f"static __attribute__((noinline)) void {_name(th, tw, v, tail)}"
+    head = f"static __attribute__((noinline)) void {tile_name(th, tw, v, tail)}"
     return f"{head}(const float* __restrict a, const float* __restrict w{params}) {{\n" + "\n".join(lines) + "\n}\n"
 
 
-def _name(th: int, tw: int, v: int, tail: int) -> str:
+def tile_name(th: int, tw: int, v: int, tail: int) -> str:
+    """Name of a tile function."""
     return f"tile_{th}_{tw}_{v}" + (f"_{tail}" if tail else "")
 
 
@@ -256,7 +257,7 @@ def emit(c: Contraction, schedule: Schedule) -> KernelSource:
     taps = c.kernel[0] * c.kernel[1] * c.ic
     text = prelude(s.lanes) + GATHER + constants
     for th, tw, v, tail in grid.variants(s):
-        text += _tile(c, s, lay, th, tw, v, tail)
+        text += tile(c, s, lay, th, tw, v, tail)
     image = lay.rows * lay.cols * c.ic
     image = -(-image // 64) * 64
     panel = 0 if c.w_const else taps * s.v * s.lanes
@@ -298,7 +299,7 @@ def _runs(table: Sequence[int]) -> list[tuple[int, int, int]]:
     return out
 
 
-def _pack_image(c: Contraction, p: Pack, lay: _Layout) -> str:
+def _pack_image(c: Contraction, p: Pack, lay: Layout) -> str:
     """`pack_image(x, d, row, rows)`: rows of the padded image, channels fastest, into d."""
     ic, runs = c.ic, _runs(p.cols)
     text = indices("row_table", p.rows)
@@ -392,7 +393,7 @@ def _offset(walk: Walk, count: int) -> str:
 def _entry(
     c: Contraction,
     s: Shape,
-    lay: _Layout,
+    lay: Layout,
     grid: _Grid,
     entry: str,
     names: object,
@@ -490,7 +491,7 @@ def _entry(
             for wc, tw in choose(s.tw, grid.last_col, grid.cols, "s"):
                 condition = " && ".join(x for x in (vc, hc, wc) if x)
                 prefix = ("else " if chain else "") + (f"if ({condition}) " if condition else "")
-                chain.append(f"{prefix}{_name(th, tw, v, tail)}{call}")
+                chain.append(f"{prefix}{tile_name(th, tw, v, tail)}{call}")
     lines += chain
     lines.append("} } } }")
     return (

@@ -1,0 +1,89 @@
+"""Winograd convolution: numbers, precision, edges, and what it declines."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
+
+from weft.generate.cpp import templates
+from weft.generate.cpp.templates.winograd import matrices
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_the_matrices_are_exact(m):
+    at, g, bt = (np.array(x, dtype=object) for x in matrices(m))
+    d = np.array([Fraction(i * i + 3 * i + 1, 7) for i in range(m + 2)], dtype=object)
+    w = np.array([Fraction(2), Fraction(-3, 5), Fraction(1, 3)], dtype=object)
+    got = at @ ((g @ w) * (bt @ d))
+    assert list(got) == [sum(d[i + k] * w[k] for k in range(3)) for i in range(m)]
+
+
+@pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
+@pytest.mark.parametrize(("n", "h", "w", "oc"), [(1, 14, 14, 64), (2, 9, 7, 32), (1, 5, 23, 96), (1, 3, 3, 16)])
+def test_numbers(algorithm, n, h, w, oc):
+    b = GraphBuilder()
+    x = b.input(f32(n, 64, h, w))
+    y = conv(b, x, oc, (3, 3), lo=(1, 1))
+    check(problem(b, [y], [LAST, ROW], [LAST]), only=algorithm, most=3)
+
+
+@pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
+def test_epilogue_padding_and_clipping(algorithm):
+    b = GraphBuilder()
+    x = b.input(f32(1, 64, 10, 9))
+    padded = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))
+    y = conv(b, padded, 32, (3, 3))
+    y = b.apply(Prim.ADD, y, b.reshape(b.input(f32(32), is_weight=True), (32, 1, 1)))
+    y = b.apply(Prim.ADD, y, b.input(f32(1, 32, 10, 9)))
+    y = b.apply(Prim.MAX, y, 0.0)
+    check(problem(b, [y], [LAST, ROW, ROW, LAST], [LAST]), only=algorithm, most=2)
+
+
+def test_without_padding_and_with_asymmetric_padding():
+    for lo, hi in (((0, 0), (0, 0)), ((1, 0), (2, 1))):
+        b = GraphBuilder()
+        x = b.input(f32(1, 64, 11, 8))
+        check(problem(b, [conv(b, x, 32, (3, 3), lo=lo, hi=hi)], [LAST, ROW], [LAST]), only="winograd4", most=1)
+
+
+@pytest.mark.parametrize("simd", [16, 32])
+def test_narrower_vectors(simd):
+    b = GraphBuilder()
+    x = b.input(f32(1, 64, 9, 9))
+    p = problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])
+    check(p, only="winograd4", most=1, facts=Facts(simd, 1))
+
+
+@pytest.mark.parametrize(
+    ("c", "kwargs", "formats"),
+    [
+        (20, {"lo": (1, 1)}, (LAST, LAST)),
+        (64, {"strides": (2, 2)}, (LAST, LAST)),
+        (64, {"dilations": (2, 2)}, (LAST, LAST)),
+        (64, {"groups": 2}, (LAST, LAST)),
+        (64, {"lo": (1, 1)}, (LAST, ROW)),
+    ],
+    ids=str,
+)
+def test_not_offered(c, kwargs, formats):
+    b = GraphBuilder()
+    x = b.input(f32(1, c, 12, 12))
+    found = templates.schedules(
+        problem(b, [conv(b, x, 64, (3, 3), **kwargs)], [formats[0], ROW], [formats[1]]), Facts()
+    )
+    assert not isinstance(found, Declined)
+    assert {s.param("algorithm") for s in found} == {"direct"}
+
+
+def test_few_channels_have_no_large_tiles():
+    b = GraphBuilder()
+    x = b.input(f32(1, 32, 12, 12))
+    found = templates.schedules(problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), Facts())
+    assert {s.param("algorithm") for s in found} == {"direct", "winograd2"}
