@@ -190,7 +190,8 @@ def _time(request: TrialRequest, reference: Reference, passed: dict[int, _Passed
     for number, p in passed.items():
         say.at(number)
         finding = p.finding
-        for arena, binding in zip(p.arenas, p.bindings, strict=True):
+        used = min(timed.calls[number], sets)
+        for arena, binding in zip(p.arenas[:used], p.bindings[:used], strict=True):
             after = verify_after(arena, binding, reference, p.outputs, deterministic=p.subject.deterministic)
             if after.verdict is not Verdict.OK:
                 finding = after
