@@ -126,10 +126,36 @@ def compare(got: Sequence[Array], want: Sequence[tuple[DType, Array]], rtol: flo
         if y.dtype != dtype.numpy or y.shape != z.shape:
             return f"output {k} is {y.dtype}{y.shape}, expected {dtype.numpy}{z.shape}"
         try:
-            np.testing.assert_allclose(y, z, rtol=rtol, atol=atol)
+            # bf16: two units in the last place, as onnx.backend.test.runner does
+            np.testing.assert_allclose(y, z, rtol=max(rtol, 2**-6) if dtype is DType.BF16 else rtol, atol=atol)
         except AssertionError as error:
             return f"output {k}: {' '.join(str(error).split())[:200]}"
     return ""
+
+
+def more_exact(
+    imported: Imported, inputs: Sequence[Array], got: Sequence[Array], want: Sequence[tuple[DType, Array]]
+) -> bool:
+    """True where the expected floats are themselves rounding noise: float64 agrees with them, and more with ours.
+
+    Some cases were computed in f16 or f32 step by step and ask for more digits than that leaves. The float64
+    evaluation must confirm the expected output to eight units in the last place of its largest element, so a
+    mistake of the importer cannot pass here; ours must be at least as close to it, element by element.
+    """
+    exact = evaluate(imported.graph, inputs, precise=True, opaque=opaque)
+    for y, (dtype, z), e in zip(got, want, exact, strict=True):
+        if not dtype.is_float or y.dtype != z.dtype or y.shape != z.shape:
+            if not np.array_equal(y, z):
+                return False
+            continue
+        if not z.size:
+            continue
+        mine, theirs = (np.abs(v.astype(np.float64) - e) for v in (y, z))
+        eps = 2**-7 if dtype is DType.BF16 else float(np.finfo(z.dtype).eps)  # type: ignore[arg-type]
+        # one unit of slack: both are rounded to their own type
+        if not (theirs <= 8 * eps * np.abs(e).max()).all() or not (mine <= theirs + eps * np.abs(e)).all():
+            return False
+    return True
 
 
 def run_case(case: Any, engine: Engine) -> dict[str, Any]:
@@ -137,6 +163,7 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
     if case.url and not (case.model_dir and Path(case.model_dir).is_dir()):
         return {"status": "skipped", "reason": "needs a download"}
     imported = None
+    note = ""
     try:
         raw = (
             case.model.SerializeToString()
@@ -152,7 +179,9 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
             imported, _ = read_model(raw, examples=examples)
             got = engine(imported, [a for _, a in given])
             problem = compare(got, want, case.rtol, case.atol)
-            if problem:
+            if problem and more_exact(imported, [a for _, a in given], got, want):
+                note = "the expected output is rounding noise: closer to float64 than it is"
+            elif problem:
                 return {"status": "wrong", "reason": problem, "opaque": [u.op for u in imported.opaque]}
     except Refused as error:
         return {"status": "refused", "reason": f"{error}: outside of Weft's closed set"}
@@ -170,8 +199,10 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
     if imported is None:
         return {"status": "skipped", "reason": "no data"}
     if imported.opaque:
-        return {"status": "fallback", "opaque": {u.op: u.reason for u in imported.opaque}}
-    return {"status": "native"}
+        line: dict[str, Any] = {"status": "fallback", "opaque": {u.op: u.reason for u in imported.opaque}}
+    else:
+        line = {"status": "native"}
+    return {**line, "note": note} if note else line
 
 
 def _alarm(_signal: int, _frame: Any) -> None:

@@ -79,7 +79,7 @@ def serve(request: Any) -> Any:
     with open(request["tensors"], "wb", closefd=False) as out:  # noqa: PTH123
         for offset, array in block:
             out.seek(offset)
-            out.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.ndim else array.tobytes())
+            out.write(memoryview(np.asarray(array, order="C")).cast("B") if array.ndim else array.tobytes())
         out.truncate(end)
     return {"imported": document}
 

@@ -346,7 +346,7 @@ class Importer:
         t = self.b.type_of(value)
         if self.depends(value) or t.size > self.limits.fold_elements or self.b.node(value).prim is Prim.CONSTANT:
             return value
-        return self.b.constant(np.ascontiguousarray(self.known(value)), t.dtype)
+        return self.b.constant(np.asarray(self.known(value), order="C"), t.dtype)
 
     def _bind_outputs(self, node: onnx.NodeProto, scope: Scope, results: Sequence[Value], where: str) -> None:
         for k, name in enumerate(node.output):
@@ -423,7 +423,7 @@ class Importer:
     def tensor(self, t: onnx.TensorProto, where: str) -> NodeId:
         """A tensor of the model as a constant."""
         dtype, value = self.reader.read(t, where)
-        return self.b.constant(np.ascontiguousarray(value), dtype)
+        return self.b.constant(np.asarray(value, order="C"), dtype)
 
     def sparse(self, s: onnx.SparseTensorProto, where: str) -> NodeId:
         """A sparse tensor, made dense."""
@@ -652,7 +652,7 @@ class Importer:
             if i in memo:
                 at[i] = sub.constant(memo[i], n.type.dtype)
             elif n.prim is Prim.INPUT:
-                at[i] = sub.constant(np.ascontiguousarray(self._example(n.attrs.index)), n.type.dtype)  # type: ignore[union-attr]
+                at[i] = sub.constant(np.asarray(self._example(n.attrs.index), order="C"), n.type.dtype)  # type: ignore[union-attr]
             elif n.prim is Prim.CONSTANT:
                 value = self.b.constant_value(i)
                 assert value is not None

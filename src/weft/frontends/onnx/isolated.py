@@ -82,7 +82,7 @@ def _example(x: Array) -> dict[str, Any]:
     return {
         "dtype": DType.from_numpy(array.dtype).value,
         "shape": list(array.shape),
-        "data": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii") if small else None,
+        "data": base64.b64encode(np.asarray(array, order="C").tobytes()).decode("ascii") if small else None,
     }
 
 

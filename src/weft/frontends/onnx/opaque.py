@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import onnx
@@ -28,10 +29,25 @@ if TYPE_CHECKING:
 _IN, _OUT = "weft.in.", "weft.out."
 _INITIALISER_ELEMENTS = 1024
 _IR_VERSION = 10
+_CAST_OPSET = 13
+SAME_AS: Mapping[tuple[str, int], int] = MappingProxyType(
+    {
+        ("RoiAlign", 22): 16, ("DeformConv", 22): 19, ("TopK", 24): 11, ("GRU", 22): 14, ("LSTM", 22): 14,
+        ("RNN", 22): 14, ("MaxUnpool", 22): 11, ("GridSample", 22): 20, ("Pad", 24): 19, ("Pad", 23): 19,
+        ("Pad", 21): 19, ("Scan", 24): 19, ("Det", 22): 11,
+    }
+)  # fmt: skip
+"""Versions that only admit more element types than the older one: a runtime knows the older one more often."""
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout"}
+)
+"""A value of the graph is a pure function of its inputs; a draw is not."""
 
 
 def function_body(call: Call, domain: str) -> onnx.FunctionProto | None:
     """The body that ONNX defines for this call's operator, attribute defaults included; None if there is none."""
+    if call.op in RANDOM:
+        return None
     schema = onnx.defs.get_schema(call.op, call.opset, domain)
     body = onnx.FunctionProto()
     if schema.has_function:
@@ -150,17 +166,30 @@ class _OneNode:
         graph = helper.make_graph(
             [*self.before, self.node, *self.after], "one", self.inputs, outputs, self.initialisers
         )
-        call = self.call
-        imports = {**call.im.checked.opsets, **call.scope.opsets, domain_of(call.node.domain): call.opset}
-        imports.setdefault("", onnx.defs.onnx_opset_version())
+        imports = self._imports()
         model = onnx.ModelProto(ir_version=_IR_VERSION, graph=graph)
         model.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items())
-        called = {(domain_of(n.domain), n.op_type, n.overload) for n in walk_nodes([self.node])} & set(
-            call.im.checked.functions
-        )
-        if called:
-            model.functions.extend(call.im.checked.functions.values())
+        functions = self.call.im.checked.functions
+        if any((domain_of(n.domain), n.op_type, n.overload) in functions for n in walk_nodes([self.node])):
+            model.functions.extend(functions.values())
         return model
+
+    def _imports(self) -> dict[str, int]:
+        """Without a body, the oldest version that means the same: runtimes trail behind the newest operator set."""
+        call = self.call
+        domain = domain_of(call.node.domain)
+        imports = {**call.im.checked.opsets, **call.scope.opsets, domain: call.opset}
+        imports.setdefault("", onnx.defs.onnx_opset_version())
+        if not any(True for a in self.node.attribute for _ in subgraphs(a)):
+            since = onnx.defs.get_schema(call.op, call.opset, domain).since_version
+            since = SAME_AS.get((call.op, since), since)
+            imports = {"": max(since if domain == "" else 0, _CAST_OPSET), domain: since}
+            if domain == "":
+                # the casts around it need opset 13; where that is another version of the operator, keep the call's
+                newer = onnx.defs.get_schema(call.op, imports[""], "").since_version
+                if SAME_AS.get((call.op, newer), newer) != since:
+                    imports[""] = since if not (self.before or self.after) else call.opset
+        return imports
 
     def infer(self) -> list[TensorType | str]:
         """Result types; a text says why there is none.
@@ -209,6 +238,10 @@ def opaque_nodes(call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProt
     Raises:
         NoRuleError: result types that are not static tensors of ours [W201].
     """
+    if call.op in RANDOM:
+        raise NoRuleError(
+            where=call.where, op=call.op, reason="it draws random numbers; make them an input of the model"
+        )
     one = _OneNode(call, guard=False)
     try:
         types = one.infer()

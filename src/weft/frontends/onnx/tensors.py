@@ -176,7 +176,7 @@ def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
         bits = np.ascontiguousarray(round_bf16(value.astype(np.float32))).view(np.uint32)
         t.raw_data = (bits >> np.uint32(16)).astype("<u2").tobytes()
     else:
-        t.raw_data = np.ascontiguousarray(value).tobytes()
+        t.raw_data = np.asarray(value, order="C").tobytes()
     return t
 
 

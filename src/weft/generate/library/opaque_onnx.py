@@ -61,7 +61,7 @@ def run_onnx(payload: str, inputs: Sequence[Array]) -> list[Array]:
     session, names = _session(payload)
     if len(names) != len(inputs):
         raise DeviceError(problem=f"an opaque ONNX operator takes {len(names)} inputs, got {len(inputs)}")
-    feed = {name: np.ascontiguousarray(x) for name, x in zip(names, inputs, strict=True)}
+    feed = {name: np.asarray(x, order="C") for name, x in zip(names, inputs, strict=True)}
     try:
         return [np.asarray(y) for y in session.run(None, feed)]
     except Exception as error:  # as above

@@ -17,7 +17,7 @@ _UNARY = {
     "Reciprocal": Prim.RECIPROCAL, "Erf": Prim.ERF, "Sin": Prim.SIN, "Cos": Prim.COS, "Tan": Prim.TAN,
     "Asin": Prim.ASIN, "Acos": Prim.ACOS, "Atan": Prim.ATAN, "Sinh": Prim.SINH, "Cosh": Prim.COSH,
     "Asinh": Prim.ASINH, "Acosh": Prim.ACOSH, "Atanh": Prim.ATANH, "Floor": Prim.FLOOR, "Ceil": Prim.CEIL,
-    "Round": Prim.ROUND, "IsNaN": Prim.ISNAN, "Not": Prim.NOT, "BitwiseNot": Prim.NOT,
+    "Round": Prim.ROUND, "Tanh": Prim.TANH, "IsNaN": Prim.ISNAN, "Not": Prim.NOT, "BitwiseNot": Prim.NOT,
 }  # fmt: skip
 _BINARY = {
     "Add": Prim.ADD, "Sub": Prim.SUB, "Mul": Prim.MUL, "Div": Prim.DIV, "And": Prim.AND, "Or": Prim.OR,
@@ -75,22 +75,24 @@ def _pow(c: Call) -> Result:
 def _mod(c: Call) -> Result:
     if c.get("fmod", 0):
         return c.rule("binary", c.x(0), c.x(1), op="fmod")
-    if c.type(0).dtype.is_float:
-        return Declined("Mod of floats without fmod")
     return c.rule("binary", c.x(0), c.x(1), op="mod")
 
 
 def _bit_shift(c: Call) -> Result:
-    if c.type(0).dtype.is_integer and c.type(0).dtype is not DType.U8:
-        return Declined("BitShift of a signed type")
-    bits = c.type(0).dtype.itemsize * 8
-    prim = Prim.SHL if c.get("direction") == "LEFT" else Prim.SHR
-    b, y = c.b, c.x(1)
-    shifted = b.apply(prim, c.x(0), y)
-    # a shift by the width or more is 0 in ONNX, and undefined as a primitive
-    limit = b.constant(np.asarray(bits, c.type(1).dtype.numpy))
-    zero = b.constant(np.asarray(0, c.type(0).dtype.numpy))
-    return b.apply(Prim.SELECT, b.apply(Prim.LT, y, limit), shifted, zero)
+    """Amounts below 0 or past the width leave only copies of the sign bit; as a primitive they are undefined."""
+    b, t = c.b, c.type(0)
+    right = c.get("direction") != "LEFT"
+    y = c.x(1)
+    top = b.constant(np.asarray(t.dtype.itemsize * 8 - 1, c.type(1).dtype.numpy))
+    zero = b.constant(np.asarray(0, c.type(1).dtype.numpy))
+    inside = b.apply(Prim.LE, y, top)
+    if t.dtype is not DType.U8:
+        inside = b.apply(Prim.AND, inside, b.apply(Prim.GE, y, zero))
+    safe = b.apply(Prim.SELECT, inside, y, top)
+    shifted = b.apply(Prim.SHR if right else Prim.SHL, c.x(0), safe)
+    if right and t.dtype is not DType.U8:
+        return shifted  # a shift by width - 1 already leaves the sign alone
+    return b.apply(Prim.SELECT, inside, shifted, _zero(c, 0))
 
 
 def _variadic(rule: str) -> Handler:
@@ -102,7 +104,7 @@ def _variadic(rule: str) -> Handler:
 
 def _is_inf(c: Call) -> Result:
     return c.rule(
-        "isinf", c.x(0), positive=bool(c.get("detect_positive", 1)), negative=bool(c.get("detect_negative", 1))
+        "is_inf", c.x(0), positive=bool(c.get("detect_positive", 1)), negative=bool(c.get("detect_negative", 1))
     )
 
 
@@ -184,7 +186,6 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("", "LeakyRelu"): rule1("leaky_relu", alpha=("alpha", 0.01)),
     ("", "Gelu"): _gelu,
     ("", "Sigmoid"): rule1("sigmoid"),
-    ("", "Tanh"): rule1("tanh"),
     ("", "HardSwish"): rule1("hard_swish"),
     ("", "HardSigmoid"): rule1("hard_sigmoid", alpha=("alpha", 0.2), beta=("beta", 0.5)),
     ("", "Mish"): rule1("mish"),

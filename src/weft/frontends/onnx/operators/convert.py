@@ -179,7 +179,7 @@ def _bit_cast(c: Call) -> Result:
         return c.x(0)
     if c.im.depends(c.x(0)) or DType.BF16 in (source, target) or target.itemsize != source.itemsize:
         return Declined("BitCast of a run-time value")
-    return c.b.constant(np.ascontiguousarray(c.value(0)).view(target.numpy), target)
+    return c.b.constant(np.asarray(c.value(0), order="C").view(target.numpy), target)
 
 
 def _range(c: Call) -> Result:

@@ -224,7 +224,7 @@ def _one_hot(c: Call) -> Result:
 
 
 def _space_to_depth(c: Call) -> Result:
-    return c.rule("space_to_depth", c.x(0), block=int(c.get("blocksize")))
+    return c.rule("space_to_depth", c.x(0), block=int(c.get("blocksize")), mode=c.get("mode", "DCR"))
 
 
 def _depth_to_space(c: Call) -> Result:
@@ -244,20 +244,10 @@ def _trilu(c: Call) -> Result:
 
 
 def _reverse_sequence(c: Call) -> Result:
-    """Indices n-1-i below each length, i from there on; computed with run-time lengths."""
-    b, t = c.b, c.type(0)
     time, batch = int(c.get("time_axis", 0)), int(c.get("batch_axis", 1))
     if {time, batch} != {0, 1}:
         c.fail(f"axes {time} and {batch}")
-    lengths = b.cast(c.x(1), DType.I64)
-    shape = tuple(t.shape[:2])
-    steps = b.iota(shape, time, DType.I64)
-    spread = b.broadcast(b.reshape(lengths, tuple(n if k == batch else 1 for k, n in enumerate(shape))), shape)
-    one = b.constant(np.ones((), np.int64))
-    flipped = b.apply(Prim.SUB, b.apply(Prim.SUB, spread, one), steps)
-    index = b.apply(Prim.SELECT, b.apply(Prim.LT, steps, spread), flipped, steps)
-    index = b.broadcast(b.reshape(index, (*shape, *(1,) * (t.rank - 2))), t.shape)
-    return b.add(Prim.TAKE_ALONG, c.x(0), index, attrs=GatherAttrs(time))
+    return c.rule("reverse_sequence", c.x(0), c.x(1), time_axis=time, batch_axis=batch)
 
 
 def flat_scatter(c: Call, data: NodeId, index: NodeId, updates: NodeId, reduction: str) -> NodeId | Declined:

@@ -29,17 +29,13 @@ def _softmax(rule: str) -> Handler:
 
 
 def _hardmax(c: Call) -> Result:
-    b, shape = c.b, c.shape(0)
-    axis = c.axis("axis", -1 if c.opset >= 13 else 1)
-    x = c.x(0)
-    if c.opset < 13:
-        x, axis = b.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))), 1
-    made = c.rule("argmax", x, axis=axis, keepdims=True, select_last=False)
-    if isinstance(made, Declined):
-        return made
-    t = b.type_of(x)
-    hit = b.apply(Prim.EQ, b.iota(t.shape, axis, DType.I64), made[0])
-    return b.reshape(b.cast(hit, t.dtype), shape)
+    shape = c.shape(0)
+    if c.opset >= 13:
+        return c.rule("hardmax", c.x(0), axis=c.axis("axis", -1))
+    axis = c.axis("axis", 1)
+    flat = c.b.reshape(c.x(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    made = c.rule("hardmax", flat, axis=1)
+    return made if isinstance(made, Declined) else c.b.reshape(made[0], shape)
 
 
 def _batch_norm(c: Call) -> Result:

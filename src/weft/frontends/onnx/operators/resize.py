@@ -131,7 +131,7 @@ def along(c: Call, x: NodeId, axis: int, table: _F64) -> NodeId:
     moved = b.transpose(x, perm)
     lead = b.type_of(moved).shape[:-1]
     flat = b.reshape(moved, (math.prod(lead), t.shape[axis]))
-    made = b.add(Prim.MATMUL, flat, b.constant(np.ascontiguousarray(table.T).astype(t.dtype.numpy), t.dtype))
+    made = b.add(Prim.MATMUL, flat, b.constant(np.asarray(table.T, order="C").astype(t.dtype.numpy), t.dtype))
     back = tuple(sorted(range(t.rank), key=lambda k: perm[k]))
     return b.transpose(b.reshape(made, (*lead, table.shape[0])), back)
 
@@ -151,7 +151,9 @@ def _resize(c: Call) -> Result:
     antialias = bool(c.get("antialias", 0))
     if 0 in t.shape or 0 in sizes:
         return Declined("Resize of an empty tensor")
-    if place in _RULE_MODES and not exclude and not antialias:
+    # ONNX aligns corners by the scaled size before it is rounded down; the rule, as PyTorch, by the rounded one
+    fractional = any(n != m * s for n, m, s in zip(sizes, t.shape, scales, strict=True))
+    if place in _RULE_MODES and not exclude and not antialias and not (place == "align_corners" and fractional):
         params: dict[str, object] = {
             "sizes": sizes,
             "scales_text": ",".join(map(repr, scales)),
