@@ -1,4 +1,8 @@
-"""`torch.compile(model, backend="weft")`."""
+"""`torch.compile(model, backend="weft")`.
+
+The results are eager's within the tolerance table, with one known difference: an index outside its tensor, for which
+eager raises, is clamped (see `weft.ir.prims`).
+"""
 
 from __future__ import annotations
 

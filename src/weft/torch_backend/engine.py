@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
-from weft.errors import DeviceError
 from weft.frontends.imported import Imported
 from weft.frontends.torch.dtypes import from_numpy, to_numpy
 from weft.generate.library.opaque_aten import input_dtypes, run_aten
@@ -25,8 +22,11 @@ Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class Engine(Protocol):
     """Compiles one imported graph."""
 
-    def __call__(self, imported: Imported, options: Options) -> Run:
-        """An executable of the graph; a WeftError where there is none."""
+    def __call__(self, imported: Imported, options: Options, eager: Run) -> Run:
+        """An executable of the graph; a WeftError where there is none.
+
+        `eager` runs the same graph by the framework's operators: the baseline that an executable must beat.
+        """
         ...
 
 
@@ -37,9 +37,9 @@ def opaque_call(attrs: OpaqueAttrs, operands: Sequence[Array]) -> list[Array]:
     return [to_numpy(t)[0] for t in run_aten(attrs.payload, given)]
 
 
-def reference_engine(imported: Imported, options: Options) -> Run:
+def reference_engine(imported: Imported, options: Options, eager: Run) -> Run:
     """Evaluates the primitives with NumPy: right and slow, for tests of the front end."""
-    del options
+    del options, eager
     graph = imported.graph
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -49,14 +49,17 @@ def reference_engine(imported: Imported, options: Options) -> Run:
     return run
 
 
-def compiling_engine(imported: Imported, options: Options) -> Run:
-    """The whole compiler: `weft.pipeline.compile_graph`.
+def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
+    """The whole compiler; gives `eager` back where it beats every plan.
 
     Raises:
-        DeviceError: this installation has no compiler [W301].
         WeftError: whatever the compiler says.
     """
-    if importlib.util.find_spec("weft.pipeline") is None:
-        raise DeviceError(problem="this installation of Weft cannot compile: weft.pipeline is missing")
-    pipeline = importlib.import_module("weft.pipeline")
-    return cast("Run", pipeline.compile_graph(imported, options))
+    # the compiler is loaded when the first graph is compiled: registering a backend must stay cheap
+    from weft.pipeline import compile_imported
+
+    compilation = compile_imported(imported, options, eager=lambda *tensors: eager(tensors))
+    if compilation.eager_won:
+        return eager
+    executable = compilation.executable
+    return lambda tensors: executable(*tensors)

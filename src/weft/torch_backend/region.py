@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import fx
+from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedError, WeftError
@@ -42,7 +43,10 @@ class Region:
         try:
             with _disable_current_modes(), torch.no_grad():
                 self.program = import_fx_program(self._gm, example_inputs, device=options.device)
-                self._run = engine(self.program.imported, options) if self.program.imported.graph.outputs else _nothing
+                if self.program.imported.graph.outputs:
+                    self._run = engine(self.program.imported, options, eager_of(self._gm, self.program))
+                else:
+                    self._run = _nothing
         except UnsupportedError as error:
             self._fall_back(error, "is run by eager")
         except WeftError as error:
@@ -92,6 +96,32 @@ class Region:
 
 def _nothing(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return []
+
+
+def eager_of(gm: fx.GraphModule, program: Program) -> Run:
+    """The framework's own execution of what the primitive graph computes: its inputs in, its outputs out."""
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    flat = _pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    wanted = [node for node, result in zip(flat, program.results, strict=True) if result.value >= 0]
+    copies = [n for n in gm.graph.nodes if str(n.target) == "aten.copy_.default"]
+    graph = fx.Graph()
+    found: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(gm.graph, found)
+    graph.output(tuple(found[n] for n in (*wanted, *(c.args[1] for c in copies))))
+    for copy in copies:
+        graph.erase_node(found[copy])
+    module = fx.GraphModule(gm, graph)
+    template = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    fixed = [None if isinstance(x, torch.Tensor) else x for x in template]
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = list(fixed)
+        for position, tensor in zip(program.arguments, tensors, strict=True):
+            given[position] = tensor
+        with torch.no_grad():
+            return list(module(*given))
+
+    return run
 
 
 def _result(result: Result, given: Sequence[Any], found: Sequence[torch.Tensor]) -> Any:

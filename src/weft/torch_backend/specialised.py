@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
+from torch._dynamo import convert_frame
 
 Key = tuple[object, ...]
 
@@ -29,6 +31,13 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def _session() -> AbstractContextManager[None]:
+    """Marks a compilation in progress; torch before 2.13 has no such mark."""
+    found = vars(torch.compiler).get("_compile_session_context", nullcontext)
+    context: AbstractContextManager[None] = found()
+    return context
+
+
 @final
 class Specialised:
     """Compiles on the first call with each combination of shapes and keeps the last `limit` of them."""
@@ -48,7 +57,9 @@ class Specialised:
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._build(arguments)
+                # torch's tracers share process-wide state: one at a time, and other threads must see a compilation
+                with convert_frame.compile_lock, _session():
+                    plan = self._plans[key] = self._build(arguments)
                 if len(self._plans) > self._limit:
                     self._plans.popitem(last=False)
             self._plans.move_to_end(key)

@@ -1,0 +1,341 @@
+"""torch.compile through the backend: inference, training, shapes, mutation, strides and every way out."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from weft.errors import OptionError, UserError
+from weft.options import Options
+from weft.torch_backend import Backend, Region, reference_engine, register, weft_backend, weft_backend_with
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Seen:
+    """A backend on the reference engine that remembers its regions."""
+
+    def __init__(self, engine=reference_engine, **options):
+        self.regions: list[Region] = []
+        self.backend = Backend(Options(**options), engine, self.regions.append)
+
+    def compile(self, model, **kwargs):
+        return torch.compile(model, backend=self.backend, **kwargs)
+
+    def fallbacks(self):
+        return [r.fallback for r in self.regions if r.fallback]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
+        self.attend, self.line = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 4)
+        self.after = nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = F.silu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        x = self.after(x + self.attend(x, x, x, need_weights=False)[0])
+        return F.log_softmax(self.line(F.gelu(x)).mean(1), -1)
+
+
+def test_inference():
+    seen, model, x = Seen(), Block().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(seen.compile(model)(x), model(x))
+    (region,) = seen.regions
+    assert region.fallback == ""
+    assert region.program is not None
+    assert region.program.imported.opaque == ()
+
+
+def test_training_step():
+    seen, model, x = Seen(), Block().train(), torch.randn(2, 3, 8, 8)
+    twin = copy.deepcopy(model)
+    step = seen.compile(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, twin)]
+    for _ in range(2):
+        for f, optimizer in ((step, optimizers[0]), (twin, optimizers[1])):
+            optimizer.zero_grad()
+            F.nll_loss(f(x), torch.tensor([1, 3])).backward()
+            optimizer.step()
+        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5, msg=name)
+    for b, c in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(b, c)
+    kinds = [r.name.partition("(")[2] for r in seen.regions]
+    assert kinds == ["forward)", "backward)"]
+    assert seen.fallbacks() == []
+
+
+def test_a_backward_graph_that_cannot_be_compiled_is_named(caplog):
+    def engine(imported, options, eager):
+        if len(imported.graph.outputs) == 1 and calls:
+            raise UserError(message="no backward today")
+        calls.append(1)
+        return reference_engine(imported, options, eager)
+
+    calls: list[int] = []
+    seen = Seen(engine)
+    w, x = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+    with caplog.at_level(logging.WARNING, "weft"):
+        seen.compile(lambda w: torch.tanh(x @ w).sum())(w).backward()
+    grad, w.grad = w.grad, None
+    torch.tanh(x @ w).sum().backward()
+    torch.testing.assert_close(grad, w.grad)
+    assert [r.getMessage() for r in caplog.records if "(backward)" in r.getMessage()]
+    assert seen.fallbacks() == ["no backward today [W000]"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_module(dtype):
+    seen, x = Seen(), torch.randn(4, 12).to(dtype)
+    model = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 6), nn.LayerNorm(6), nn.Softmax(-1)).to(dtype)
+    with torch.no_grad():
+        found, wanted = seen.compile(model)(x), model(x)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found, wanted, rtol=3e-2, atol=1e-2)
+    assert seen.fallbacks() == []
+
+
+def test_autocast():
+    seen, model, x = Seen(), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, wanted = seen.compile(model)(x), model(x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_each_batch_size_is_right_and_has_a_plan():
+    seen = Seen()
+    step = seen.compile(lambda x: x.relu().reshape(x.shape[0] * 2, -1) + x.shape[0])
+    for n in (2, 3, 5, 7, 3, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(step(x), x.relu().reshape(n * 2, -1) + n)
+    shapes = [r.program.imported.graph.nodes[0].type.shape for r in seen.regions if r.program]
+    assert set(shapes) == {(2, 4), (3, 4), (5, 4), (7, 4)}
+    assert len(shapes) <= 5  # dynamo's first graph is static, the second serves every size
+
+
+def test_the_number_of_plans_is_bounded():
+    seen = Seen(max_plans=2)
+    step = seen.compile(lambda x: x * 2, dynamic=True)
+    for n in (3, 4, 5, 5, 4, 3):
+        torch.testing.assert_close(step(torch.ones(n)), torch.full((n,), 2.0))
+    assert len(seen.regions) == 4  # 3, 4, 5, and 3 again: it was the oldest when 5 came
+
+
+def test_training_with_open_sizes():
+    seen = Seen()
+    w = torch.randn(4, 3, requires_grad=True)
+    step = seen.compile(lambda x: torch.tanh(x @ w).sum(), dynamic=True)
+    for n in (2, 5):
+        x = torch.randn(n, 4)
+        w.grad = None
+        step(x).backward()
+        grad, w.grad = w.grad, None
+        torch.tanh(x @ w).sum().backward()
+        torch.testing.assert_close(grad, w.grad)
+
+
+def test_input_mutation():
+    def f(x, y):
+        x.add_(y)
+        y = y * 2
+        return x * y, x
+
+    seen = Seen()
+    a, b = torch.randn(3), torch.randn(3)
+    c, d = a.clone(), b.clone()
+    found, wanted = seen.compile(f)(a, b), f(c, d)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(a, c)
+    assert found[1] is a
+    assert seen.fallbacks() == []
+
+
+def test_buffers_are_updated():
+    seen, model = Seen(), nn.BatchNorm1d(4).train()
+    twin, x = copy.deepcopy(model), torch.randn(8, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(seen.compile(model)(x), twin(x))
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+def test_weights_that_change_are_seen():
+    seen, model, x = Seen(), nn.Linear(3, 2), torch.randn(4, 3)
+    step = seen.compile(model)
+    with torch.no_grad():
+        step(x)
+        model.weight.data.mul_(2)
+        torch.testing.assert_close(step(x), model(x))
+
+
+def test_outputs_have_the_strides_of_eager():
+    seen = Seen()
+    model = nn.Conv2d(3, 4, 3).eval()
+    functions = (
+        lambda x: (model(x.to(memory_format=torch.channels_last)), x.permute(0, 2, 3, 1) + 1, x[0, 0].t() * 2),
+        lambda x: (x.sum(1, keepdim=True).expand(2, 3, 5, 6), x.mean(0).expand(4, 3, 5, 6)),
+    )
+    x = torch.randn(2, 3, 5, 6)
+    with torch.no_grad():
+        for f in functions:
+            for found, wanted in zip(seen.compile(f)(x), f(x), strict=True):
+                torch.testing.assert_close(found, wanted, check_stride=True)
+
+
+def test_views_and_aliases_of_inputs():
+    seen, x = Seen(), torch.arange(6.0)
+    found = seen.compile(lambda x: (x.view(2, 3), x, x[1:] + 0))(x)
+    assert found[0].data_ptr() == x.data_ptr()
+    assert found[1] is x
+    torch.testing.assert_close(found[2], x[1:])
+
+
+def test_results_that_are_not_tensors():
+    seen, x = Seen(), torch.ones(3)
+    assert seen.compile(lambda x: (x.shape[0], None, x + 1, "s"))(x)[:2] == (3, None)
+
+
+def test_an_operator_without_a_rule_stays_inside():
+    seen, x = Seen(), torch.randn(4, 6)
+    f = lambda x: (x * 2).cumsum(1).relu().topk(2)  # noqa: E731
+    torch.testing.assert_close(tuple(seen.compile(f)(x)), tuple(f(x)))
+    (region,) = seen.regions
+    assert {u.op for u in region.program.imported.opaque} == {"aten.cumsum.default", "aten.topk.default"}
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.fft.rfft(x).abs(), "complex numbers"),
+        (lambda x: F.dropout(x, 0.5, True), "random numbers"),
+        (lambda x: x.to(torch.float8_e4m3fn).float() * 2, "float8"),
+    ],
+    ids=["complex", "random", "float8"],
+)
+def test_what_is_refused_runs_eagerly_with_one_warning(function, reason, caplog):
+    seen, x = Seen(), torch.randn(6, 6)
+    step = seen.compile(function)
+    with caplog.at_level(logging.WARNING, "weft"):
+        torch.manual_seed(3)
+        found = [step(x), step(x)]
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, [function(x), function(x)])
+    assert reason in seen.fallbacks()[0]
+    warnings = [r.getMessage() for r in caplog.records if r.name == "weft"]
+    assert len(warnings) == 1
+    assert "is run by eager" in warnings[0]
+    assert reason in warnings[0]
+
+
+def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog):
+    def engine(imported, options, eager):
+        raise RuntimeError("segment of a stack")
+
+    seen, x = Seen(engine), torch.randn(3)
+    with caplog.at_level(logging.WARNING, "weft"):
+        torch.testing.assert_close(seen.compile(lambda x: x * 2)(x), x * 2)
+    assert "met a bug in Weft" in caplog.text
+
+
+def test_an_executable_that_fails_is_given_up_before_it_wrote(caplog):
+    def engine(imported, options, eager):
+        def run(inputs):
+            raise RuntimeError("sick device")
+
+        return run
+
+    def f(x):
+        x.add_(1)
+        return x * 2
+
+    seen, x = Seen(engine), torch.zeros(3)
+    step = seen.compile(f)
+    with caplog.at_level(logging.WARNING, "weft"):
+        torch.testing.assert_close(step(x), torch.full((3,), 2.0))
+        torch.testing.assert_close(step(x), torch.full((3,), 4.0))
+    torch.testing.assert_close(x, torch.full((3,), 2.0))
+    assert caplog.text.count("failed at run time") == 1
+
+
+def test_threads_share_a_model():
+    seen = Seen()
+    step = seen.compile(lambda x: torch.tanh(x) @ x.t(), dynamic=True)
+    x = {n: torch.randn(n, 4) for n in (2, 3, 4, 5)}
+    step(x[2])
+    failures = []
+
+    def work(n):
+        try:
+            for _ in range(5):
+                torch.testing.assert_close(step(x[n]), torch.tanh(x[n]) @ x[n].t())
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (2, 3, 4, 5)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+
+
+def test_options_of_torch_compile(monkeypatch):
+    used = []
+
+    def engine(imported, options, eager):
+        used.append(options.budget_s)
+        return reference_engine(imported, options, eager)
+
+    backend = weft_backend_with(engine, Options())
+    torch.compile(lambda x: x + 1, backend=backend, options={"budget_s": 3.0})(torch.ones(2))
+    assert used == [3.0]
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such option") as error:
+        torch.compile(lambda x: x + 2, backend=backend, options={"budget": 3.0})(torch.ones(2))
+    assert isinstance(error.value.inner_exception, OptionError)
+
+
+def test_the_name_is_registered():
+    register()
+    register()
+    assert "weft" in torch._dynamo.list_backends()
+    assert torch._dynamo.backends.registry.lookup_backend("weft") in (weft_backend,)
+
+
+def test_eager_may_stand_in_for_an_executable():
+    """What the compiler gives back where the framework beats every plan."""
+    model = Block().train()
+    twin, x, count = copy.deepcopy(model), torch.randn(2, 3, 8, 8), torch.zeros(1)
+    seen = Seen(lambda imported, options, eager: eager)
+
+    def step(m, x, count):
+        count.add_(1)
+        return m(x) * count
+
+    found = torch.compile(step, backend=seen.backend)(model, x, count)
+    wanted = step(twin, x, torch.zeros(1))
+    torch.testing.assert_close(found, wanted)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    assert count.item() == 1
+    assert seen.fallbacks() == []
+
+
+def test_the_region_of_an_identity():
+    seen, x = Seen(), torch.ones(2)
+    assert seen.compile(lambda x: x)(x) is x
