@@ -82,8 +82,9 @@ def test_complete_mode_against_brute_force():
             if stored.inputs_of(s).bit_count() <= limits.max_inputs:
                 expected.add(s)
         found = enumerate_candidates(graph, limits)
-        groups = {c.members for c in found.candidates if c.kind in (Kind.GROUP, Kind.SINGLE)}
-        assert groups == expected
+        sets = {c.members for c in found.candidates if c.kind is not Kind.CONVERT}
+        assert expected <= sets
+        assert {c.members for c in found.candidates if c.kind in (Kind.GROUP, Kind.SINGLE)} <= expected
         assert not found.capped
     assert done > 50
 
@@ -189,7 +190,7 @@ def test_operators_that_are_no_longer_whole_get_none(broken):
     net = Net()
     b = net.b
     x = net.input(4, 8)
-    y = net.linear(x, 8)
+    y = b.add(Prim.MATMUL, x, net.weight(8, 8))
     with b.origin(Origin("f", (), (-1,) if broken == "operand gone" else (y,))) as index:
         inner = b.add(Prim.MATMUL, y, net.weight(8, 8))
         o = b.add(Prim.MATMUL, inner, net.weight(8, 8))

@@ -75,6 +75,8 @@ def enumerate_candidates(
         only = alternatives.extra_of(version)
         legality = Legality.of(graph, stored, limits)
         _add_singles(found, stored, only if version else stored.work)
+        if version == 0:
+            _add_origins(found, stored, rejected)
         sinks = _near(stored, legality, only) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored)
         grown = _grow_all(graph, stored, legality, sinks & cuts, rejected)
@@ -86,8 +88,6 @@ def enumerate_candidates(
             groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, only, cuts)
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
-        if version == 0:
-            _add_origins(found, stored, rejected)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
