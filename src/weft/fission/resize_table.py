@@ -58,11 +58,9 @@ def coordinates(axis: Axis, mode: str) -> npt.NDArray[np.float64] | Declined:
         return i + 0.5 * (axis.start + axis.end) * (n - 1)
     if mode == "pytorch_half_pixel" and out == 1:
         return i
-    half = (i + 0.5) / scale - 0.5
-    if mode == "half_pixel_symmetric":
-        # the middle stays the middle where scale·n is no integer
-        return half + n / 2 * (1 - out / (scale * n))
-    return half
+    # symmetric: the middle stays the middle where scale·n is no integer; in this order, as floor sees the last bit
+    offset = n / 2 * (1 - out / (scale * n)) if mode == "half_pixel_symmetric" else 0.0
+    return offset + (i + 0.5) / scale - 0.5
 
 
 def nearest(x: npt.NDArray[np.float64], size: int, mode: str) -> npt.NDArray[np.int64] | Declined:
