@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from weft.device.facts import CpuFacts
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Kernel, Schedule
-
-
-class Facts(Protocol):
-    """What a CPU generator needs to know about the machine."""
-
-    @property
-    def simd_bytes(self) -> int:
-        """Width of the widest vector registers in use, bytes."""
-
-    @property
-    def threads(self) -> int:
-        """Threads that kernels will run with."""
 
 
 class Generator(Protocol):
@@ -28,7 +17,7 @@ class Generator(Protocol):
     name: str
     """First word of every schedule that it lists."""
 
-    def schedules(self, problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
+    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
         """Ways to run the problem, the most promising first, or the reason why it cannot be made."""
 
     def emit(self, problem: Problem, schedule: Schedule) -> Kernel | Declined:

@@ -100,6 +100,8 @@ class Body:
         """Index and size of every test `0 <= index < size` that was not decided at compile time."""
         self.fixed: list[Index] = []
         """Indices that are used as values; loops in them cannot be merged."""
+        self.floor = 0
+        """Level of the loops' surroundings: a value stored by this kernel is never read further out."""
         self.count = 0
         self._serial = 0
         self._memo: list[dict[tuple[NodeId, Place], Placed]] = [{}]
@@ -180,6 +182,8 @@ class Body:
         """Read one element, or one per lane."""
         self.accesses.append(Access(address, buffer.dtype.itemsize, False))
         level = self.level_of(address)
+        if not buffer.fixed:
+            level = max(level, self.floor)
         if not self._varies(address):
             return self.define(dtype, False, f"w_ld({buffer.name} + {address.text()})", level)
         lanes = cast("Lanes", self.lanes)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import cast, final
 
+from weft.device.facts import CpuFacts
 from weft.generate.cpp.kernel import Form, KernelText, Oversized
 from weft.generate.cpp.plan import EXPENSIVE, REDUCTIONS, live_nodes
-from weft.generate.protocol import Facts
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -43,7 +43,7 @@ class CppGenerator:
 
     name = "cpp"
 
-    def schedules(self, problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
+    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
         """Between one and eight forms; a decline names the primitive that stands in the way."""
         declined = _refuse(problem)
         if declined is not None:

@@ -176,9 +176,8 @@ class KernelText:
             t = graph.type_of(node)
             kind = storage_type(t.dtype)
             self.declared.append(f"const {kind}* const __restrict in{position} = (const {kind}*)inputs[{position}];")
-            found[node] = dense(
-                f"in{position}", t.dtype, t.shape, self.problem.input_formats[position].strides(t.shape)
-            )
+            strides = self.problem.input_formats[position].strides(t.shape)
+            found[node] = dense(f"in{position}", t.dtype, t.shape, strides, fixed=True)
         for node in live:
             if graph.nodes[node].prim is Prim.CONSTANT and graph.type_of(node).size > 1:
                 found[node] = self._constant(node)
@@ -188,10 +187,10 @@ class KernelText:
         t = self.graph.type_of(node)
         dtype = t.dtype.accumulator  # 16-bit constants are written as exact floats
         numbers = self.graph.constant(node).reshape(-1).tolist()
-        name = f"t{node}"
+        name = f"table{node}"
         body = ", ".join(literal(x, dtype) for x in numbers)
         self.statics.append(f"alignas(64) static const {storage_type(dtype)} {name}[{len(numbers)}] = {{{body}}};")
-        return dense(name, dtype, t.shape, Format.ROW.strides(t.shape))
+        return dense(name, dtype, t.shape, Format.ROW.strides(t.shape), fixed=True)
 
     def _allocate(self, count: int, dtype: DType, *, per_thread: bool, prefix: str) -> str:
         """A 64-byte aligned array; returns its name."""
@@ -448,6 +447,7 @@ class KernelText:
             shared = {k: v for v, k in self._shared_key.items() if v.name.startswith(f"p{number}_")}
             total = math.prod(v.size for v in shared.values())
             with self._parallel(body, list(shared.values()), total):
+                body.floor = self.nest.level
                 for stage in segment.stages:
                     self._stage(body, stage, shared, divided=False)
         else:

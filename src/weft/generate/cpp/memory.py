@@ -49,6 +49,8 @@ class Buffer:
     digits: tuple[Digit, ...]
     pinned: tuple[tuple[Digit, Var], ...] = ()
     """Digits that must equal a shared loop's variable wherever the buffer is read."""
+    fixed: bool = False
+    """Never written by this kernel."""
 
     def address(self, index: Sequence[Index]) -> Index:
         """Position in elements.
@@ -65,8 +67,7 @@ class Buffer:
         return total
 
 
-def dense(name: str, dtype: DType, shape: Sequence[int], strides: Sequence[int]) -> Buffer:
+def dense(name: str, dtype: DType, shape: Sequence[int], strides: Sequence[int], *, fixed: bool = False) -> Buffer:
     """A whole tensor."""
-    return Buffer(
-        name, dtype, tuple(Digit(d, 1, n, s) for d, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1)
-    )
+    digits = tuple(Digit(d, 1, n, s) for d, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1)
+    return Buffer(name, dtype, digits, fixed=fixed)
