@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.errors import InvalidGraphError
 from weft.orchestrate.instance import Instance, execute, trim
 
 ROUNDS = 8
@@ -19,17 +18,11 @@ def heuristic_plan(instance: Instance, kept: Sequence[int]) -> tuple[int, ...]:
     Raises:
         InvalidGraphError: the options do not produce the results.
     """
-    plan = _Cover(instance, kept).plan()
-    if execute(instance, plan)[1]:  # options with several outputs wait for each other
-        single = [k for k in kept if len(instance.options[k].writes) == 1]
-        plan = _Cover(instance, single).plan() if _reaches(instance, single) else _forward(instance, kept)
-    if execute(instance, plan)[1]:
-        plan = _forward(instance, kept)
-    return trim(instance, plan)
-
-
-def _reaches(instance: Instance, kept: Iterable[int]) -> bool:
-    return not execute(instance, _forward(instance, kept))[1]
+    for several in (True, False):
+        plan = _Cover(instance, kept, several=several).plan()
+        if plan and not execute(instance, plan)[1]:
+            return trim(instance, plan)
+    return trim(instance, _forward(instance, kept))
 
 
 def _forward(instance: Instance, kept: Iterable[int]) -> list[int]:
@@ -53,9 +46,11 @@ def _forward(instance: Instance, kept: Iterable[int]) -> list[int]:
 class _Cover:
     """One producer per needed value, with reference counts."""
 
-    def __init__(self, instance: Instance, kept: Sequence[int]) -> None:
+    def __init__(self, instance: Instance, kept: Sequence[int], *, several: bool) -> None:
         self.instance = instance
         self.kept = kept
+        self.several = several
+        """Whether options with several outputs may replace others."""
         self.writers: dict[int, list[int]] = {}
         readers: dict[int, set[frozenset[int]]] = {}
         for k in kept:
@@ -73,10 +68,12 @@ class _Cover:
         """Needed values per chosen option."""
 
     def plan(self) -> list[int]:
+        """The options in use; none if some result has no producer."""
         self._flow_forward()
-        for g in sorted(self.instance.results - self.instance.given):
-            if g not in self.choice:
-                raise InvalidGraphError(problem=f"no kernel produces value {g}")
+        wanted = self.instance.results - self.instance.given
+        if not wanted <= self.choice.keys():
+            return []
+        for g in sorted(wanted):
             self._need(g)
         for _ in range(ROUNDS):
             if not self._improve():
@@ -84,28 +81,30 @@ class _Cover:
         return [k for k, n in self.used.items() if n > 0]
 
     def _flow_forward(self) -> None:
-        """f(v) = min over producers of (price + Σ f(read) / fan-out) / values written, until it stands."""
+        """f(v) = min over producers of price + Σ f(read) / fan-out, over one output each where that is possible."""
         instance = self.instance
-        order = sorted(
-            self.kept,
-            key=lambda k: (max(map(instance.rank_of, instance.options[k].writes)), instance.options[k].conversion),
-        )
-        genuine: set[int] = set()
-        for _ in range(4):  # one sweep settles single outputs; several outputs and conversions may need more
+
+        def rank(k: int) -> tuple[int, bool, int]:
+            option = instance.options[k]
+            return (max(map(instance.rank_of, option.writes)), option.conversion, k)
+
+        order = sorted(self.kept, key=rank)
+        alone = {v for k in self.kept if len(w := instance.options[k].writes) == 1 for v in w}
+        for _ in range(4):  # one sweep settles single outputs; several outputs may need more
             changed = False
             for k in order:
                 option = instance.options[k]
+                if len(option.writes) > 1 and option.writes <= alone:
+                    continue  # for the local replacement
                 needed = option.reads - instance.given
-                if any(v not in self.flow for v in needed) or (option.conversion and not needed <= genuine):
+                if any(v not in self.flow for v in needed):
                     continue
-                total = instance.price(k) + sum(self.flow[v] / max(1, self.fanout.get(v, 1)) for v in needed)
-                written = option.writes - instance.given
-                share = total / max(1, len(written))
-                for v in written:
-                    if not option.conversion:
-                        genuine.add(v)
-                    if share < self.flow.get(v, float("inf")) - 1e-12:
-                        self.flow[v] = share
+                if option.conversion and any(instance.options[self.choice[v]].conversion for v in needed):
+                    continue  # one hop from a real producer
+                flow = instance.price(k) + sum(self.flow[v] / max(1, self.fanout.get(v, 1)) for v in needed)
+                for v in option.writes - instance.given:
+                    if flow < self.flow.get(v, float("inf")) - 1e-12:
+                        self.flow[v] = flow
                         self.choice[v] = k
                         changed = True
             if not changed:
@@ -157,39 +156,63 @@ class _Cover:
         for v in values:
             if not self.needs.get(v):
                 continue  # an earlier replacement made it superfluous
-            old = self.choice[v]
-            freed = self._leave(old)
-            best, best_cost = old, freed
+            best, best_gain = -1, 1e-9
             for k in self.writers[v]:
-                if k == old or not self._available(k, v):
+                if k == self.choice[v] or not self._available(k):
                     continue
-                self.choice[v] = k
-                cost = self._use(k)
-                self._leave(k)
-                if cost < best_cost - 1e-9:
-                    best, best_cost = k, cost
-            self.choice[v] = best
-            self._use(best)
-            better |= best != old
+                switched, gain = self._switch(k, v)
+                self._restore(k, switched)
+                if gain > best_gain and self._acyclic(k, [w for w, _ in switched]):
+                    best, best_gain = k, gain
+            if best >= 0:
+                self._switch(best, v)
+                better = True
         return better
 
-    def _available(self, k: int, value: int) -> bool:
-        """Every read has a producer, and none of them waits for `value` itself."""
-        option = self.instance.options[k]
+    def _switch(self, k: int, value: int) -> tuple[list[tuple[int, int]], float]:
+        """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and what it saves."""
+        freed = 0.0
+        switched: list[tuple[int, int]] = []
+        for w in [value, *sorted(self.instance.options[k].writes - {value})]:
+            if self.needs.get(w) and self.choice[w] != k:
+                switched.append((w, self.choice[w]))
+                freed += self._leave(self.choice[w])
+        added = 0.0
+        for w, _ in switched:
+            self.choice[w] = k
+        for _ in switched:
+            added += self._use(k)
+        return switched, freed - added
+
+    def _restore(self, k: int, switched: list[tuple[int, int]]) -> None:
+        for _ in switched:
+            self._leave(k)
+        for w, old in switched:
+            self.choice[w] = old
+        for _, old in switched:
+            self._use(old)
+
+    def _available(self, k: int) -> bool:
+        """Every read has a producer, a conversion's a real one, and nothing is converted from a conversion."""
+        options = self.instance.options
+        option = options[k]
+        if len(option.writes) > 1 and not self.several:
+            return False
         needed = option.reads - self.instance.given
-        if any(v not in self.choice for v in needed):
+        if not needed <= self.choice.keys():
             return False
-        if option.conversion and any(self.instance.options[self.choice[v]].conversion for v in needed):
-            return False
-        if len(option.writes) == 1 and not option.conversion:
-            return True  # reads only what stands before its sink
+        return not (option.conversion and any(options[self.choice[v]].conversion for v in needed))
+
+    def _acyclic(self, k: int, values: list[int]) -> bool:
+        """Whether no read of `k` waits for one of the values that it would produce."""
+        options = self.instance.options
         seen: set[int] = set()
-        waiting = list(needed)
+        waiting = list(options[k].reads - self.instance.given)
         while waiting:
             v = waiting.pop()
-            if v == value:
+            if v in values:
                 return False
             if v not in seen:
                 seen.add(v)
-                waiting.extend(self.instance.options[self.choice[v]].reads - self.instance.given)
+                waiting.extend(options[self.choice[v]].reads - self.instance.given)
         return True
