@@ -7,7 +7,7 @@ Protocol (its version is part of every timing's key):
 * A *round* takes one sample of each kernel in a fresh random order, so that drift of clocks and neighbours hits
   all alike and differences within a round are paired.
 * Screening: 3 rounds of all. Final: the best 8, the baseline and the incumbent, 5 to 15 rounds, as many as fit
-  into the trial's time (long kernels need fewer: their relative noise is smaller). All samples are kept.
+  into the trial's time, and 2 where a single round is longer than it. All samples are kept.
 * `cache=rotated`, the default: calls rotate over 2 to 8 sets of buffers (weights included) that together exceed
   twice the L2 caches of the cores in use. In a network, a kernel's activations were written just before by other
   cores' share of the previous kernel and its weights a whole inference ago: L3 is warm and L2 is not, which
@@ -27,7 +27,6 @@ import random
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter_ns
 from typing import final
 
 PROTOCOL_VERSION = 1
@@ -81,8 +80,8 @@ def time_kernels(
     always: Sequence[int],
     seed: int,
     before: Callable[[int], None],
-    clock: Clock = perf_counter_ns,
-    preempted: Callable[[], int] = preemptions,
+    clock: Clock,
+    preempted: Callable[[], int],
 ) -> Timed:
     """Time kernels that were verified.
 
@@ -137,7 +136,9 @@ def time_kernels(
         finalists = sorted({*ranked[: policy.keep], *(k for k in always if k in calls)})
         per_round = sum(min(samples[k]) * repeats[k] for k in finalists) * 1e-6
         fit = int(policy.trial_s / per_round) if per_round > 0 else policy.max_rounds
-        rounds(finalists, max(policy.min_rounds, min(policy.max_rounds, fit)))
+        # a round of long calls fills the time alone: two more are enough, their noise is a small part of them
+        least = policy.min_rounds if fit > 0 else 2
+        rounds(finalists, max(least, min(policy.max_rounds, fit)))
     finally:
         if enabled:
             gc.enable()

@@ -18,10 +18,11 @@ import mmap
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from time import perf_counter_ns
+from typing import BinaryIO, Protocol, cast, final
 
 import torch
 
@@ -29,13 +30,15 @@ from weft.errors import WeftError
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import KernelSource
+from weft.kernels.source import Kernel, KernelSource
+from weft.tune.inputs import InputSet
 from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
-from weft.tune.timing import TimingPolicy, sets_needed, time_kernels
+from weft.tune.timing import TimingPolicy, preemptions, sets_needed, time_kernels
 from weft.tune.verify import (
     POISONS,
     Arena,
     Binding,
+    Clock,
     Finding,
     LibrarySubject,
     NativeSubject,
@@ -52,8 +55,33 @@ MAX_TIMED_BYTES = 2 << 30
 """Outputs of all kernels of a trial together; above it there is one set of buffers only."""
 
 
+class Channel(Protocol):
+    """Where a trial's events go."""
+
+    def at(self, kernel: int) -> None:
+        """Note which kernel runs next; -1: none, it is our own code."""
+        ...
+
+    def say(self, **message: Json) -> None:
+        """One event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What running a kernel needs from the world; tests script it."""
+
+    make: Callable[[Problem, Kernel, str], Subject]
+    clock: Clock
+    """Nanoseconds."""
+    preempted: Callable[[], int]
+
+
+@final
 @dataclass(slots=True)
-class _Channel:
+class PipeChannel:
+    """The pipes and the board that the parent handed down."""
+
     requests: BinaryIO
     answers: BinaryIO
     board: mmap.mmap
@@ -106,26 +134,31 @@ class TrialRequest:
         )
 
 
-def run_trial(request: TrialRequest, say: _Channel) -> None:
+def make_subject(problem: Problem, kernel: Kernel, path: str) -> Subject:
+    """A kernel that can be bound: a compiled object, or a library call."""
+    if isinstance(kernel, KernelSource):
+        return NativeSubject(problem, kernel, path)
+    return LibrarySubject(problem, kernel)
+
+
+REAL = Machine(make_subject, perf_counter_ns, preemptions)
+
+
+def run_trial(request: TrialRequest, say: Channel, machine: Machine) -> None:
     """Answer one `trial` request: events `verifying`, `verdict`, and a last `done`."""
     say.at(-1)
     reference = build_reference(request.problem, seed=request.seed)
     passed: dict[int, _Passed] = {}
-    arenas: dict[object, Arena] = {}
+    arenas: dict[InputSet, Arena] = {}
     fastest = float("inf")
     for number, encoded, path in request.kernels:
         say.at(number)
         say.say(event="verifying", kernel=number)
         slow_s = max(0.05, 30 * fastest)
-        subject: Subject | None = None
         try:
-            kernel = kernel_from_json(encoded)
-            if isinstance(kernel, KernelSource):
-                subject = NativeSubject(request.problem, kernel, path)
-            else:
-                subject = LibrarySubject(request.problem, kernel)
+            subject = machine.make(request.problem, kernel_from_json(encoded), path)
             with torch.inference_mode():
-                result = verify(request.problem, subject, reference, arenas, slow_s)  # type: ignore[arg-type]
+                result = verify(request.problem, subject, reference, arenas, slow_s=slow_s, clock=machine.clock)
         except (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError) as error:
             arenas.clear()
             _verdict(say, number, classify(error))
@@ -138,7 +171,7 @@ def run_trial(request: TrialRequest, say: _Channel) -> None:
     say.at(-1)
     arenas.clear()
     if request.time and passed:
-        _time(request, reference, passed, say)
+        _time(request, reference, passed, say, machine)
     else:
         for number, p in passed.items():
             _verdict(say, number, p.finding)
@@ -154,7 +187,7 @@ class _Passed:
     bindings: tuple[Binding, ...] = ()
 
 
-def _verdict(say: _Channel, number: int, finding: Finding, samples: Sequence[float] = ()) -> None:
+def _verdict(say: Channel, number: int, finding: Finding, samples: Sequence[float] = ()) -> None:
     ratio = finding.ratio if finding.ratio < 1e300 else 1e300  # infinities have no JSON form
     say.say(
         event="verdict",
@@ -166,7 +199,9 @@ def _verdict(say: _Channel, number: int, finding: Finding, samples: Sequence[flo
     )
 
 
-def _time(request: TrialRequest, reference: Reference, passed: dict[int, _Passed], say: _Channel) -> None:
+def _time(
+    request: TrialRequest, reference: Reference, passed: dict[int, _Passed], say: Channel, machine: Machine
+) -> None:
     graph = request.problem.graph
     inputs = sum(graph.type_of(i).nbytes for i in graph.inputs)
     outputs = sum(graph.type_of(i).nbytes for i in graph.outputs)
@@ -186,7 +221,15 @@ def _time(request: TrialRequest, reference: Reference, passed: dict[int, _Passed
             continue  # it cannot be bound a second time
         calls[number] = [b.call for b in p.bindings]
     with torch.inference_mode():
-        timed = time_kernels(calls, policy=request.policy, always=request.always, seed=request.seed, before=say.at)
+        timed = time_kernels(
+            calls,
+            policy=request.policy,
+            always=request.always,
+            seed=request.seed,
+            before=say.at,
+            clock=machine.clock,
+            preempted=machine.preempted,
+        )
     for number, p in passed.items():
         say.at(number)
         finding = p.finding
@@ -198,10 +241,12 @@ def _time(request: TrialRequest, reference: Reference, passed: dict[int, _Passed
                 break
         samples = timed.samples_us[number]
         median = sorted(samples)[len(samples) // 2]
-        if finding.verdict is Verdict.OK and 0 < median < 0.9 * request.bound_us:
+        if finding.verdict is Verdict.OK and min(samples) <= 0:
+            finding = Finding(Verdict.IMPOSSIBLE, "the clock went backwards", finding.ratio)
+        if finding.verdict is Verdict.OK and median < 0.9 * request.bound_us:
             text = f"{median:.3f} us is below the roofline's {request.bound_us:.3f} us"
             finding = Finding(Verdict.IMPOSSIBLE, text, finding.ratio)
-        _verdict(say, number, finding, samples)
+        _verdict(say, number, finding, samples if finding.verdict is Verdict.OK else ())
 
 
 def canary(object_path: str, entry: str) -> str:
@@ -234,7 +279,7 @@ def _limit(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (now + max_bytes, now + max_bytes))
 
 
-def serve(channel: _Channel) -> None:
+def serve(channel: PipeChannel) -> None:
     """Answer requests until the parent says `bye` or goes away."""
     while (message := channel.read()) is not None:
         match message.get("op"):
@@ -245,7 +290,7 @@ def serve(channel: _Channel) -> None:
             case "canary":
                 channel.say(event="canary", problem=canary(str(message["object"]), str(message["entry"])))
             case "trial":
-                run_trial(TrialRequest.from_message(message), channel)
+                run_trial(TrialRequest.from_message(message), channel, REAL)
                 gc.collect()
             case "bye":
                 return
@@ -257,7 +302,7 @@ def main() -> None:
     """Entry point of the process."""
     requests, answers, board = (int(x) for x in sys.argv[1:4])
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink, mmap.mmap(board, BOARD_BYTES) as page:
-        serve(_Channel(source, sink, page))
+        serve(PipeChannel(source, sink, page))
 
 
 if __name__ == "__main__":

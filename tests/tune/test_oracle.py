@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.ir.random_graphs import random_graph
+from tests.tune.cases import single_graphs
+
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate as reference
+from weft.ir.types import Array, DType, TensorType
+from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.oracle import TABLE, Evaluation, Mode, decisions, evaluate
+from weft.tune.tolerance import ULPS
+
+NO_MEANING = {Prim.INPUT, Prim.CONSTANT, Prim.OPAQUE}
+
+
+def as_array(x: torch.Tensor) -> Array:
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def run(graph: Graph, inputs: list[torch.Tensor], mode: Mode) -> Evaluation:
+    found = evaluate(graph, inputs, mode, seed=0)
+    assert isinstance(found, Evaluation)
+    return found
+
+
+def close(found: torch.Tensor, wanted: Array, u: float, slack: float) -> bool:
+    got, want = found.double().numpy(), wanted.astype(np.float64)
+    if got.shape != want.shape or not np.array_equal(np.isnan(got), np.isnan(want)):
+        return False
+    infinite = np.isinf(want) | np.isinf(got)
+    if not np.array_equal(np.where(infinite, got, 0), np.where(infinite, want, 0), equal_nan=True):
+        return False
+    finite = np.isfinite(want)
+    scale = np.abs(want[finite]).max() if finite.any() else 0.0
+    return bool(np.all(np.abs(got[finite] - want[finite]) <= slack * u * (np.abs(want[finite]) + 0.1 * scale)))
+
+
+def test_the_table_is_total() -> None:
+    assert set(TABLE) == set(Prim)
+
+
+@pytest.mark.parametrize("prim", [p for p in Prim if p not in NO_MEANING], ids=lambda p: p.value)
+def test_agrees_with_the_other_reading_of_the_semantics(prim: Prim) -> None:
+    compared = 0
+    for graph in single_graphs(prim):
+        for kind in InputSet:
+            for domain in (Domain.ZERO_MEAN, Domain.UNIT):
+                inputs = draw(graph, kind, domain, seed=5)
+                precise = run(graph, inputs, Mode.PRECISE)
+                if precise.undefined[0]:
+                    continue  # any value is right
+                arrays = [as_array(x) for x in inputs]
+                with np.errstate(all="ignore"):
+                    (want,) = reference(graph, arrays, precise=True)
+                    (native,) = reference(graph, arrays)
+                dtype = graph.type_of(graph.outputs[0]).dtype
+                exact = not dtype.is_float
+                assert close(precise.outputs[0], want, 0.0 if exact else 2.0**-52, 64.0), (str(graph), kind, domain)
+                u = (
+                    0.0
+                    if exact
+                    else {DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F64: 2.0**-52}.get(dtype, 2.0**-23)
+                )
+                assert close(run(graph, inputs, Mode.NATIVE).outputs[0], native, u, 8.0), (str(graph), kind, domain)
+                compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_on_random_graphs(seed: int) -> None:
+    graph = random_graph(seed)
+    inputs = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=seed)
+    wanted = reference(graph, [as_array(x) for x in inputs], precise=True)
+    for found, want in zip(run(graph, inputs, Mode.PRECISE).outputs, wanted, strict=True):
+        assert np.allclose(found.numpy(), want, rtol=1e-9, atol=1e-9 * max(1.0, float(np.abs(want).max(initial=0))))
+
+
+def matmul(k: int, dtype: DType = DType.F32) -> Graph:
+    b = GraphBuilder()
+    x, y = b.input(TensorType(dtype, (48, k))), b.input(TensorType(dtype, (k, 48)))
+    return b.build([b.add(Prim.MATMUL, x, y)])
+
+
+@pytest.mark.parametrize("k", [64, 1024, 4096])
+def test_plain_error_of_a_product_is_that_of_left_to_right(k: int) -> None:
+    graph = matmul(k)
+    inputs = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=1)
+    precise, plain = run(graph, inputs, Mode.PRECISE).outputs[0], run(graph, inputs, Mode.PLAIN).outputs[0]
+    total = torch.zeros(48, 48)
+    for i in range(k):  # the honest sequential loop that the formula stands for
+        total = total + inputs[0][:, i : i + 1] * inputs[1][i : i + 1]
+    honest = float((total.double() - precise).square().mean().sqrt())
+    assumed = float((plain.double() - precise).square().mean().sqrt())
+    assert 0.7 < assumed / honest < 1.4
+
+
+def test_plain_error_of_a_sum_is_that_of_left_to_right() -> None:
+    b = GraphBuilder()
+    graph = b.build([b.reduce(Prim.REDUCE_SUM, b.input(TensorType(DType.F32, (2000, 512))), [1])])
+    inputs = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=1)
+    precise, plain = run(graph, inputs, Mode.PRECISE).outputs[0], run(graph, inputs, Mode.PLAIN).outputs[0]
+    total = torch.zeros(2000, 1)
+    for i in range(512):
+        total = total + inputs[0][:, i : i + 1]
+    honest = float((total.double() - precise).square().mean().sqrt())
+    assumed = float((plain.double() - precise).square().mean().sqrt())
+    assert 0.7 < assumed / honest < 2.0
+
+
+def test_small_integers_are_exact_in_any_order() -> None:
+    graph = matmul(1024)
+    inputs = draw(graph, InputSet.INTEGERS, Domain.ZERO_MEAN, seed=1)
+    assert run(graph, inputs, Mode.PRECISE).exact == (True,)
+    noisy = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=1)
+    assert run(graph, noisy, Mode.PRECISE).exact == (False,)
+
+
+def test_sums_beyond_the_mantissa_are_not_exact() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (2, 100)))
+    scaled = b.apply(Prim.MUL, x, float(2**20))
+    graph = b.build([b.reduce(Prim.REDUCE_SUM, scaled, [1])])
+    inputs = [torch.full((2, 100), 1.0)]
+    assert run(graph, inputs, Mode.PRECISE).exact == (False,)
+
+
+def test_functions_are_never_exact() -> None:
+    for prim in ULPS:
+        if prim in (Prim.POW, Prim.ATAN2, Prim.MOD):
+            continue  # two operands
+        b = GraphBuilder()
+        graph = b.build([b.add(prim, b.input(TensorType(DType.F32, (4,))))])
+        assert run(graph, [torch.ones(4)], Mode.PRECISE).exact == (False,)
+
+
+def test_decisions() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (4,)))
+    doubled = b.apply(Prim.MUL, x, 1.5)
+    moved = b.add(Prim.MAX, x, b.add(Prim.NEG, x))
+    outputs = [
+        moved,
+        doubled,
+        b.apply(Prim.GT, doubled, 0.5),
+        b.apply(Prim.GT, moved, 0.5),
+        b.add(Prim.FLOOR, doubled),
+        b.add(Prim.ARGMAX, doubled, attrs=a.ArgAttrs(0)),
+    ]
+    found = decisions(b.build(outputs))
+    assert [free for free, _ in found] == [True, False, True, True, False, True]
+    assert [share > 0 for _, share in found] == [False, False, True, False, True, True]
+
+
+def test_undefined_cases_are_marked() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (3,)))
+    y = b.input(TensorType(DType.I32, (3,)))
+    graph = b.build([b.cast(x, DType.I32), b.add(Prim.DIV, y, y), x, b.add(Prim.SHL, y, y)])
+    inputs = [torch.tensor([1.0, math.nan, 2.0]), torch.tensor([1, 0, 40], dtype=torch.int32)]
+    assert run(graph, inputs, Mode.PRECISE).undefined == (True, True, False, True)
+
+
+def test_the_least_integer_over_minus_one_does_not_trap() -> None:
+    b = GraphBuilder()
+    x, y = b.input(TensorType(DType.I32, (2,))), b.input(TensorType(DType.I32, (2,)))
+    graph = b.build([b.add(Prim.DIV, x, y)])
+    least = torch.iinfo(torch.int32).min
+    found = run(
+        graph, [torch.tensor([least, 7], dtype=torch.int32), torch.tensor([-1, -2], dtype=torch.int32)], Mode.PRECISE
+    )
+    assert found.outputs[0].tolist() == [least, -3]
+
+
+def test_opaque_is_declined() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (3,)))
+    attrs = a.OpaqueAttrs("aten", "aten.sort", "{}", 0, (TensorType(DType.F32, (3,)),))
+    found = evaluate(b.build([b.add(Prim.OPAQUE, x, attrs=attrs)]), [torch.ones(3)], Mode.PRECISE, seed=0)
+    assert isinstance(found, Declined)
+
+
+def test_inputs_repeat_and_keep_their_roles() -> None:
+    b = GraphBuilder()
+    data = b.input(TensorType(DType.F32, (7, 3)))
+    index = b.input(TensorType(DType.I64, (50,)))
+    divisor = b.input(TensorType(DType.I32, (50,)))
+    shift = b.input(TensorType(DType.I8, (50,)))
+    shifted = b.apply(Prim.ADD, index, b.constant(np.array(0, dtype=np.int64)))
+    graph = b.build(
+        [
+            b.add(Prim.GATHER, data, shifted, attrs=a.GatherAttrs(0)),
+            b.add(Prim.DIV, divisor, b.reshape(b.reshape(divisor, (5, 10)), (50,))),
+            b.add(Prim.SHL, shift, shift),
+        ]
+    )
+    for kind in InputSet:
+        first, second = (draw(graph, kind, Domain.ZERO_MEAN, seed=3) for _ in range(2))
+        assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(first, second, strict=True))
+        other = draw(graph, kind, Domain.ZERO_MEAN, seed=4)
+        assert not torch.equal(first[0], other[0])
+        assert int(first[1].min()) >= 0 and int(first[1].max()) < 7
+        assert int((first[2] == 0).sum()) == 0
+        assert int(first[3].min()) >= 0 and int(first[3].max()) < 8
+        assert [x.dtype for x in first] == [TORCH_DTYPE[graph.type_of(i).dtype] for i in graph.inputs]
+
+
+def test_adversarial_inputs_have_every_class() -> None:
+    b = GraphBuilder()
+    for dtype in (DType.F32, DType.F16, DType.BF16, DType.F64):
+        graph = b.build([b.input(TensorType(dtype, (64, 64)))])
+        x = draw(graph, InputSet.ADVERSARIAL, Domain.ZERO_MEAN, seed=0)[-1].double()
+        tiny = torch.finfo(TORCH_DTYPE[dtype]).tiny
+        assert bool(torch.isnan(x).any()) and bool((x == math.inf).any()) and bool((x == -math.inf).any())
+        assert bool(((x.abs() < tiny) & (x != 0)).any()) and bool((x == 0).any())
+        assert float(torch.isfinite(x).double().mean()) > 0.9
+        b = GraphBuilder()
