@@ -46,7 +46,7 @@ SUITES = {
 Engine = Callable[[Imported, Sequence[Array]], Sequence[Array]]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The case cannot enter Weft, for a reason that is named."""
 
 
@@ -79,23 +79,23 @@ def as_array(value: Any) -> tuple[DType, Array]:
     """A value of a test case as ours: bf16 becomes exact float32.
 
     Raises:
-        Refused: sequences, optionals, strings and element types outside of the set.
+        RefusedError: sequences, optionals, strings and element types outside of the set.
     """
     if isinstance(value, onnx.TensorProto):
         dtype = DTYPES.get(value.data_type)
         if dtype is None:
-            raise Refused(f"element type {onnx.TensorProto.DataType.Name(value.data_type)}")
+            raise RefusedError(f"element type {onnx.TensorProto.DataType.Name(value.data_type)}")
         array = numpy_helper.to_array(value)
         return dtype, np.asarray(array.astype(np.float32) if dtype is DType.BF16 else array)
     if not isinstance(value, (np.ndarray, np.generic)):
-        raise Refused(f"value of kind {type(value).__name__}")
+        raise RefusedError(f"value of kind {type(value).__name__}")
     array = np.asarray(value)
     if array.dtype.name == "bfloat16":
         return DType.BF16, array.astype(np.float32)
     try:
         return DType.from_numpy(array.dtype), array
     except KeyError:
-        raise Refused(f"element type {array.dtype}") from None
+        raise RefusedError(f"element type {array.dtype}") from None
 
 
 def data_sets(case: Any, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
@@ -110,7 +110,7 @@ def data_sets(case: Any, model: onnx.ModelProto) -> Iterator[tuple[list[Any], li
             for k in range(len(list(folder.glob(f"{kind}_*.pb")))):
                 info = infos[k].type.WhichOneof("value")
                 if info != "tensor_type":
-                    raise Refused(f"value of kind {info}")
+                    raise RefusedError(f"value of kind {info}")
                 tensor = onnx.TensorProto()
                 tensor.ParseFromString((folder / f"{kind}_{k}.pb").read_bytes())
                 values.append(tensor)
@@ -183,7 +183,7 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
                 note = "the expected output is rounding noise: closer to float64 than it is"
             elif problem:
                 return {"status": "wrong", "reason": problem, "opaque": [u.op for u in imported.opaque]}
-    except Refused as error:
+    except RefusedError as error:
         return {"status": "refused", "reason": f"{error}: outside of Weft's closed set"}
     except WeftError as error:
         kind = "crashed" if error.code.startswith("W9") else "refused"

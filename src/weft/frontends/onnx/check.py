@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from weft.frontends.onnx.errors import (
     BadAttributeError,
@@ -74,7 +74,7 @@ def parse(data: bytes | memoryview, limits: Limits) -> onnx.ModelProto:
         raise GarbledModelError(problem="the file is empty", remedy=remedy)
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)  # type: ignore[arg-type]
+        model.ParseFromString(data)
     except (DecodeError, RecursionError, MemoryError, TypeError, ValueError):
         raise GarbledModelError(problem="not a readable ONNX protobuf", remedy=remedy) from None
     if not model.HasField("graph"):
@@ -264,7 +264,7 @@ def _check_operator(
     if not onnx.defs.has(node.op_type, domain):
         raise UnknownOperatorError(
             where=at,
-            problem=f"no operator '{shown(node.op_type)}' in domain '{shown(domain) or 'ai.onnx'}' at version {version}",
+            problem=f"no operator '{shown(node.op_type)}' in version {version} of '{shown(domain) or 'ai.onnx'}'",
             remedy="is it misspelt, or newer than the installed onnx?",
         )
     try:
@@ -301,7 +301,7 @@ def _check_schema(node: onnx.NodeProto, at: str, schema: onnx.defs.OpSchema) -> 
                 continue
             raise BadAttributeError(
                 where=at,
-                problem=f"{schema.name} (since version {schema.since_version}) has no attribute '{shown(attribute.name)}'",
+                problem=f"{schema.name} of version {schema.since_version} has no attribute '{shown(attribute.name)}'",
                 remedy="remove it, or correct the opset_import",
             )
         want = int(spec.type.value) if hasattr(spec.type, "value") else int(spec.type)  # type: ignore[call-overload]
@@ -320,7 +320,7 @@ def _check_schema(node: onnx.NodeProto, at: str, schema: onnx.defs.OpSchema) -> 
 
 def _type_name(kind: int) -> str:
     try:
-        return str(AP.AttributeType.Name(kind))  # type: ignore[arg-type]
+        return str(AP.AttributeType.Name(kind))
     except ValueError:
         return f"number {kind}"
 
@@ -349,10 +349,10 @@ def _check_attributes(node: onnx.NodeProto, at: str) -> None:
             for f in ("floats", "ints", "strings", "tensors", "graphs", "sparse_tensors", "type_protos")
             if f != field and len(getattr(attribute, f))
         ]
-        if others or (field in _SINGULAR and not attribute.HasField(field)):  # type: ignore[arg-type]
+        if others or (field in _SINGULAR and not attribute.HasField(field)):
             raise BadAttributeError(
                 where=at,
-                problem=f"attribute '{shown(attribute.name)}' says {_type_name(attribute.type)} and holds something else",
+                problem=f"attribute '{shown(attribute.name)}' says {_type_name(attribute.type)}, holds something else",
                 remedy="export the model again",
             )
 

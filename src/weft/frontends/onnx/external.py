@@ -121,7 +121,7 @@ class ExternalFiles:
         if part.offset > len(data) or part.length > len(data) - part.offset:
             raise ExternalRangeError(
                 where=where,
-                problem=f"external range [{part.offset}, +{part.length}) leaves '{shown(part.location)}' of {len(data)} bytes",
+                problem=f"range [{part.offset}, +{part.length}) leaves '{shown(part.location)}' of {len(data)} bytes",
                 remedy="the data file is truncated or belongs to another model",
             )
         return np.frombuffer(data, np.uint8, part.length, part.offset)
@@ -178,6 +178,7 @@ class ExternalFiles:
                 remedy="check its permissions",
             ) from None
         parts = location.split("/")
+        part = parts[0]
         try:
             for i, part in enumerate(parts):
                 last = i == len(parts) - 1
@@ -197,7 +198,7 @@ class ExternalFiles:
                 raise ExternalPathError(
                     where=where,
                     problem=f"external data '{shown(location)}' goes through a symbolic link",
-                    remedy="pass `--model-root DIR` to allow links that end beneath DIR, or copy the file next to the model",
+                    remedy="pass `--model-root DIR` to allow links that end beneath DIR, or copy the file",
                 ) from None
             raise ExternalPathError(
                 where=where,
@@ -208,7 +209,8 @@ class ExternalFiles:
 
     def _open_link(self, location: str, where: str) -> int:
         """Resolve a link; it must end beneath the root, and is then opened without following anything."""
-        assert self._limits.model_root is not None and isinstance(self._directory, Path)
+        assert self._limits.model_root is not None
+        assert isinstance(self._directory, Path)
         root = Path(self._limits.model_root).resolve()
         target = (self._directory / location).resolve()
         if not target.is_relative_to(root) or target == root:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from weft import fission
@@ -33,8 +34,9 @@ from weft.frontends.onnx.errors import (
 from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.names import kept, shown
 from weft.frontends.onnx.tensors import TensorReader, dtype_of, tensor_name
+from weft.ir.attrs import ConstantAttrs, InputAttrs
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.graph import Graph, GraphBuilder, Node, NodeId
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import Array, DType, TensorType
@@ -136,7 +138,7 @@ class Call:
         """An attribute, decoded."""
         return self.attrs.get(name, default)
 
-    def value(self, i: int) -> Array:
+    def value(self, i: int) -> npt.NDArray[Any]:
         """Value of operand `i` at import time; specialises on example inputs where it must.
 
         Raises:
@@ -148,7 +150,7 @@ class Call:
         """An integer operand as a tuple."""
         return tuple(int(v) for v in np.asarray(self.value(i)).reshape(-1).tolist())
 
-    def int(self, i: int) -> int:
+    def integer(self, i: int) -> int:
         """An integer operand with one element."""
         found = self.ints(i)
         if len(found) != 1:
@@ -303,7 +305,6 @@ class Importer:
             reason = taken.reason
         body = fallback.function_body(call, domain)
         if body is not None:
-            before = len(self.b)
             counts = Counter(self.opaque)
             try:
                 return self.inline(body, call.operands, attrs, call.where, dict(call.scope.opsets))
@@ -311,8 +312,7 @@ class Importer:
                 # the body may be written for other types or ranks than this call has: try the operator as a whole
                 reason = f"{reason}; its ONNX body: {error.args[0].splitlines()[0]}"
                 self.opaque = counts
-                del before
-        nodes = fallback.opaque_nodes(call, domain, attrs, reason)
+        nodes = fallback.opaque_nodes(call, domain, reason)
         self.opaque[f"onnx::{domain + '.' if domain else ''}{call.op}", reason] += 1
         return nodes
 
@@ -320,7 +320,7 @@ class Importer:
         try:
             taken = handler(call)
         except (
-            InvalidGraphError, ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, OverflowError, AttributeError
+            InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError
         ) as error:  # fmt: skip
             # Either the model does not type-check or a rule has a gap: ONNX's own inference tells which.
             problem = fallback.type_problem(call)
@@ -346,7 +346,7 @@ class Importer:
         t = self.b.type_of(value)
         if self.depends(value) or t.size > self.limits.fold_elements or self.b.node(value).prim is Prim.CONSTANT:
             return value
-        return self.b.constant(np.asarray(self.known(value), order="C"), t.dtype)
+        return self.b.constant(contiguous(self.known(value)), t.dtype)
 
     def _bind_outputs(self, node: onnx.NodeProto, scope: Scope, results: Sequence[Value], where: str) -> None:
         for k, name in enumerate(node.output):
@@ -381,7 +381,7 @@ class Importer:
                 problem=f"{len(operands)} operands, the function takes {len(body.input)}",
                 remedy="export again",
             )
-        given = {name: a for name, a in attrs.items()}
+        given = dict(attrs)
         for default in body.attribute_proto:
             given.setdefault(default.name, default)
         inner = dict(opsets or {})
@@ -423,12 +423,13 @@ class Importer:
     def tensor(self, t: onnx.TensorProto, where: str) -> NodeId:
         """A tensor of the model as a constant."""
         dtype, value = self.reader.read(t, where)
-        return self.b.constant(np.asarray(value, order="C"), dtype)
+        return self.b.constant(contiguous(value), dtype)
 
     def sparse(self, s: onnx.SparseTensorProto, where: str) -> NodeId:
         """A sparse tensor, made dense."""
         dtype, values = self.reader.read(s.values, where)
-        index_type, indices = self.reader.read(s.indices, where)
+        index_type, read = self.reader.read(s.indices, where)
+        indices: npt.NDArray[Any] = read
         shape = tuple(s.dims)
         total = int(np.prod([max(d, 0) for d in shape], dtype=np.float64))
         remedy = "the file is damaged or forged: export it again"
@@ -438,9 +439,9 @@ class Importer:
         if indices.ndim == 2:
             if indices.shape != (values.size, len(shape)):
                 raise BadTensorError(where=where, problem="sparse indices do not match the values", remedy=remedy)
-            if values.size and bool(((indices < 0) | (indices >= np.array(shape))).any()):  # type: ignore[operator]
+            if values.size and bool(((indices < 0) | (indices >= np.array(shape))).any()):
                 raise BadTensorError(where=where, problem="sparse index out of range", remedy=remedy)
-            positions = np.asarray(np.ravel_multi_index(tuple(indices.T), shape))  # type: ignore[arg-type]
+            positions = np.asarray(np.ravel_multi_index(tuple(indices.T), shape))
         if positions.size != values.size or (positions.size and (positions.min() < 0 or positions.max() >= total)):
             raise BadTensorError(where=where, problem="sparse indices do not match the values", remedy=remedy)
         dense = np.zeros(total, dtype.numpy)
@@ -578,7 +579,7 @@ class Importer:
             else:
                 shape.append(1)
                 self.notes.append(
-                    f"dimension {k} of {where} ('{shown(dim.dim_param)}') is symbolic: set to 1, pass dims or examples for another size"
+                    f"dimension {k} of {where} ('{shown(dim.dim_param)}') is symbolic, set to 1: pass dims or examples"
                 )
         result = TensorType(dtype, tuple(shape))
         if any(n < 0 for n in shape) or result.size * dtype.itemsize >= 2**62:
@@ -621,7 +622,8 @@ class Importer:
             n = self.b.node(i)
             mask = 0
             if n.prim is Prim.INPUT:
-                mask = 1 << (1 + n.attrs.index)  # type: ignore[union-attr]
+                assert isinstance(n.attrs, InputAttrs)
+                mask = 1 << (1 + n.attrs.index)
             elif n.prim is Prim.OPAQUE:
                 mask = _OPAQUE_BIT
             for j in n.inputs:
@@ -652,7 +654,8 @@ class Importer:
             if i in memo:
                 at[i] = sub.constant(memo[i], n.type.dtype)
             elif n.prim is Prim.INPUT:
-                at[i] = sub.constant(np.asarray(self._example(n.attrs.index), order="C"), n.type.dtype)  # type: ignore[union-attr]
+                assert isinstance(n.attrs, InputAttrs)
+                at[i] = sub.constant(contiguous(self._example(n.attrs.index)), n.type.dtype)
             elif n.prim is Prim.CONSTANT:
                 value = self.b.constant_value(i)
                 assert value is not None
@@ -723,6 +726,11 @@ class ExampleInput:
     data: Array | None
 
 
+def contiguous(x: Array) -> Array:
+    """Row-major; unlike NumPy's own function it leaves a scalar a scalar."""
+    return x if x.flags.c_contiguous else x.copy(order="C")
+
+
 def reads(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads, those captured by its subgraphs included."""
     found = {name for name in node.input if name}
@@ -736,10 +744,6 @@ def reads(node: onnx.NodeProto) -> set[str]:
 
 def prune(graph: Graph) -> Graph:
     """Without the nodes that no output needs; inputs stay, in order."""
-    from dataclasses import replace
-
-    from weft.ir.attrs import ConstantAttrs
-
     alive = [False] * len(graph)
     for i in (*graph.outputs, *graph.inputs):
         alive[i] = True
@@ -748,7 +752,7 @@ def prune(graph: Graph) -> Graph:
             for j in graph.nodes[i].inputs:
                 alive[j] = True
     new = {-1: -1}
-    nodes = []
+    nodes: list[Node] = []
     for i, n in enumerate(graph.nodes):
         if alive[i]:
             new[i] = len(nodes)

@@ -58,7 +58,7 @@ def import_onnx(
     }
     if isinstance(source, (bytes, bytearray, memoryview)):
         model = os.memfd_create("model", os.MFD_CLOEXEC)
-        with open(model, "wb", closefd=False) as out:  # noqa: PTH123
+        with open(model, "wb", closefd=False) as out:
             out.write(source)
         request.update(directory=None, file_name="", external_estimate=0)
     else:

@@ -10,15 +10,15 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import helper, shape_inference
 
-from weft.frontends.onnx.check import AP, domain_of, subgraphs, walk_nodes
+from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
 from weft.frontends.onnx.errors import NeedsValueError, NoRuleError
 from weft.frontends.onnx.names import shown
-from weft.frontends.onnx.tensors import DTYPES, ONNX_TYPES, to_proto, type_name, type_proto
+from weft.frontends.onnx.tensors import DTYPES, to_proto, type_name, type_proto
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -48,7 +48,7 @@ def function_body(call: Call, domain: str) -> onnx.FunctionProto | None:
     """The body that ONNX defines for this call's operator, attribute defaults included; None if there is none."""
     if call.op in RANDOM:
         return None
-    schema = onnx.defs.get_schema(call.op, call.opset, domain)
+    schema: Any = onnx.defs.get_schema(call.op, call.opset, domain)  # the stubs lack its functions
     body = onnx.FunctionProto()
     if schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= call.opset] or [schema.since_version]
@@ -232,7 +232,7 @@ def type_problem(call: Call) -> str | None:
     return None
 
 
-def opaque_nodes(call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProto], reason: str) -> tuple[int, ...]:
+def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
     """One OPAQUE node per result.
 
     Raises:
@@ -271,10 +271,5 @@ def opaque_nodes(call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProt
         call.b.add(Prim.OPAQUE, *one.operands, attrs=OpaqueAttrs("onnx", op, payload, k, tuple(good), shown(reason)))
         for k in range(len(good))
     ]
-    results, taken = [], iter(made)
-    for name in call.node.output:
-        results.append(next(taken) if name else -1)
-    return tuple(results)
-
-
-__all__ = ["AP", "ONNX_TYPES", "captured", "function_body", "opaque_nodes", "type_problem"]
+    taken = iter(made)
+    return tuple(next(taken) if name else -1 for name in call.node.output)

@@ -43,7 +43,7 @@ _FIELD_OF = {
 def type_name(onnx_type: int) -> str:
     """`FLOAT8E4M3FN` for 17; the number itself for one that ONNX does not know."""
     try:
-        return str(TP.DataType.Name(onnx_type))  # type: ignore[arg-type]
+        return str(TP.DataType.Name(onnx_type))
     except ValueError:
         return f"number {onnx_type}"
 
@@ -145,10 +145,12 @@ class TensorReader:
 
 
 def _from_raw(raw: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    values: np.ndarray[Any, Any]
     if dtype is DType.BF16:
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype is DType.BOOL:
-        return raw != 0
+        values = raw != 0
+        return values
     return raw.view(dtype.numpy.newbyteorder("<"))
 
 
@@ -173,7 +175,7 @@ def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
     """The array as a TensorProto with raw data."""
     t = TP(name=name, data_type=ONNX_TYPES[dtype], dims=value.shape)
     if dtype is DType.BF16:
-        bits = np.ascontiguousarray(round_bf16(value.astype(np.float32))).view(np.uint32)
+        bits = np.asarray(round_bf16(value.astype(np.float32)), order="C").view(np.uint32)
         t.raw_data = (bits >> np.uint32(16)).astype("<u2").tobytes()
     else:
         t.raw_data = np.asarray(value, order="C").tobytes()

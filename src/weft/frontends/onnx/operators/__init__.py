@@ -1,4 +1,4 @@
-"""The operator table: `(domain, op_type)` -> handler. One module per family; a handler follows the opset of its call."""
+"""The operator table: `(domain, op_type)` -> handler. One module per family; each follows the opset of its call."""
 
 from __future__ import annotations
 

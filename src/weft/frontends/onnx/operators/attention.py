@@ -1,4 +1,4 @@
-"""Attention, where it is the plain scaled dot product; ONNX's own body does the rest (caches, windows, run-time masks)."""
+"""Attention as the plain scaled dot product; ONNX's own body does the rest: caches, windows, run-time masks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _attention(c: Call) -> Result:
         mask = c.x(3)
         if c.im.depends(mask) or b.type_of(mask).size > c.im.limits.fold_elements or causal:
             return Declined("Attention with a mask at run time")
-        data = np.asarray(c.value(3))
+        data = c.value(3)
         keep = data if data.dtype == np.bool_ else ~np.isneginf(data)
         if b.type_of(mask).shape[-1] != b.type_of(k).shape[2] or not keep.any(-1).all():
             return Declined("Attention with a row without keys")

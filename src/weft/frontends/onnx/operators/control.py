@@ -49,10 +49,7 @@ def _empty(c: Call, body: onnx.GraphProto, output: int) -> NodeId | None:
 
 def _loop(c: Call) -> Result:
     body: onnx.GraphProto = c.get("body")
-    if c.has(0):
-        trips = c.int(0)
-    else:
-        trips = None
+    trips = c.integer(0) if c.has(0) else None
     going = bool(c.value(1).reshape(-1)[0]) if c.has(1) else True
     carried = list(c.operands[2:])
     n = len(carried)
@@ -65,10 +62,8 @@ def _loop(c: Call) -> Result:
         step = c.b.constant(np.array(turn, np.int64))
         results = c.im.subgraph(body, c.scope, (step, condition, *carried))
         condition = _tensor(c, results[0])
-        if c.im.depends(condition):
-            # a condition that is computed from run-time data, unless examples may decide it
-            if c.im.examples is None:
-                return Declined("the condition is a run-time value")
+        if c.im.depends(condition) and c.im.examples is None:
+            return Declined("the condition is a run-time value")
         going = bool(c.im.need(condition, c).reshape(-1)[0])
         carried = list(results[1 : 1 + n])
         for rows, r in zip(scans, results[1 + n :], strict=True):
@@ -84,17 +79,16 @@ def _loop(c: Call) -> Result:
 
 
 def _scan(c: Call) -> Result:
-    b = c.b
     body: onnx.GraphProto = c.get("body")
     m = int(c.get("num_scan_inputs"))
     if c.opset < 9:
         return _scan8(c, body, m)
     operands = [c.x(k) for k in range(len(c.operands))]
     n = len(operands) - m
-    return _scanned(c, body, operands[:n], operands[n:], "")
+    return _scanned(c, body, operands[:n], operands[n:])
 
 
-def _scanned(c: Call, body: onnx.GraphProto, state: list[NodeId], scanned: list[NodeId], suffix: str) -> Result:
+def _scanned(c: Call, body: onnx.GraphProto, state: list[NodeId], scanned: list[NodeId]) -> Result:
     b, m, n = c.b, len(scanned), len(state)
     k = len(body.output) - n
     axes_in = c.get("scan_input_axes") or (0,) * m
@@ -147,8 +141,8 @@ def _scan8(c: Call, body: onnx.GraphProto, m: int) -> Result:
             shape = b.type_of(x).shape
             part = b.slice(x, (i, *(0,) * (len(shape) - 1)), (1, *shape[1:]), (1,) * len(shape))
             cut.append(b.reshape(part, shape[1:]))
-        made = _scanned(c, body, cut[:n], cut[n:], "8")
-        if isinstance(made, Declined) or isinstance(made, int):
+        made = _scanned(c, body, cut[:n], cut[n:])
+        if isinstance(made, (Declined, int)):
             return made
         per.append(made)
     return tuple(_stack(c, [_tensor(c, p[k]) for p in per]) for k in range(len(per[0])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 
@@ -186,15 +188,15 @@ def _range(c: Call) -> Result:
     start, limit, delta = (c.value(k).reshape(-1)[0] for k in range(3))
     dtype = c.type(0).dtype
     if dtype.is_integer:
-        n = max(-(-(int(limit) - int(start)) // int(delta)), 0)  # type: ignore[call-overload]
+        n = max(-(-(int(limit) - int(start)) // int(delta)), 0)
     else:
-        n = max(int(np.ceil((float(limit) - float(start)) / float(delta))), 0)  # type: ignore[arg-type]
+        n = max(int(np.ceil((float(limit) - float(start)) / float(delta))), 0)
     if n > c.im.limits.model_bytes // 8:
         c.fail(f"a range of {n} elements")
-    wide = np.int64 if dtype.is_integer else np.float64
-    data = np.arange(n, dtype=wide) * wide(delta) + wide(start)  # type: ignore[arg-type, operator]
+    wide: Any = np.int64 if dtype.is_integer else np.float64
+    data: Any = np.arange(n, dtype=wide) * wide(delta) + wide(start)
     out = data.astype(dtype.numpy)
-    return c.b.constant(round_bf16(out) if dtype is DType.BF16 else out, dtype)  # type: ignore[arg-type]
+    return c.b.constant(round_bf16(out) if dtype is DType.BF16 else out, dtype)
 
 
 def _eye_like(c: Call) -> Result:

@@ -59,9 +59,8 @@ def _axes(c: Call) -> tuple[int, ...] | None:
 
 def _squeeze(c: Call) -> Result:
     shape, axes = c.shape(0), _axes(c)
-    if axes is None:
-        gone = {k for k, n in enumerate(shape) if n == 1}
-    else:
+    gone = {k for k, n in enumerate(shape) if n == 1}
+    if axes is not None:
         gone = {c.norm(a, len(shape)) for a in axes}
     if any(shape[k] != 1 for k in gone):
         c.fail(f"squeeze of axes {sorted(gone)} of {shape}")
@@ -110,10 +109,9 @@ def _split(c: Call) -> Result:
     axis = c.axis("axis", 0)
     n = c.shape(0)[axis]
     sizes: tuple[int, ...] | None
+    sizes = c.get("split")
     if c.opset >= 13:
         sizes = c.ints(1) if c.has(1) else None
-    else:
-        sizes = c.get("split")
     if sizes is None:
         parts = int(c.get("num_outputs") or len(c.node.output))
         step = -(-n // parts) if c.opset >= 18 else n // parts
@@ -206,7 +204,7 @@ def _gather_nd(c: Call) -> Result:
 def _one_hot(c: Call) -> Result:
     """Indices may be floats, and count from the end where negative; outside of [-depth, depth) nothing is hot."""
     b = c.b
-    depth = c.int(1) if c.type(1).dtype.is_integer else int(c.value(1).reshape(-1)[0])  # type: ignore[call-overload]
+    depth = c.integer(1) if c.type(1).dtype.is_integer else int(c.value(1).reshape(-1)[0])
     rank = c.type(0).rank + 1
     axis = c.norm(int(c.get("axis", -1)), rank)
     idx = b.cast(c.x(0), DType.I64)
@@ -232,7 +230,7 @@ def _depth_to_space(c: Call) -> Result:
 
 
 def _trilu(c: Call) -> Result:
-    k = c.int(1) if c.has(1) else 0
+    k = c.integer(1) if c.has(1) else 0
     t = c.type(0)
     k = max(-(2**31), min(k, 2**31 - 1))
     if t.dtype is DType.BOOL or t.size == 0:
@@ -293,12 +291,12 @@ def flat_scatter(c: Call, data: NodeId, index: NodeId, updates: NodeId, reductio
     return b.apply(combine, data, b.reshape(b.reduce(prim, rows, (1,)), (n,)))
 
 
-def _normal_index(c: Call, index: NodeId, size: NodeId | int) -> NodeId:
+def _normal_index(c: Call, index: NodeId, size: NodeId) -> NodeId:
+    """Negative positions count from the end; `size` is a node that broadcasts with them."""
     b = c.b
     idx = b.cast(index, DType.I64)
-    n = b.constant(np.array(size, np.int64)) if isinstance(size, int) else size
     zero = b.constant(np.zeros((), np.int64))
-    return b.apply(Prim.SELECT, b.apply(Prim.LT, idx, zero), b.apply(Prim.ADD, idx, n), idx)
+    return b.apply(Prim.SELECT, b.apply(Prim.LT, idx, zero), b.apply(Prim.ADD, idx, size), idx)
 
 
 def _scatter_elements(c: Call) -> Result:
@@ -306,7 +304,7 @@ def _scatter_elements(c: Call) -> Result:
     axis = c.axis("axis", 0)
     if len(shape) != len(inner) or c.shape(2) != inner:
         c.fail(f"indices {inner} and updates {c.shape(2)} into {shape}")
-    idx = _normal_index(c, c.x(1), shape[axis])
+    idx = _normal_index(c, c.x(1), b.constant(np.array(shape[axis], np.int64)))
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     flat = b.apply(Prim.MUL, idx, b.constant(np.array(strides[axis], np.int64)))
     for k, stride in enumerate(strides):
@@ -446,10 +444,9 @@ def _tensor_scatter(c: Call) -> Result:
     if axis == 0:
         return Declined("TensorScatter along the batch")
     length, step = shape[axis], small[axis]
+    start = b.broadcast(b.constant(np.zeros((), np.int64)), (shape[0],))
     if c.has(2):
         start = b.cast(c.x(2), DType.I64)
-    else:
-        start = b.broadcast(b.constant(np.zeros((), np.int64)), (shape[0],))
     grid = (shape[0], length)
     offset = b.apply(Prim.SUB, b.iota(grid, 1, DType.I64), b.reshape(start, (shape[0], 1)))
     if c.get("mode", "linear") == "circular":

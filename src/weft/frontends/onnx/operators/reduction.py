@@ -20,10 +20,8 @@ _RULES = {
 def axes_of(c: Call, since: int) -> tuple[int, ...] | None:
     """Reduced axes: an attribute before opset `since`, an operand from then on; None: nothing is to be done."""
     rank = c.type(0).rank
-    if c.opset < since:
-        given = c.get("axes")
-    else:
-        given = c.ints(1) if c.has(1) else None
+    operand = c.ints(1) if c.opset >= since and c.has(1) else None
+    given = c.get("axes") if c.opset < since else operand
     if given is None or len(given) == 0:
         if c.opset >= since and c.get("noop_with_empty_axes", 0):
             return None
@@ -66,9 +64,9 @@ def _arg(rule: str) -> Handler:
 
 
 def _cum_sum(c: Call) -> Result:
-    """Sliding windows as wide as the axis, padded with zeros on one side: no product, so infinities stay where they are."""
+    """Windows as wide as the axis, padded with zeros on one side: no product, so infinities stay where they are."""
     b, t = c.b, c.type(0)
-    axis = c.norm(c.int(1), t.rank)
+    axis = c.norm(c.integer(1), t.rank)
     if t.rank == 0 or t.dtype is DType.BOOL:
         return Declined(f"CumSum of {t}")
     n = t.shape[axis]
@@ -89,7 +87,7 @@ def _cum_sum(c: Call) -> Result:
 def _cum_prod(c: Call) -> Result:
     """One slice and one product per element."""
     b, t = c.b, c.type(0)
-    axis = c.norm(c.int(1), t.rank)
+    axis = c.norm(c.integer(1), t.rank)
     if t.rank == 0 or t.shape[axis] > 256 or t.size == 0:
         return Declined(f"CumProd of {t}")
     n = t.shape[axis]

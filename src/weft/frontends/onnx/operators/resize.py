@@ -7,7 +7,7 @@ dense matrix per axis, multiplied in.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -83,18 +83,15 @@ def coordinates(mode: str, n: int, out: int, scale: float, start: float, end: fl
 
 
 def _nearest(at: _F64, mode: str, n: int) -> npt.NDArray[np.int64]:
-    near = {
+    rounding: dict[str, Callable[[_F64], _F64]] = {
         "round_prefer_floor": lambda v: np.ceil(v - 0.5),
         "round_prefer_ceil": lambda v: np.floor(v + 0.5),
         "floor": np.floor,
         "ceil": np.ceil,
-        "simple": lambda v: np.trunc(v),
-    }[mode](at)
-    return np.clip(near, 0, n - 1).astype(np.int64)
-
-
-def _kernel(mode: str, a: float) -> tuple[float, Sequence[int]]:
-    return (1.0, (0, 1)) if mode == "linear" else (2.0, (-1, 0, 1, 2))
+        "simple": np.trunc,
+    }
+    near: npt.NDArray[np.int64] = np.clip(rounding[mode](at), 0, n - 1).astype(np.int64)
+    return near
 
 
 def _cubic(v: _F64, a: float) -> _F64:
@@ -142,7 +139,7 @@ _RULE_MODES = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
 
 def _resize(c: Call) -> Result:
     sizes, scales, roi = _sizes(c)
-    t, rank = c.type(0), c.type(0).rank
+    t = c.type(0)
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(c.get("mode", "nearest"), c.get("mode", "nearest"))
     old = c.op == "Upsample" or c.opset < 11
     place = c.get("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
@@ -180,9 +177,8 @@ def _separable(
 ) -> Result:  # fmt: skip
     b, t, rank = c.b, c.type(0), c.type(0).rank
     x = c.x(0)
-    if mode != "nearest":
-        if t.dtype in (DType.F16, DType.BF16) or not t.dtype.is_float:
-            x = b.cast(x, DType.F32)
+    if mode != "nearest" and t.dtype is not DType.F64:
+        x = b.cast(x, DType.F32)
     inside: NodeId | None = None
     for axis in range(rank):
         n, out, scale = t.shape[axis], sizes[axis], scales[axis]

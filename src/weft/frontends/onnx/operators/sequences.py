@@ -22,12 +22,12 @@ def _construct(c: Call) -> Result:
     return (c.xs(),)
 
 
-def _empty(c: Call) -> Result:
+def _empty(_: Call) -> Result:
     return ((),)
 
 
 def _position(c: Call, i: int, n: int, *, end: bool = False) -> int:
-    at = c.int(i)
+    at = c.integer(i)
     at = at + n if at < 0 else at
     if not 0 <= at < n + end:
         c.fail(f"position {at} of a sequence of {n}")

@@ -20,8 +20,10 @@ _MAX_LENGTH = 2048
 def _matrix(n: int, rows: int, *, inverse: bool) -> npt.NDArray[np.complex128]:
     """(rows, n): element (k, j) is exp(∓2πi·jk/n), over n for the inverse."""
     turns = np.outer(np.arange(rows), np.arange(n)) % n  # exact angles keep the symmetries exact
-    table = np.exp((2j if inverse else -2j) * np.pi * turns / n)
-    return table / n if inverse else table
+    table: npt.NDArray[np.complex128] = np.exp((2j if inverse else -2j) * np.pi * turns / n)
+    if inverse:
+        table /= n
+    return table
 
 
 def _product(c: Call, x: NodeId, table: npt.NDArray[np.float64]) -> NodeId:
@@ -64,11 +66,11 @@ def _transform(c: Call, re: NodeId, im: NodeId | None, table: npt.NDArray[np.com
 def _dft(c: Call) -> Result:
     b, t = c.b, c.type(0)
     inverse, onesided = bool(c.get("inverse", 0)), bool(c.get("onesided", 0))
-    axis = c.int(2) if c.opset >= 20 and c.has(2) else (-2 if c.opset >= 20 else int(c.get("axis", 1)))
+    axis = c.integer(2) if c.opset >= 20 and c.has(2) else (-2 if c.opset >= 20 else int(c.get("axis", 1)))
     axis = c.norm(axis, t.rank)
     if axis == t.rank - 1 or t.shape[-1] not in (1, 2):
         c.fail(f"DFT along axis {axis} of {t.shape}")
-    n = c.int(1) if c.has(1) else (2 * (t.shape[axis] - 1) if inverse and onesided else t.shape[axis])
+    n = c.integer(1) if c.has(1) else (2 * (t.shape[axis] - 1) if inverse and onesided else t.shape[axis])
     if not 1 <= n <= _MAX_LENGTH:
         return Declined(f"DFT of length {n}")
     re, im = _parts(c, c.x(0))
@@ -116,12 +118,9 @@ def _fit(c: Call, x: NodeId, n: int) -> NodeId:
 def _stft(c: Call) -> Result:
     """Frames are gathered by a constant table, windowed, and transformed."""
     b, t = c.b, c.type(0)
-    step = c.int(1)
-    if t.rank == 2:
-        signal = b.reshape(c.x(0), (*t.shape, 1))
-    else:
-        signal = c.x(0)
-    length = c.int(3) if c.has(3) else c.shape(2)[0]
+    step = c.integer(1)
+    signal = b.reshape(c.x(0), (*t.shape, 1)) if t.rank == 2 else c.x(0)
+    length = c.integer(3) if c.has(3) else c.shape(2)[0]
     if not 1 <= length <= _MAX_LENGTH or step < 1:
         return Declined(f"STFT with frames of {length}")
     frames = (b.type_of(signal).shape[1] - length) // step + 1
@@ -143,8 +142,8 @@ def _mel_weights(c: Call) -> Result:
     """A table of its operands, which are all scalars."""
     from weft.frontends.onnx.tensors import dtype_of
 
-    bins, length, rate = c.int(0), c.int(1), c.int(2)
-    lo, hi = (float(c.value(k).reshape(-1)[0]) for k in (3, 4))  # type: ignore[arg-type]
+    bins, length, rate = c.integer(0), c.integer(1), c.integer(2)
+    lo, hi = (float(c.value(k).reshape(-1)[0]) for k in (3, 4))
     dtype = dtype_of(c.get("output_datatype", 1), "the table", c.where)
     spectrum = length // 2 + 1
     mel = [2595 * math.log10(1 + f / 700) for f in (lo, hi)]
