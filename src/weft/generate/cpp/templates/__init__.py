@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ from weft.generate.cpp.templates.match import match
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource, Schedule
+
+_SMALL = 4_000_000
+"""Operations below which one thread is worth a try: forking costs a microsecond or more."""
 
 
 class Facts(Protocol):
@@ -36,12 +40,19 @@ def schedules(problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
         return c
     lanes = max(4, min(16, facts.simd_bytes // 4))
     by_channel = depthwise.normal(c)
-    if not isinstance(by_channel, Declined):
-        return [s.schedule() for s in depthwise.shapes(by_channel, lanes, max(1, facts.threads))]
-    threads = max(1, facts.threads)
-    ranked = [(cycles, s.schedule()) for cycles, s in choose.shapes(c, lanes, threads)]
-    if winograd.applies(c, lanes) is None:
-        ranked += [(cycles, s.schedule()) for cycles, s in winograd.shapes(c, lanes, threads)]
+    alone = c.flops < _SMALL
+    counts = [n for n in (1, facts.threads) if n == facts.threads or alone] if facts.threads > 1 else [1]
+    ranked: list[tuple[float, Schedule]] = []
+    for threads in counts:
+        fork = 2000.0 if threads > 1 else 0.0
+        if not isinstance(by_channel, Declined):
+            shapes = depthwise.shapes(by_channel, lanes, threads)
+            ranked += [(fork + cycles / threads, s.schedule()) for cycles, s in shapes]
+            continue
+        most = 4 if alone else 8
+        ranked += [(fork + cycles, s.schedule()) for cycles, s in choose.shapes(c, lanes, threads, most)]
+        if winograd.applies(c, lanes) is None:
+            ranked += [(fork + cycles, s.schedule()) for cycles, s in winograd.shapes(c, lanes, threads)]
     return [schedule for _, schedule in sorted(ranked, key=lambda x: x[0])]
 
 
@@ -50,9 +61,10 @@ def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:
     c = match(problem)
     if isinstance(c, Declined):
         return c
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if dict(schedule.params).get("template") == "depthwise":
         by_channel = depthwise.normal(c)
-        return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule)
+        return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule, entry)
     if dict(schedule.params).get("template") == "winograd":
-        return winograd.emit(c, schedule)
-    return direct.emit(c, schedule)
+        return winograd.emit(c, schedule, entry)
+    return direct.emit(c, schedule, entry)

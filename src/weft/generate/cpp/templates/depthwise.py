@@ -91,8 +91,8 @@ def _steps(c: Contraction) -> tuple[int, int, int, int, int, int]:
     return row, col, rows, cols, 0, 0
 
 
-def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[Shape]:
-    """Tiles by loads per multiply-add, then by how evenly they cut the image."""
+def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape): tiles by loads per multiply-add, then by how evenly they cut the image."""
     rows, cols = c.dims[1], c.dims[2]
     vectors = -(-c.oc // lanes)
     limit = 24 if lanes == 16 else 10
@@ -112,16 +112,19 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[Shap
             per = max(work / 2, (field + c.kernel[0] * c.kernel[1]) / 2, 4.0 * c.kernel[0] * c.kernel[1] / 2)
             ranked.append((tiles * (per * spill + th * tw * 2 + 15), th, tw))
     ranked.sort()
-    out = []
-    for _, th, tw in ranked[: max(2, keep // 2)]:
+    per_vector = vectors * c.dims[0]
+    out: list[tuple[float, Shape]] = []
+    for cycles, th, tw in ranked[: max(2, keep // 2)]:
         tall = -(-rows // th)
         for parts in (threads, 4 * threads):
             if parts <= tall:
-                out.append(Shape(lanes, threads, th, tw, -(-tall // parts), vectors))
+                out.append((cycles * per_vector, Shape(lanes, threads, th, tw, -(-tall // parts), vectors)))
             elif vectors >= threads:
-                out.append(Shape(lanes, threads, th, tw, tall, -(-vectors // min(parts, vectors))))
+                out.append(
+                    (cycles * per_vector, Shape(lanes, threads, th, tw, tall, -(-vectors // min(parts, vectors))))
+                )
         if not out:
-            out.append(Shape(lanes, threads, th, tw, tall, vectors))
+            out.append((cycles * per_vector, Shape(lanes, threads, th, tw, tall, vectors)))
     return list(dict.fromkeys(out))[:keep]
 
 
@@ -166,8 +169,8 @@ def _name(th: int, tw: int, lo: int, hi: int, tail: int) -> str:
     return f"tile_{th}_{tw}_{lo}_{hi}" + (f"_{tail}" if tail else "")
 
 
-def emit(c: Contraction, schedule: Schedule) -> KernelSource | Declined:
-    """The kernel of one schedule made by `Shape.schedule`; `c` comes from `normal`."""
+def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`; `c` comes from `normal`."""
     s = Shape.of(schedule)
     row_step, col_step, _, cols, top, left = _steps(c)
     sh, sw = c.strides
@@ -195,7 +198,6 @@ def emit(c: Contraction, schedule: Schedule) -> KernelSource | Declined:
             if tail:
                 text += _tile(c, s, th, tw, lo, hi, tail)
     taps = c.kernel[0] * c.kernel[1]
-    entry = "weft_depthwise"
     bands, slices = -(-tall // s.bh), -(-vectors // s.cg)
     tasks = c.dims[0] * bands * slices
     threads = min(s.threads, tasks)

@@ -249,8 +249,8 @@ class _Grid:
         return list(dict.fromkeys((h, w, v, t) for h in ths for w in tws for v, t in vs))
 
 
-def emit(c: Contraction, schedule: Schedule) -> KernelSource:
-    """The kernel of one schedule made by `Shape.schedule`."""
+def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     lay, grid = _layout(c, s), _Grid.of(c, s)
     constants, names = statics(c)
@@ -266,7 +266,6 @@ def emit(c: Contraction, schedule: Schedule) -> KernelSource:
         text += _pack_image(c, c.pack, lay)
     if not c.w_const:
         text += _pack_panel(c, s)
-    entry = "weft_contraction"
     text += _entry(c, s, lay, grid, entry, names, image, scratch)
     packed: tuple[int, ...] = ()
     replaces: tuple[int, ...] = ()

@@ -222,8 +222,8 @@ def _tables(c: Contraction, m: int) -> tuple[list[int], list[int]]:
     return [x * row_step if x >= 0 else -1 for x in rows], [x * col_step if x >= 0 else -1 for x in cols]
 
 
-def emit(c: Contraction, schedule: Schedule) -> KernelSource | Declined:
-    """The kernel of one schedule made by `Shape.schedule`."""
+def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     reason = applies(c, s.lanes)
     if reason is not None:
@@ -279,7 +279,6 @@ def emit(c: Contraction, schedule: Schedule) -> KernelSource | Declined:
         "static __attribute__((noinline)) void back(const float* __restrict M, i64 count, i64 rows, i64 cols"
         f"{leaf_params}{out_params}) {{\n" + "\n".join(lines) + "\n}\n}\n}\n"
     )
-    entry = "weft_winograd"
     tasks, parts = math.ceil(tiles / s.tiles), math.ceil(blocks / s.og)
     scratch = -(-(n * n * (v_pos + m_pos)) // 64) * 64
     threads = min(s.threads, tasks * parts)
