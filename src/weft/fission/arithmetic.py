@@ -362,3 +362,15 @@ def masked_fill(
             return Declined(f"masked_fill of {t.dtype.value} with {value}")
         fill = full(b, int(value) if t.dtype.is_integer else value, t.dtype)
     return b.apply(Prim.SELECT, b.broadcast(b.cast(mask, DType.BOOL), t.shape), b.cast(fill, t.dtype), x)
+
+
+def sign_or_zero(b: GraphBuilder, x: NodeId) -> NodeId | Declined:
+    """sign_or_zero(x) → select(isnan(x), 0, sign(x)).
+
+    Shapes: any.
+    Conditions: numbers.
+    Source: `torch.sign`, which gives 0 for NaN where NumPy and ONNX give NaN.
+    """
+    if not dtype_of(b, x).is_float:
+        return unary(b, x, op="sign")
+    return b.apply(Prim.SELECT, b.apply(Prim.ISNAN, x), 0.0, b.apply(Prim.SIGN, x))

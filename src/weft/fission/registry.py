@@ -86,7 +86,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "isinf": arithmetic.is_inf,
         # arithmetic
         **_named(arithmetic.unary, arithmetic.binary, arithmetic.logical, arithmetic.logical_not, arithmetic.cast),
-        **_named(arithmetic.tanh, arithmetic.erf, arithmetic.isnan),
+        **_named(arithmetic.tanh, arithmetic.erf, arithmetic.isnan, arithmetic.sign_or_zero),
         **_named(arithmetic.pow_, arithmetic.true_divide, arithmetic.floor_divide, arithmetic.remainder),
         **_named(arithmetic.is_inf, arithmetic.exp2, arithmetic.log_base, arithmetic.sum_n, arithmetic.max_n),
         # quantisation and losses
