@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Kind
-from weft.kernels.formats import formats_of
 from weft.orchestrate.abstract import Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.opaque import call_members
 from weft.orchestrate.stored import Stored, stored_root
@@ -309,4 +309,4 @@ def _conversions(graph: Graph, kept: list[Candidate], alternatives: Alternatives
     values = set(graph.inputs)
     for candidate in kept:
         values.update(alternatives.classes.get(o, o) for o in candidate.outputs)
-    return [Candidate(0, (v,), (v,), Kind.CONVERT) for v in sorted(values) if len(formats_of(graph.type_of(v))) > 1]
+    return [Candidate(0, (v,), (v,), Kind.CONVERT) for v in sorted(values) if len(formats_in(graph, v)) > 1]

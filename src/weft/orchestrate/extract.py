@@ -16,9 +16,10 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, COMMUTATIVE, Category, Prim
 from weft.kernels.candidate import Candidate, Kind, Problem
-from weft.kernels.formats import Format, formats_of
+from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import origin_cover
+from weft.orchestrate.images import formats_in
 from weft.orchestrate.stored import Stored, is_leaf
 
 
@@ -47,8 +48,8 @@ def format_choices(graph: Graph, candidate: Candidate) -> tuple[FormatChoice, ..
     The mixed ones only for kernels without a contraction and with at most three such tensors: for these, writing the
     other order costs less than a conversion of its own.
     """
-    ins = tuple(_formats(graph, i) for i in candidate.inputs)
-    outs = tuple(_formats(graph, o) for o in candidate.outputs)
+    ins = tuple(formats_in(graph, i) for i in candidate.inputs)
+    outs = tuple(formats_in(graph, o) for o in candidate.outputs)
     if candidate.kind is Kind.CONVERT:
         return (
             FormatChoice((Format.ROW,), (Format.LAST,)),
@@ -64,11 +65,6 @@ def format_choices(graph: Graph, candidate: Candidate) -> tuple[FormatChoice, ..
     if Category.LINEAR not in categories and len(dual) <= 3:
         found += [FormatChoice(row.inputs, last_out), FormatChoice(last_in, row.outputs)]
     return tuple(dict.fromkeys(found))
-
-
-def _formats(graph: Graph, value: NodeId) -> tuple[Format, ...]:
-    """Weights have no format in the program: generators repack them once at link time."""
-    return (Format.ROW,) if graph.nodes[value].prim is Prim.CONSTANT else formats_of(graph.type_of(value))
 
 
 def extract(

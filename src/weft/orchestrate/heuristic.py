@@ -170,7 +170,7 @@ class _Cover:
         return better
 
     def _switch(self, k: int, value: int) -> tuple[list[tuple[int, int]], float]:
-        """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and what it saves."""
+        """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and the saving."""
         freed = 0.0
         switched: list[tuple[int, int]] = []
         for w in [value, *sorted(self.instance.options[k].writes - {value})]:

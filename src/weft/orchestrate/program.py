@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
@@ -29,6 +30,9 @@ from weft.kernels.plan import SolverReport
 from weft.orchestrate.heuristic import heuristic_plan
 from weft.orchestrate.instance import Instance, execute, trim
 
+_Vector = npt.NDArray[np.float64]
+Forbidden = tuple[Sequence[int], int]
+"""A plan, and by how many of its kernels another must do without."""
 TIE_US = 1e-7
 """Added to the cost per position, so that equal plans have one winner."""
 
@@ -98,6 +102,12 @@ class _Rows:
     values: list[float] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
 
+    def copy(self) -> _Rows:
+        return _Rows(list(self.rows), list(self.columns), list(self.values), list(self.bounds))
+
+    def matrix(self, width: int) -> sparse.csr_array:
+        return sparse.csr_array((self.values, (self.rows, self.columns)), shape=(len(self.bounds), width))
+
     def add(self, terms: dict[int, float], bound: float) -> None:
         self.rows.extend([len(self.bounds)] * len(terms))
         self.columns.extend(terms)
@@ -152,52 +162,131 @@ def _demand(rows: _Rows, producers: Iterable[int], readers: Iterable[int]) -> No
     rows.add(terms, 0.0)
 
 
+@dataclass(slots=True)
+class _Model:
+    """One instance made ready: options kept, constraints, costs and the relaxed optimum."""
+
+    instance: Instance
+    kept: list[int]
+    rows: _Rows
+    costs: _Vector
+    relaxed: float
+    """Optimum of the relaxation: no plan costs less."""
+    reduced: _Vector
+    """Reduced cost per kept option: a plan with it costs at least `relaxed` plus this."""
+
+    @staticmethod
+    def of(instance: Instance) -> _Model:
+        kept = presolve(instance)
+        reachable = set(instance.given).union(*(instance.options[k].writes for k in kept))
+        if not instance.results <= reachable:
+            lost = sorted(instance.results - reachable)
+            raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
+        rows = _build(instance, kept)
+        costs = np.array([instance.price(k) + TIE_US * x for x, k in enumerate(kept)])
+        relaxed, reduced = _relax(costs, rows)
+        return _Model(instance, kept, rows, costs, relaxed, reduced)
+
+
+def _relax(costs: _Vector, rows: _Rows) -> tuple[float, _Vector]:
+    """Optimum and reduced costs of the relaxation; zeros where it fails."""
+    if not len(costs) or not rows.bounds:
+        return 0.0, np.zeros(len(costs))
+    answer = linprog(costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
+    if answer.status != 0:
+        return 0.0, np.zeros(len(costs))
+    return float(answer.fun), np.maximum(answer.lower.marginals, 0.0)
+
+
 def solve(
     instance: Instance,
     *,
     gap: float = 0.0,
     seconds: float = 30.0,
-    forbidden: Sequence[tuple[Sequence[int], int]] = (),
     heuristic: Sequence[int] | None = None,
 ) -> Solution:
     """The cheapest executable choice of options.
 
-    `gap` is relative. `forbidden` holds plans and by how many kernels a solution must differ from each. The heuristic
-    plan is computed in any case (pass one to save the work); the better of it and the solver's incumbent comes back.
+    `gap` is relative. The heuristic plan is computed in any case (pass one to save the work); the better of it and the
+    solver's incumbent comes back.
+
+    Raises:
+        InvalidGraphError: no choice of options produces the results [W901].
+    """
+    model = _Model.of(instance)
+    fallback = tuple(heuristic) if heuristic is not None else heuristic_plan(instance, model.kept)
+    return _solve(model, fallback, (), gap, seconds)
+
+
+def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0) -> list[Solution]:
+    """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one.
+
+    `seconds` is for all of them.
 
     Raises:
         InvalidGraphError: no choice of options produces the results [W901].
     """
     started = time.perf_counter()
-    kept = presolve(instance)
+    model = _Model.of(instance)
+    fallback: tuple[int, ...] | None = heuristic_plan(instance, model.kept)
+    found: list[Solution] = []
+    while len(found) < count:
+        forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
+        if fallback is not None and _is_forbidden(fallback, forbidden):
+            fallback = None
+        try:
+            left = max(0.0, seconds - (time.perf_counter() - started))
+            found.append(_solve(model, fallback, forbidden, gap, left))
+        except NoFurtherPlan:
+            break
+    return sorted(found, key=lambda s: s.cost_us)
+
+
+class NoFurtherPlan(Exception):  # noqa: N818 - an answer, not an error
+    """Every plan is among those that are forbidden, or time ran out before another was found."""
+
+
+GUESS = 1.03
+"""Without a plan at hand, options are first left out if a plan with them costs so much more than the relaxation."""
+
+
+def _solve(
+    model: _Model, incumbent: tuple[int, ...] | None, forbidden: Sequence[Forbidden], gap: float, seconds: float
+) -> Solution:
+    """Branch and bound over the options that can be in a plan cheaper than the one at hand.
+
+    An option whose reduced cost lifts the relaxation above a known plan is in no better plan, so it is left out:
+    exact, and most options are. Where no plan is known the limit is a guess that is raised until it holds.
+    """
+    started = time.perf_counter()
+    instance, kept = model.instance, model.kept
     positions = {k: x for x, k in enumerate(kept)}
-    reachable = set(instance.given).union(*(instance.options[k].writes for k in kept))
-    if not instance.results <= reachable:
-        lost = sorted(instance.results - reachable)
-        raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
-    fallback = heuristic if heuristic is not None else heuristic_plan(instance, kept)
-    incumbent = None if forbidden and _is_forbidden(fallback, forbidden) else tuple(fallback)
-    rows = _build(instance, kept)
+    rows = model.rows.copy()
     for plan, distance in forbidden:
         same = [positions[k] for k in plan if k in positions]
-        rows.add(dict.fromkeys(same, -1.0), float(distance - len(same)) - (len(plan) - len(same)))
-    costs = np.array([instance.price(k) + TIE_US * x for x, k in enumerate(kept)])
-    bound, cuts, status = 0.0, 0, "heuristic"
-    best = incumbent
+        rows.add(dict.fromkeys(same, -1.0), float(distance - len(plan)))
+    best, cuts, status, bound = incumbent, 0, "heuristic", model.relaxed
+    limit = model.relaxed * GUESS if best is None else _total(instance, best)
     while kept:
         left = seconds - (time.perf_counter() - started)
         if left <= 0.05:
             break
-        result = _milp(costs, rows, left, gap)
-        if result.mip_dual_bound is not None:
-            bound = max(bound, float(result.mip_dual_bound))
-        if result.status == 2:  # infeasible
+        slack = 1e-6 * max(1.0, limit) + TIE_US * len(kept)
+        active = np.flatnonzero(model.relaxed + model.reduced <= limit + slack)
+        answer = _milp(model.costs, rows, active, left, gap)
+        if answer.status == 2 and len(active) < len(kept):
+            if best is not None:
+                status, bound = "optimal", limit  # nothing cheaper than the plan at hand exists
+                break
+            limit = 2.0 * limit + 1.0
+            continue
+        if answer.status == 2:
             if forbidden:
                 break
             raise InvalidGraphError(problem="the program is infeasible although every result can be produced")
-        if result.x is None:
+        if answer.x is None:
             break  # stopped before a first incumbent
-        chosen = [kept[x] for x in np.flatnonzero(result.x > 0.5)]
+        chosen = [kept[x] for x in active[answer.x > 0.5]]
         _, missing = execute(instance, chosen)
         if missing:
             cuts += _cut_cycle(instance, kept, chosen, missing, rows)
@@ -205,11 +294,17 @@ def solve(
         plan = trim(instance, chosen)
         if _is_forbidden(plan, forbidden):
             plan = execute(instance, chosen)[0]
-        status = "optimal" if result.status == 0 else "limit"
+        status = "optimal" if answer.status == 0 else "limit"
         if best is None or _total(instance, plan) < _total(instance, best):
             best = plan
-        elif result.status != 0:
+        elif answer.status != 0:
             status = "heuristic"
+        exhaustive = len(active) == len(kept) or _total(instance, best) <= limit + slack
+        if status == "optimal" and not exhaustive:
+            limit = _total(instance, best)  # dearer than the guess: options left out may do better
+            continue
+        if answer.bound is not None:
+            bound = max(bound, min(answer.bound, limit))
         break
     if best is None:
         raise NoFurtherPlan
@@ -226,22 +321,6 @@ def solve(
         cuts=cuts,
     )
     return Solution(execute(instance, best)[0], report)
-
-
-class NoFurtherPlan(Exception):  # noqa: N818 - an answer, not an error
-    """Every plan is among those that are forbidden, or time ran out before another was found."""
-
-
-def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0) -> list[Solution]:
-    """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one."""
-    found = [solve(instance, gap=gap, seconds=seconds)]
-    while len(found) < count:
-        forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
-        try:
-            found.append(solve(instance, gap=gap, seconds=seconds, forbidden=forbidden))
-        except NoFurtherPlan:
-            break
-    return found
 
 
 def _is_forbidden(plan: Sequence[int], forbidden: Sequence[tuple[Sequence[int], int]]) -> bool:
@@ -273,21 +352,23 @@ def _cut_cycle(
 class _Answer:
     status: int
     """0 optimal, 1 stopped by a limit, 2 infeasible, other: failed."""
-    x: np.ndarray[tuple[int], np.dtype[np.float64]] | None
-    mip_dual_bound: float | None
+    x: _Vector | None
+    bound: float | None
 
 
-def _milp(costs: np.ndarray[tuple[int], np.dtype[np.float64]], rows: _Rows, seconds: float, gap: float) -> _Answer:
-    shape = (len(rows.bounds), len(costs))
-    matrix = sparse.csr_array((rows.values, (rows.rows, rows.columns)), shape=shape)
+def _milp(costs: _Vector, rows: _Rows, active: npt.NDArray[np.intp], seconds: float, gap: float) -> _Answer:
+    """Solve over some columns; the others are 0."""
+    if not len(active):
+        return _Answer(2, None, None)  # something is to be produced, else there were no constraint
     result = milp(
-        costs,
-        integrality=np.ones(len(costs)),
+        costs[active],
+        integrality=np.ones(len(active)),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, lb=np.array(rows.bounds)),
+        constraints=LinearConstraint(rows.matrix(len(costs))[:, active], lb=np.array(rows.bounds)),
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
-    return _Answer(int(result.status), result.x, getattr(result, "mip_dual_bound", None))
+    bound = getattr(result, "mip_dual_bound", None)
+    return _Answer(int(result.status), result.x, None if bound is None else float(bound))
 
 
 def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
@@ -295,18 +376,11 @@ def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
 
     Options that nothing can feed, or that the relaxation fails to price, get infinity and 0 respectively.
     """
-    usable = [k for k in presolve(instance, dominated=True) if k in set(kept)]
+    wanted = set(kept)
+    usable = [k for k in presolve(instance, dominated=True) if k in wanted]
     result = dict.fromkeys(kept, float("inf"))
     if not usable:
         return result
-    rows = _build(instance, usable)
-    shape = (len(rows.bounds), len(usable))
-    matrix = sparse.csr_array((rows.values, (rows.rows, rows.columns)), shape=shape)
     costs = np.array([instance.price(k) for k in usable])
-    answer = linprog(costs, A_ub=-matrix, b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
-    if answer.status != 0:
-        return dict.fromkeys(kept, 0.0)
-    lower = np.maximum(answer.lower.marginals, 0.0)
-    for x, k in enumerate(usable):
-        result[k] = float(lower[x])
-    return result
+    _, reduced = _relax(costs, _build(instance, usable))
+    return result | {k: float(r) for k, r in zip(usable, reduced, strict=True)}

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from weft.errors import InvalidGraphError
 from weft.ir.graph import Graph, NodeId, bits
 from weft.kernels.candidate import Candidate, Kind
-from weft.kernels.formats import Format, formats_of
+from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.heuristic import heuristic_plan
+from weft.orchestrate.images import formats_in
 from weft.orchestrate.instance import Instance, Option, execute
 from weft.orchestrate.program import Solution, best_solutions, presolve
 from weft.orchestrate.stored import Stored, stored_root
@@ -93,7 +94,7 @@ def build_instance(
 
     def number(node: NodeId, format: Format) -> int:
         node = classes.get(node, node)
-        dual = len(formats_of(graph.type_of(node))) > 1
+        dual = len(formats_in(graph, node)) > 1
         return 2 * node + int(format is Format.LAST and dual)
 
     options = []
