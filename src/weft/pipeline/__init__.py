@@ -17,23 +17,23 @@ from weft.generate.registry import generators
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.passes import clean_up
-from weft.ir.prims import FREE
-from weft.ir.types import Array, DType
+from weft.ir.types import DType
 from weft.kernels.dataclass_json import from_json, to_json
-from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.measurement import Measurement
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
-from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
+from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, finish, reference, summary, warm
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known, search
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime.executable import Executable, Linked
-from weft.tune import ProblemTrial, Tuner
+from weft.tune.store import Database
+from weft.tune.tuner import ProblemTrial, Progress, Tuner
 
 Tensors = Sequence[torch.Tensor]
 
@@ -140,27 +140,44 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, sa
     makers = generators(
         library=options.allow_library, generated=options.allow_generated and setting.compiler is not None
     )
-    with Tuner(options, setting.facts, compiler=setting.compiler, environment=setting.environment) as tuner:
+    with (
+        Database.open(options.cache) as database,
+        Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
+    ):
+        lookups = 0
+
+        def listen(progress: Progress) -> None:
+            nonlocal lookups
+            lookups = progress.lookups
+            say("measure", progress_line(progress))
 
         def measure_entries(entries: Sequence[Entry]) -> Mapping[tuple[str, Schedule], Measurement]:
-            trials = [
-                ProblemTrial(e.problem, tuple(make_kernels(e, problems, makers, setting.facts, options)), e.bound_us)
-                for e in entries
-            ]
-            found = tuner.measure(
-                [t for t in trials if t.kernels], deadline=deadline, say=lambda line: say("measure", line)
-            )
+            trials = []
+            for entry in entries:
+                kernels = make_kernels(entry, problems, makers, setting.facts, options)
+                if kernels:
+                    trials.append(ProblemTrial(entry.problem, [(s, k, None) for s, k in kernels], entry.bound_us))
+            found = tuner.measure(trials, progress=listen, deadline=deadline)
             return {(m.problem_key, m.schedule): m for m in found}
 
-        return search(
+        known = search(
             alternatives.graph,
             problems,
             alternatives,
             measure_entries,
             options,
-            out_of_time=lambda: time.monotonic() > deadline or tuner.interrupted,
+            out_of_time=lambda: time.monotonic() > deadline,
             say=lambda line: say("measure", line),
         )
+        known.reused = lookups
+        return known
+
+
+def progress_line(progress: Progress) -> str:
+    """One line for people: a calm counter."""
+    refused = ", ".join(f"{n} {v.value}" for v, n in sorted(progress.rejected.items(), key=lambda x: -x[1]))
+    line = f"{progress.kernels} kernels measured, {progress.lookups} known"
+    return line + (f", rejected: {refused}" if refused else "")
 
 
 def _unmeasured(problems: Problems, setting: Setting) -> Known:
@@ -180,7 +197,7 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
     ranked = choose.rank(problems, known.measurements, library_only=False)
     found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
     calls = choose.rank(problems, known.measurements, library_only=True)
-    return [*found, choose.library_plan(alternatives.graph, calls, alternatives)]
+    return [*found, choose.library_plan(alternatives.graph, calls, alternatives, setting.options)]
 
 
 def link(graph: Graph, plan: Plan, setting: Setting) -> Executable:

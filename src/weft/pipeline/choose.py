@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.ir.graph import Graph, NodeId, bits
 from weft.kernels.candidate import Candidate, Kind
@@ -15,7 +15,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.extract import Extracted
 from weft.orchestrate.program import Solution
-from weft.orchestrate.select import Priced, execution_order, heuristic, select
+from weft.orchestrate.select import Priced, heuristic, select
 from weft.pipeline.problems import Entry, Problems
 
 UNMEASURED_FACTOR = 4.0
@@ -100,7 +100,7 @@ def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, 
     return found
 
 
-def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives) -> Plan:
+def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives, options: Options) -> Plan:
     """One library call per operator where there is one, per primitive elsewhere; row-major; no fusion."""
     available = [
         o
@@ -108,18 +108,9 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
         if set(o.priced.input_formats + o.priced.output_formats) <= {Format.ROW}
         and not (o.candidate.members & alternatives.extra)
     ]
-    covered: set[NodeId] = set()
-    chosen: list[int] = []
-    wide = sorted(
-        range(len(available)), key=lambda i: (-available[i].candidate.members.bit_count(), available[i].priced.cost_us)
-    )
-    for i in wide:
-        members = set(bits(available[i].candidate.members))
-        if not members & covered:
-            covered |= members
-            chosen.append(i)
-    order = execution_order(graph, [o.priced for o in available], chosen, alternatives=alternatives)
-    return _plan("library", graph, available, order, alternatives, None)
+    priced = [replace(o.priced, cost_us=1.0) for o in available]
+    fewest = select(graph, priced, alternatives=alternatives, gap=0.0, seconds=options.solver_s, plans=1)[0]
+    return _plan("library", graph, available, fewest.chosen, alternatives, None)
 
 
 def _plan(

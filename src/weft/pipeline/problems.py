@@ -38,9 +38,7 @@ class Entry:
 
     @cached_property
     def family(self) -> str:
-        """Problems that miss their estimates alike: the product inside with its shapes and formats, or the mix of
-        categories.
-        """
+        """Problems that miss their estimates alike: same product, shapes and formats, or same mix of categories."""
         graph = self.problem.graph
         for node in graph.nodes:
             if CATEGORY[node.prim] is Category.LINEAR:

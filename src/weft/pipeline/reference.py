@@ -27,8 +27,9 @@ def example_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
 def outputs(
     graph: Graph, inputs: Sequence[torch.Tensor], eager: Callable[..., Sequence[torch.Tensor]] | None
 ) -> list[Array]:
-    """The graph as it was imported (before any clean-up), in float64; the framework's own result where
-    an operator has no meaning outside it.
+    """The graph as it was imported (before any clean-up), in float64.
+
+    The framework's own result stands in where an operator has no meaning outside it.
     """
     with torch.no_grad():
         found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0)

@@ -64,4 +64,6 @@ class LibraryGenerator:
         if result is None:
             return Declined(f"ATen's operator does not mean this {problem.origin_rule}")
         program.bind(problem.graph.outputs[0], result)
+        if len(program.used_inputs()) < len(problem.graph.inputs):
+            return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         return program.finish(schedule) if program.run else Declined("nothing left to run")

@@ -66,6 +66,23 @@ class Program:
         """Say that a node's value is computed by other means."""
         self._refs[node] = ref
 
+    def used_inputs(self) -> set[int]:
+        """Positions of the inputs that some step reads."""
+        found: set[int] = set()
+
+        def visit(value: CallValue) -> None:
+            if isinstance(value, Ref) and value.kind == "in":
+                found.add(value.index)
+            elif isinstance(value, tuple):
+                for v in value:
+                    visit(v)
+
+        for step in self.prepare + self.run:
+            visit(step.args)
+            for _, value in step.kwargs:
+                visit(value)
+        return found
+
     def bind_weight(self, node: NodeId, position: int) -> None:
         """Say that a node's value is passed in as a weight, at a position after the graph's own inputs."""
         self._refs[node] = Ref("in", position)

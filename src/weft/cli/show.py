@@ -1,0 +1,117 @@
+"""What the command prints: tables for people, JSON for programs. Names from models are escaped here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from weft.kernels.dataclass_json import to_json
+from weft.kernels.record import CompileRecord
+
+
+def plain(text: str, limit: int = 64) -> str:
+    """A name from a model, fit for a terminal: control, ANSI and bidi characters become `?`, the rest is cut."""
+    kept = "".join(
+        c if c.isprintable() and not "\u202a" <= c <= "\u202e" and not "\u2066" <= c <= "\u2069" else "?" for c in text
+    )
+    return escape(kept if len(kept) <= limit else kept[: limit - 1] + "…")
+
+
+class Screen:
+    """Where results go: standard output, as text or JSON; progress goes to standard error."""
+
+    def __init__(self, form: str, *, quiet: bool = False) -> None:
+        self.json = form == "json"
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._quiet = quiet
+        self._start = time.monotonic()
+        self._last = 0.0
+        self._live = sys.stderr.isatty()
+
+    def progress(self, stage: str, line: str) -> None:
+        """One line of progress: at most four a second on a terminal, one per 10 s of a stage elsewhere."""
+        now = time.monotonic()
+        if self._quiet or not line:
+            return
+        if self._live:
+            if now - self._last > 0.25:
+                self.err.print(f"\r\x1b[2K{stage:<12} {plain(line, 150)}", end="")
+                self._last = now
+        elif now - self._last > 10 or stage != "measure":
+            self.err.print(f"[{now - self._start:6.1f} s] {stage:<12} {plain(line, 150)}")
+            self._last = now
+
+    def done(self) -> None:
+        """End the progress line."""
+        if self._live and not self._quiet:
+            self.err.print("\r\x1b[2K", end="")
+
+    def data(self, value: object) -> None:
+        """Print one JSON value."""
+        print(json.dumps(value, indent=2, sort_keys=True))
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table; the first column is text, the others are numbers."""
+        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for position, name in enumerate(head):
+            table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self.out.print(table)
+
+
+def microseconds(value: float) -> str:
+    """A time for people."""
+    if value != value or value == float("inf"):
+        return "-"
+    return f"{value / 1e3:.3f} ms" if value >= 1000 else f"{value:.1f} us"
+
+
+def summary(screen: Screen, record: CompileRecord) -> None:
+    """What a compilation found and chose."""
+    if screen.json:
+        screen.data(to_json(record))
+        return
+    r = record
+    print_pairs(
+        screen,
+        {
+            "model": plain(r.model),
+            "operators": str(r.operators),
+            "primitives": f"{r.primitives_before} after fission, {r.primitives} after the clean-ups",
+            "candidates": f"{r.candidates_raw} sets visited, {r.candidates} candidates, {r.problems} distinct problems",
+            "pruned": f"{r.pruned} problems never measured (no plan would use them at their optimistic price)",
+            "measured": f"{r.measured} kernels now, {r.reused} known from the database",
+            "rejected": ", ".join(f"{n} {plain(k, 90)}" for k, n in r.rejected_kernels[:8]) or "none",
+            "fallbacks": ", ".join(f"{n} {plain(op)} ({plain(why, 90)})" for op, why, n in r.opaque) or "none",
+            "solver": f"{r.solver_status} in {r.solver_seconds:.2f} s, gap {r.solver_gap:.2%}",
+            "kernels": f"{len(r.steps)} for {r.operators} operators",
+            "memory": f"arena {r.arena_bytes / 2**20:.1f} MiB, largest live set {r.live_bytes / 2**20:.1f} MiB",
+            "predicted": microseconds(r.objective_us),
+            "chosen": f"{r.chosen} ({microseconds(r.median_us)})",
+            "time": ", ".join(f"{s.name} {s.seconds:.1f} s" for s in r.stages if s.seconds >= 0.05),
+        },
+    )
+    rows = []
+    for p in r.plans:
+        name = p.name + (" *" if p.name == r.chosen else "")
+        predicted = microseconds(p.predicted_us or float("nan"))
+        verified = "yes" if p.verified else f"NO: {plain(p.note, 60)}"
+        count = str(p.kernels or "-")
+        rows.append([name, count, predicted, microseconds(p.median_us), verified, f"{p.worst_error:.1e}"])
+    screen.out.print()
+    screen.table("", ["plan", "kernels", "predicted", "measured", "verified", "error"], rows)
+
+
+def print_pairs(screen: Screen, pairs: Mapping[str, str]) -> None:
+    """`name  value` lines."""
+    width = max(map(len, pairs))
+    for name, value in pairs.items():
+        screen.out.print(f"[bold]{name:<{width}}[/bold]  {value}")
