@@ -37,6 +37,8 @@ class Instance:
     results: frozenset[int]
     unavoidable: frozenset[int] = frozenset()
     """Bases that every plan computes; an empty set is always right, only slower."""
+    one_of: tuple[frozenset[int], ...] = ()
+    """Sets of bases of which every plan computes one at least: a value, or what its alternative needs."""
     rank: tuple[int, ...] = ()
     """Per value a topological position; empty: the value itself."""
     launch_us: float = 0.0

@@ -7,7 +7,7 @@ Values are small integers; a value in two formats is two values with one `base`.
     (2)   Σ_{q writes j} u_q ≥ u_k                                    every k with several outputs, every j it reads
     (2')  Σ_{q writes j} u_q ≥ Σ_{k writes only t, reads j} u_k       every (j, t), for the others
     (3)   Σ_{k writes only t} u_k ≤ 1                                 every t
-    (4)   Σ_{k computes p} u_k ≥ 1                                    every unavoidable p
+    (4)   Σ_{k computes p} u_k ≥ 1                                    every unavoidable p; sets of which one is
     (5)   Σ_{genuine q writes j} u_q ≥ u_x                            every conversion x of j
     (6)   Σ_{q writes into X, reads none of X} u_q ≥ u_k              lazily, against cyclic choices
 
@@ -130,7 +130,7 @@ def _build(instance: Instance, kept: Sequence[int]) -> _Rows:
                 genuine.setdefault(v, []).append(x)
         if len(option.writes) == 1:
             alone.setdefault(next(iter(option.writes)), []).append(x)
-        for p in option.computes & instance.unavoidable:
+        for p in option.computes:
             covers.setdefault(p, []).append(x)
     for g in sorted(instance.results - instance.given):
         rows.add(dict.fromkeys(writers.get(g, ()), 1.0), 1.0)  # (1)
@@ -152,6 +152,8 @@ def _build(instance: Instance, kept: Sequence[int]) -> _Rows:
     for p in sorted(instance.unavoidable):
         if p in covers:
             rows.add(dict.fromkeys(covers[p], 1.0), 1.0)  # (4)
+    for either in instance.one_of:
+        rows.add(dict.fromkeys((x for p in sorted(either) for x in covers.get(p, ())), 1.0), 1.0)  # (4)
     return rows
 
 
@@ -184,13 +186,13 @@ class _Model:
             raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
         rows = _build(instance, kept)
         costs = np.array([instance.price(k) + TIE_US * x for x, k in enumerate(kept)])
-        relaxed, reduced = _relax(costs, rows)
+        relaxed, reduced = _relax(costs, rows, RELAX_FROM)
         return _Model(instance, kept, rows, costs, relaxed, reduced)
 
 
-def _relax(costs: _Vector, rows: _Rows) -> tuple[float, _Vector]:
-    """Optimum and reduced costs of the relaxation; zeros where it fails."""
-    if not len(costs) or not rows.bounds:
+def _relax(costs: _Vector, rows: _Rows, start: int) -> tuple[float, _Vector]:
+    """Optimum and reduced costs of the relaxation; zeros where it fails or there are fewer options than `start`."""
+    if len(costs) < max(start, 1) or not rows.bounds:
         return 0.0, np.zeros(len(costs))
     answer = linprog(costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
     if answer.status != 0:
@@ -356,6 +358,10 @@ class _Answer:
     bound: float | None
 
 
+RELAX_FROM = 200
+"""Options from which the relaxation pays for itself."""
+
+
 def _milp(costs: _Vector, rows: _Rows, active: npt.NDArray[np.intp], seconds: float, gap: float) -> _Answer:
     """Solve over some columns; the others are 0."""
     if not len(active):
@@ -382,5 +388,5 @@ def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
     if not usable:
         return result
     costs = np.array([instance.price(k) for k in usable])
-    _, reduced = _relax(costs, _build(instance, usable))
+    _, reduced = _relax(costs, _build(instance, usable), start=0)
     return result | {k: float(r) for k, r in zip(usable, reduced, strict=True)}

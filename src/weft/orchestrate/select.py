@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weft.errors import InvalidGraphError
 from weft.ir.graph import Graph, NodeId, bits
@@ -113,15 +114,50 @@ def build_instance(
             )
         )
     roots = [stored_root(graph, o) for o in graph.outputs]
-    ranks = alternatives.ranks()
+    ranks, unavoidable, pairs = _structure(alternatives)
     return Instance(
         tuple(options),
         frozenset(2 * i for i in graph.inputs),
         frozenset(2 * r for r in roots if stored.work >> r & 1),
-        unavoidable_values(stored, alternatives),
+        unavoidable,
+        pairs,
         tuple(ranks[v // 2] for v in range(2 * len(graph))),
         launch_us,
     )
+
+
+@lru_cache(maxsize=4)
+def _structure(
+    alternatives: Alternatives,
+) -> tuple[tuple[int, ...], frozenset[NodeId], tuple[frozenset[NodeId], ...]]:
+    """Ranks and unavoidable values and pairs: the same for every set of costs."""
+    stored = Stored.of(alternatives.graph)
+    unavoidable = unavoidable_values(stored, alternatives)
+    return tuple(alternatives.ranks()), unavoidable, unavoidable_pairs(stored, alternatives, unavoidable)
+
+
+class _Derivation:
+    """Which values can be derived from the inputs when some are not computed."""
+
+    def __init__(self, stored: Stored, alternatives: Alternatives) -> None:
+        classes = alternatives.classes
+        ranks = alternatives.ranks()
+        self.results = stored.results
+        self.steps: list[tuple[int, int]] = []
+        everything = stored.work | alternatives.work
+        for v in sorted(bits(everything), key=lambda v: (ranks[classes.get(v, v)], v)):
+            reads = 0
+            for r in bits(stored.reads[v] & ~stored.leaves):
+                reads |= 1 << classes.get(r, r)
+            self.steps.append((1 << classes.get(v, v), reads))
+
+    def needs_one_of(self, values: int) -> bool:
+        """True if the results cannot be derived without all of these values."""
+        have = 0
+        for value, reads in self.steps:
+            if not value & values and not reads & ~have:
+                have |= value
+        return bool(self.results & ~have)
 
 
 def unavoidable_values(stored: Stored, alternatives: Alternatives) -> frozenset[NodeId]:
@@ -130,26 +166,42 @@ def unavoidable_values(stored: Stored, alternatives: Alternatives) -> frozenset[
     A class is unavoidable iff the results can no longer be derived from the inputs once all primitives that compute
     it are removed. Without alternatives that is every live value.
     """
-    work = list(bits(stored.work))
     if not alternatives.classes:
-        return frozenset(work)
-    classes = alternatives.classes
-    steps: list[tuple[int, int]] = []
-    ranks = alternatives.ranks()
-    everything = stored.work | alternatives.extra & alternatives.work
-    for v in sorted(bits(everything), key=lambda v: (ranks[classes.get(v, v)], v)):
-        reads = 0
-        for r in bits(stored.reads[v] & ~stored.leaves):
-            reads |= 1 << classes.get(r, r)
-        steps.append((1 << classes.get(v, v), reads))
-    found = []
-    for p in work:
-        if p in classes:
-            continue
-        have = 0
-        for value, reads in steps:
-            if value != 1 << p and not reads & ~have:
-                have |= value
-        if stored.results & ~have:
-            found.append(p)
-    return frozenset(found)
+        return frozenset(bits(stored.work))
+    derivation = _Derivation(stored, alternatives)
+    return frozenset(v for v in bits(stored.work) if derivation.needs_one_of(1 << v))
+
+
+def unavoidable_pairs(
+    stored: Stored, alternatives: Alternatives, unavoidable: frozenset[NodeId]
+) -> tuple[frozenset[NodeId], ...]:
+    """Pairs of a value and a part of its alternative of which every plan computes one.
+
+    Looked for where it can be: what an alternative is made of, against what the original alone is made of.
+    """
+    if not alternatives.classes:
+        return ()
+    derivation = _Derivation(stored, alternatives)
+    avoidable = stored.work & ~sum(1 << v for v in unavoidable)
+    found: dict[frozenset[NodeId], None] = {}
+    for extra, original in alternatives.classes.items():
+        new = _behind(stored, extra, alternatives.work) & ~(1 << extra)
+        old = _behind(stored, original, avoidable)
+        for p in bits(old):
+            for q in bits(new):
+                pair = frozenset((p, q))
+                if pair not in found and derivation.needs_one_of(1 << p | 1 << q):
+                    found[pair] = None
+    return tuple(found)
+
+
+def _behind(stored: Stored, node: NodeId, allowed: int) -> int:
+    """What a value is made of, as long as it is among `allowed`; the value itself included if it is."""
+    found = 0
+    waiting = [node]
+    while waiting:
+        v = waiting.pop()
+        if v == node or (allowed >> v & 1 and not found >> v & 1):
+            found |= 1 << v & allowed
+            waiting.extend(bits(stored.reads[v] & allowed & ~found))
+    return found
