@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn, final
 
 from weft import fission
+from weft.errors import UnsupportedError
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId, OriginParam
 from weft.ir.types import DType, TensorType, round_bf16
@@ -71,6 +72,10 @@ class Call:
     def decline(self, reason: str) -> NoReturn:
         """Give the call up; it becomes opaque."""
         raise NotTakenError(reason)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the whole graph: the call has effects that neither a rule nor ATen inside an executable may have."""
+        raise UnsupportedError(op=self.op, reason=reason)
 
     # arguments
 

@@ -26,6 +26,7 @@ from weft.frontends.imported import Imported, OpaqueUse
 from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
 from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.dtypes import static_int, to_numpy, type_of
+from weft.frontends.torch.inplace import InPlace, functional_forms
 from weft.frontends.torch.table import OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId, Origin
@@ -70,7 +71,12 @@ class Program:
 class _Importer:
     """Walks one FX graph."""
 
-    def __init__(self, device: str, attribute: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        device: str,
+        attribute: Callable[[str], object],
+        inplace: Mapping[fx.Node, InPlace] | None = None,
+    ) -> None:
         self.b = GraphBuilder()
         self.env: dict[fx.Node, object] = {}
         self.operators = 0
@@ -78,6 +84,7 @@ class _Importer:
         self._device = torch.device(device).type
         self._attribute = attribute
         self._constants: dict[int, Ref] = {}
+        self._inplace = inplace or {}
 
     # values
 
@@ -138,6 +145,12 @@ class _Importer:
             return
         if not isinstance(target, torch._ops.OpOverload):
             raise UnsupportedError(op=getattr(target, "__name__", name), reason="not an ATen operator")
+        if node in self._inplace:
+            self.operators += 1
+            call = self._inplace[node]
+            self._operator(node, call.overload, str(call.overload))
+            self.env.update(dict.fromkeys(call.names, self.env[node]))
+            return
         if name in REFUSED:
             raise UnsupportedError(op=name, reason=REFUSED[name])
         if target._schema.is_mutable and name not in TABLE:
@@ -334,7 +347,19 @@ def _live(graph: fx.Graph, skip: frozenset[fx.Node]) -> set[fx.Node]:
         impure = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         if node.op == "call_function" and impure and node not in skip:
             live.add(node)
+            live.update(_ancestors(node, live))
     return live
+
+
+def _ancestors(node: fx.Node, known: set[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        one = stack.pop()
+        if one not in found and one not in known:
+            found.add(one)
+            stack.extend(one.all_input_nodes)
+    return found
 
 
 def _is_plain(node: object) -> bool:
@@ -438,13 +463,15 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
     Raises:
         UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
     """
-    if _needs_decomposition(program):
+    inplace = functional_forms(program.graph)
+    if inplace is None or _needs_decomposition(program, inplace):
+        inplace = None
         with warnings.catch_warnings():
             # torch warns about itself while it copies the program
             warnings.simplefilter("ignore")
             program = program.run_decompositions(decompositions())
     gm = program.graph_module
-    importer = _Importer(device, lambda name: _attribute_of(gm, name))
+    importer = _Importer(device, lambda name: _attribute_of(gm, name), inplace)
     nodes = {n.name: n for n in gm.graph.nodes}
     arguments: dict[fx.Node, int] = {}
     positions: list[int] = []
@@ -495,11 +522,20 @@ def import_exported(program: torch.export.ExportedProgram, *, device: str = "cpu
     return import_exported_program(program, device=device).imported
 
 
-def _needs_decomposition(program: torch.export.ExportedProgram) -> bool:
-    calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
-    aten = [t for t in calls if isinstance(t, torch._ops.OpOverload)]
+def _needs_decomposition(program: torch.export.ExportedProgram, inplace: Mapping[fx.Node, InPlace]) -> bool:
+    """Whether a call is in no table, or writes statistics although its schema does not say so."""
     known = TABLE.keys() | OPAQUE.keys() | STATIC | WITHOUT_EFFECT
-    return any(str(t) not in known or (t._schema.is_mutable and t.namespace == "aten") for t in aten)
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        target = inplace[node].overload if node in inplace else node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            if isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+                return True
+            continue
+        if str(target) not in known or (str(target) == "aten.batch_norm.default" and node.args[5] is not False):
+            return True
+    return False
 
 
 def _symbols(graph: fx.Graph) -> dict[str, int]:

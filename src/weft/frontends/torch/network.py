@@ -36,6 +36,24 @@ def baddbmm(c: Call) -> NodeId:
     return c.one("baddbmm", c.ref("self"), c.ref("batch1"), c.ref("batch2"), beta=c.real("beta"), alpha=c.real("alpha"))
 
 
+def addmv(c: Call) -> NodeId:
+    """beta * c + alpha * a @ v."""
+    b, dtype = c.b, c.out.dtype
+    beta, alpha = c.number("beta"), c.number("alpha")
+    y = c.one("matmul", c.ref("mat"), c.ref("vec"))
+    y = y if alpha == 1 else b.apply(Prim.MUL, y, b.scalar(alpha, dtype))
+    if beta == 0:
+        return y
+    x = c.ref("self")
+    return b.apply(Prim.ADD, y, x if beta == 1 else b.apply(Prim.MUL, x, b.scalar(beta, dtype)))
+
+
+def einsum(c: Call) -> NodeId:
+    """Sums of products by Einstein's convention."""
+    dtype = c.out.dtype
+    return c.rule("einsum", [c.b.cast(x, dtype) for x in c.refs("tensors")], equation=c.text("equation"))[0]
+
+
 def linear(c: Call) -> NodeId:
     """x wᵀ + b."""
     return c.one("linear", c.ref("input"), c.ref("weight"), c.maybe("bias"))
@@ -58,7 +76,7 @@ def convolution(c: Call) -> NodeId:
         "dilations": c.ints("dilation", k),
         "groups": c.integer("groups"),
     }
-    if c.flag("transposed"):
+    if c.flag("transposed") or "conv_transpose" in c.op:
         y = c.one("conv_transpose", x, w, bias, **shared, output_padding=c.ints("output_padding", k))
     else:
         y = c.one("conv", x, w, bias, **shared)
@@ -143,7 +161,7 @@ def instance_norm(c: Call) -> NodeId:
     if c.has("use_input_stats") and not c.flag("use_input_stats"):
         return _normalise(c, c.ref("running_mean"), c.ref("running_var"))
     if c.has("running_mean") or c.has("running_var"):
-        c.decline("updates running statistics")
+        c.refuse("updates running statistics")
     return c.one("instance_norm", c.ref("input"), c.maybe("weight"), c.maybe("bias"), eps=c.real("eps"))
 
 
@@ -169,6 +187,13 @@ def batch_norm_inference(c: Call) -> tuple[NodeId, ...]:
         for i, t in enumerate(c.results)
     ]
     return (y, *rest[1:])
+
+
+def batch_norm(c: Call) -> NodeId:
+    """Batch norm of a module in evaluation mode."""
+    if c.flag("training") or not c.has("running_mean"):
+        c.refuse("updates running statistics")
+    return _normalise(c, c.ref("running_mean"), c.ref("running_var"))
 
 
 def batch_norm_training(c: Call) -> tuple[NodeId, ...]:
@@ -280,6 +305,21 @@ def avg_pool(k: int) -> Handler:
     return handler
 
 
+def adaptive_max_pool(k: int) -> Handler:
+    """Maximum over windows of which the result's size is given."""
+
+    def handler(c: Call) -> tuple[NodeId, ...]:
+        if c.used - {0}:
+            c.decline("positions of the maxima are read")
+        x = c.ref("self")
+        if c.out.size == 0 or c.type(x).size == 0:
+            c.decline("empty")
+        y = c.one("adaptive_max_pool", _batched(c, x, k), output_size=c.out.shape[-k:])
+        return (c.b.reshape(y, c.out.shape), *(ABSENT for _ in c.results[1:]))
+
+    return handler
+
+
 def adaptive_avg_pool(k: int) -> Handler:
     """Mean over windows of which the result's size is given."""
 
@@ -341,7 +381,28 @@ def resize_nearest(k: int, exact: bool = False) -> Handler:
     return handler
 
 
-def resize_linear(k: int) -> Handler:
+def resize_cubic(antialias: bool) -> Handler:
+    """Cubic interpolation (a = -0.75; with antialiasing -0.5, as in Pillow)."""
+
+    def handler(c: Call) -> NodeId:
+        x = c.ref("input" if "input" in c.arguments else "self")
+        if not c.out.dtype.is_float:
+            c.decline(f"cubic interpolation of {c.out.dtype.value}")
+        return c.one(
+            "resize_cubic",
+            x,
+            sizes=c.out.shape,
+            scales_text=_text(_scales(c, 2)),
+            coordinate_mode="align_corners" if c.flag("align_corners") else "half_pixel",
+            cubic_coeff=-0.5 if antialias else -0.75,
+            antialias=antialias,
+            exclude_outside=antialias,
+        )
+
+    return handler
+
+
+def resize_linear(k: int, antialias: bool = False) -> Handler:
     """Linear interpolation between the neighbours, along each of k dimensions."""
 
     def handler(c: Call) -> NodeId:
@@ -355,7 +416,8 @@ def resize_linear(k: int) -> Handler:
             sizes=c.out.shape,
             scales_text=_text(_scales(c, k)),
             coordinate_mode=mode,
-            antialias=False,
+            antialias=antialias,
+            exclude_outside=antialias,
         )
 
     return handler
@@ -364,9 +426,14 @@ def resize_linear(k: int) -> Handler:
 TABLE: Mapping[str, Handler] = {
     **{f"aten.{n}.default": matmul for n in ("mm", "bmm", "matmul", "mv", "dot")},
     "aten.addmm.default": addmm,
+    "aten.addmv.default": addmv,
+    "aten.einsum.default": einsum,
     "aten.baddbmm.default": baddbmm,
     "aten.linear.default": linear,
     "aten.convolution.default": convolution,
+    **{f"aten.conv{k}d.default": convolution for k in (1, 2, 3)},
+    "aten.conv_transpose1d.default": convolution,
+    **{f"aten.conv_transpose{k}d.input": convolution for k in (2, 3)},
     "aten.scaled_dot_product_attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": attention,
     "aten.native_layer_norm.default": layer_norm,
@@ -376,6 +443,7 @@ TABLE: Mapping[str, Handler] = {
     "aten.group_norm.default": group_norm,
     "aten.instance_norm.default": instance_norm,
     "aten._native_batch_norm_legit_no_training.default": batch_norm_inference,
+    "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit.no_stats": batch_norm_training,
     "aten._native_batch_norm_legit_functional.default": batch_norm_training,
     "aten._softmax.default": softmax("softmax"),
@@ -392,6 +460,10 @@ TABLE: Mapping[str, Handler] = {
     "aten._adaptive_avg_pool2d.default": adaptive_avg_pool(2),
     "aten._adaptive_avg_pool3d.default": adaptive_avg_pool(3),
     **{f"aten.adaptive_avg_pool{k}d.default": adaptive_avg_pool(k) for k in (1, 2, 3)},
+    **{f"aten.adaptive_max_pool{k}d.default": adaptive_max_pool(k) for k in (1, 2, 3)},
+    **{f"aten.upsample_bicubic2d.{o}": resize_cubic(False) for o in ("vec", "default")},
+    **{f"aten._upsample_bicubic2d_aa.{o}": resize_cubic(True) for o in ("vec", "default")},
+    **{f"aten._upsample_bilinear2d_aa.{o}": resize_linear(2, True) for o in ("vec", "default")},
     **{f"aten.upsample_nearest{k}d.{o}": resize_nearest(k) for k in (1, 2, 3) for o in ("vec", "default")},
     **{f"aten._upsample_nearest_exact{k}d.{o}": resize_nearest(k, True) for k in (1, 2, 3) for o in ("vec", "default")},
     **{f"aten.upsample_{n}{k}d.{o}": resize_linear(k)

@@ -297,9 +297,7 @@ def softplus(c: Call) -> NodeId:
 
 def prelu(c: Call) -> NodeId:
     """x or slope * x, the slope a tensor that broadcasts (`_prelu_kernel`: already aligned)."""
-    b = c.b
-    x, slope = c.ref("self"), c.ref("weight")
-    return b.apply(Prim.SELECT, b.apply(Prim.GT, x, b.scalar(0, c.out.dtype)), x, b.apply(Prim.MUL, x, slope))
+    return c.one("prelu", c.ref("self"), c.ref("weight"))
 
 
 def threshold(c: Call) -> NodeId:
@@ -314,6 +312,40 @@ def masked_fill(c: Call) -> NodeId:
     """value where the mask is true, else x."""
     dtype = c.out.dtype
     return c.b.apply(Prim.SELECT, c.ref("mask"), c.as_node(c.arguments["value"], dtype), c.ref("self"))
+
+
+def dropout(c: Call) -> NodeId:
+    """Nothing in evaluation mode."""
+    if c.flag("train") and c.real("p") != 0.0:
+        c.refuse("draws random numbers")
+    return c.ref("input")
+
+
+def prefer_number(prim: Prim) -> Handler:
+    """fmax, fmin: the other operand where one is NaN."""
+
+    def handler(c: Call) -> NodeId:
+        b, dtype = c.b, c.out.dtype
+        x, y = c.as_node(c.arguments["self"], dtype), c.as_node(c.arguments["other"], dtype)
+        z = b.apply(prim, x, y)
+        if not dtype.is_float:
+            return z
+        z = b.apply(Prim.SELECT, b.apply(Prim.ISNAN, y), x, z)
+        return b.apply(Prim.SELECT, b.apply(Prim.ISNAN, x), y, z)
+
+    return handler
+
+
+def exp2(c: Call) -> NodeId:
+    """2 ** x."""
+    x = c.b.cast(c.ref("self"), c.out.dtype)
+    return c.b.apply(Prim.POW, c.b.scalar(2.0, c.out.dtype), x)
+
+
+def square(c: Call) -> NodeId:
+    """x * x."""
+    x = c.ref("self")
+    return x if c.out.dtype is DType.BOOL else c.b.apply(Prim.MUL, x, x)
 
 
 def fill(c: Call) -> NodeId:
@@ -387,6 +419,12 @@ TABLE: Mapping[str, Handler] = {
     "aten.clamp_min.Tensor": clamp,
     "aten.clamp_max.default": clamp,
     "aten.clamp_max.Tensor": clamp,
+    "aten.fmax.default": prefer_number(Prim.MAX),
+    "aten.fmin.default": prefer_number(Prim.MIN),
+    "aten.exp2.default": exp2,
+    "aten.square.default": square,
+    "aten.dropout.default": dropout,
+    "aten.feature_dropout.default": dropout,
     "aten.where.self": where,
     "aten.masked_fill.Scalar": masked_fill,
     "aten.masked_fill.Tensor": masked_fill,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from weft.frontends.torch.call import ABSENT, Call, Handler
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
@@ -180,13 +182,41 @@ def diagonal(c: Call) -> NodeId:
     return take_slice(c, flat, len(rest), first, count, cols + 1)
 
 
+def windows(c: Call) -> NodeId:
+    """unfold: overlapping slices along one dimension, as a new last one."""
+    x = c.ref("self")
+    rank = c.rank(x)
+    if rank == 0 or c.out.size == 0:
+        c.decline("scalar or empty")
+    axis, size, step = c.axis(c.integer("dimension"), rank), c.integer("size"), c.integer("step")
+    count = c.out.shape[axis]
+    index = np.arange(count, dtype=np.int64)[:, None] * step + np.arange(size, dtype=np.int64)
+    y = c.one("gather", x, c.b.constant(index), axis=axis)
+    return c.b.transpose(y, (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1))
+
+
+def narrow(c: Call) -> NodeId:
+    """x[start : start + length] along one dimension."""
+    x = c.ref("self")
+    axis = c.axis(c.integer("dim"), c.rank(x))
+    return take_slice(c, x, axis, c.integer("start") % max(c.shape(x)[axis], 1), c.integer("length"))
+
+
+def pad(c: Call) -> NodeId | tuple[NodeId, ...]:
+    """F.pad, by mode."""
+    mode = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}.get(c.text("mode") or "constant")
+    if mode is None:
+        c.decline(f"pad mode {c.text('mode')!r}")
+    return pad_with(mode)(c)
+
+
 def pad_with(mode: str) -> Handler:
     """Constant, reflect or edge padding of the last dimensions, the last one first; a negative amount cuts."""
 
     def handler(c: Call) -> NodeId:
         x = c.ref("self")
         rank = c.rank(x)
-        amounts = c.ints("pad" if mode == "constant" else "padding", 2)
+        amounts = c.ints("pad" if "pad" in c.arguments else "padding", 2)
         lo, hi = [0] * rank, [0] * rank
         for k in range(len(amounts) // 2):
             lo[rank - 1 - k], hi[rank - 1 - k] = amounts[2 * k], amounts[2 * k + 1]
@@ -342,6 +372,13 @@ TABLE: Mapping[str, Handler] = {
     },
     "prims.view_of.default": reshape,
     "aten.permute.default": permute,
+    "aten.permute_copy.default": permute,
+    "aten.unfold.default": windows,
+    "aten.unfold_copy.default": windows,
+    "aten.narrow.default": narrow,
+    "aten.narrow_copy.default": narrow,
+    "aten.unbind_copy.int": unbind,
+    "aten.pad.default": pad,
     "aten.t.default": transpose,
     "aten.transpose.int": transpose,
     "aten.expand.default": expand,
