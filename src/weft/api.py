@@ -204,7 +204,7 @@ def _compile_torch(
     module = None if isinstance(model, torch.export.ExportedProgram) else model
     if module is not None and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
-    runnable = module if module is not None else model.module()  # type: ignore[union-attr]
+    runnable: Callable[..., object] = model.module() if isinstance(model, torch.export.ExportedProgram) else model
 
     def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():

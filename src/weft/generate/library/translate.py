@@ -189,17 +189,15 @@ def _pad(p: Program, _: NodeId, n: Node) -> Ref:
     at = cast("a.PadAttrs", n.attrs)
     x, shape = p.value(n.inputs[0]), p.graph.type_of(n.inputs[0]).shape
     if at.mode == "constant":
-        pads = [v for lo, hi in zip(reversed(at.lo), reversed(at.hi), strict=True) for v in (lo, hi)]
         value: float | int | bool = at.value
         if not n.type.dtype.is_float:
             value = bool(at.value) if n.type.dtype is DType.BOOL else int(at.value)
-        return p.call("aten.constant_pad_nd.default", x, tuple(pads), value)
+        return p.call("aten.constant_pad_nd.default", x, _flat_pads(at.lo, at.hi), value)
     spatial = len(shape) - 2
     whole = spatial in (1, 2, 3) and not any(at.lo[:2] + at.hi[:2]) and n.type.dtype.is_float
     if whole and 0 not in shape:
-        pads = [v for lo, hi in zip(reversed(at.lo[2:]), reversed(at.hi[2:]), strict=True) for v in (lo, hi)]
         kind = "reflection" if at.mode == "reflect" else "replication"
-        return p.call(f"aten.{kind}_pad{spatial}d.default", x, tuple(pads))
+        return p.call(f"aten.{kind}_pad{spatial}d.default", x, _flat_pads(at.lo[2:], at.hi[2:]))
     for k, (size, lo, hi) in enumerate(zip(shape, at.lo, at.hi, strict=True)):
         if lo or hi:
             index = [
@@ -295,9 +293,9 @@ def _window(p: Program, _: NodeId, n: Node) -> Ref:
         return p.call("aten.max_pool2d_with_indices.default", x, at.kernel, at.strides, at.pads_lo, at.dilations, False)
     if plain and not is_max and symmetric and set(at.dilations) == {1}:
         return p.call("aten.avg_pool2d.default", x, at.kernel, at.strides, at.pads_lo, False, True, 1)
-    pads = [v for lo, hi in zip(reversed(at.pads_lo), reversed(at.pads_hi), strict=True) for v in (lo, hi)]
-    if any(pads):
-        x = p.call("aten.constant_pad_nd.default", x, tuple(pads), least(t.dtype) if is_max else 0)
+    if any(at.pads_lo + at.pads_hi):
+        fill = least(t.dtype) if is_max else 0
+        x = p.call("aten.constant_pad_nd.default", x, _flat_pads(at.pads_lo, at.pads_hi), fill)
     first = t.rank - k
     for d in range(k):
         span = (at.kernel[d] - 1) * at.dilations[d] + 1
@@ -317,29 +315,33 @@ def _conv(p: Program, _: NodeId, n: Node) -> Ref:
 def convolution(p: Program, n: Node, x: Ref, w: Ref, bias: Ref | None) -> Ref:
     """`aten.convolution` of a CONV node; unequal pads become a constant pad in front."""
     at = cast("a.ConvAttrs", n.attrs)
-    pads = at.pads_lo
-    extra = tuple(hi - lo for lo, hi in zip(at.pads_lo, at.pads_hi, strict=True))
-    zeros = (0,) * len(pads)
-    if any(extra) and not at.transposed:
-        flat = [v for lo, hi in zip(reversed(at.pads_lo), reversed(at.pads_hi), strict=True) for v in (lo, hi)]
-        x, pads = p.call("aten.constant_pad_nd.default", x, tuple(flat), 0), zeros
+    zeros = (0,) * len(at.strides)
+    uneven = at.pads_lo != at.pads_hi
+    pads = zeros if uneven else at.pads_lo
+    if uneven and not at.transposed:
+        x = p.call("aten.constant_pad_nd.default", x, _flat_pads(at.pads_lo, at.pads_hi), 0)
+    added = at.output_padding if at.transposed and not uneven else zeros
     out = p.call(
-        "aten.convolution.default", x, w, bias, at.strides, pads, at.dilations, at.transposed,
-        at.output_padding if at.transposed and not any(extra) else zeros, at.groups,
-    )  # fmt: skip
-    if at.transposed and (any(extra)):
-        full = tuple(
-            size - op + lo + hi - 2 * lo
-            for size, op, lo, hi in zip(n.type.shape[2:], at.output_padding, at.pads_lo, at.pads_hi, strict=True)
-        )
-        for d, (have, want) in enumerate(zip(full, n.type.shape[2:], strict=True)):
-            if want <= have:
-                out = p.call("aten.slice.Tensor", out, 2 + d, 0, want)
-            else:
-                pad = [0] * (2 * len(pads))
-                pad[2 * (len(pads) - 1 - d) + 1] = want - have
-                out = p.call("aten.constant_pad_nd.default", out, tuple(pad), 0)
+        "aten.convolution.default", x, w, bias, at.strides, pads, at.dilations, at.transposed, added, at.groups
+    )
+    if not (at.transposed and uneven):
+        return out
+    # the unpadded result, cut on both sides; an output padding past its end reads only padding
+    for d, (size, lo, hi, more) in enumerate(
+        zip(n.type.shape[2:], at.pads_lo, at.pads_hi, at.output_padding, strict=True)
+    ):
+        full = size + lo + hi - more
+        missing = max(0, lo + size - full)
+        out = p.call("aten.slice.Tensor", out, 2 + d, lo, min(full, lo + size))
+        if missing:
+            sides = tuple(missing if k == d else 0 for k in range(len(zeros)))
+            out = p.call("aten.constant_pad_nd.default", out, _flat_pads(zeros, sides), 0)
     return out
+
+
+def _flat_pads(lo: Sequence[int], hi: Sequence[int]) -> tuple[int, ...]:
+    """Pads in ATen's order: last dimension first."""
+    return tuple(v for pair in zip(reversed(lo), reversed(hi), strict=True) for v in pair)
 
 
 def _opaque(p: Program, _: NodeId, n: Node) -> Ref:

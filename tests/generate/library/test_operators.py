@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from weft import fission
+from weft.errors import ArtifactError
+from weft.generate.library import LibraryGenerator
+from weft.generate.library.execute import BoundCall, resolve
+from weft.generate.library.operators import OPERATORS
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Kind
+from weft.kernels.source import LibraryCall
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract, format_choices
+
+IMAGE, ROWS = (2, 6, 8, 8), (4, 10)
+CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
+    "softmax": ([ROWS], {"axis": -1}),
+    "log_softmax": ([ROWS], {"axis": 0}),
+    "layer_norm": ([ROWS, (10,), (10,)], {"axes": (1,), "eps": 1e-5}),
+    "group_norm": ([IMAGE, (6,), (6,)], {"groups": 3, "eps": 1e-5}),
+    "instance_norm": ([IMAGE, (6,), (6,)], {"eps": 1e-5}),
+    "gelu": ([ROWS], {"approximate": "tanh"}),
+    "silu": ([ROWS], {}),
+    "mish": ([ROWS], {}),
+    "sigmoid": ([ROWS], {}),
+    "hard_swish": ([ROWS], {}),
+    "softplus": ([ROWS], {"beta": 1.0, "threshold": 20.0}),
+    "elu": ([ROWS], {"alpha": 0.7}),
+    "leaky_relu": ([ROWS], {"alpha": 0.2}),
+    "linear": ([ROWS, (7, 10), (7,)], {}),
+    "conv": ([IMAGE, (4, 6, 3, 3), (4,)], {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1),
+                                            "groups": 1}),
+    "sdpa": ([(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)], {"causal": False}),
+    "max_pool": ([IMAGE], {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}),
+    "avg_pool": ([IMAGE], {"kernel": (2, 2), "strides": (2, 2), "pads_lo": (0, 0), "pads_hi": (0, 0)}),
+    "reduce_mean": ([IMAGE], {"axes": (2, 3), "keepdims": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_one_call_equals_the_primitives(rule: str) -> None:
+    shapes, params = CASES[rule]
+    b = GraphBuilder()
+    ids = [b.input(TensorType(DType.F32, s)) for s in shapes]
+    operands = [*ids, -1] if rule == "sdpa" else ids
+    results = fission.apply(b, rule, operands, params)
+    assert not isinstance(results, Declined)
+    graph = b.build(results)
+    found = 0
+    for candidate in enumerate_candidates(graph).candidates:
+        if candidate.kind is Kind.CONVERT:
+            continue
+        choice = format_choices(graph, candidate)[0]
+        cut = extract(graph, candidate, choice.inputs, choice.outputs)
+        if cut.problem.origin_rule != rule:
+            continue
+        schedules = LibraryGenerator().schedules(cut.problem, None)  # type: ignore[arg-type]
+        assert not isinstance(schedules, Declined)
+        operator = next(s for s in schedules if s.param("form") == "operator")
+        call = LibraryGenerator().emit(cut.problem, operator)
+        assert isinstance(call, LibraryCall), call
+        rng = np.random.default_rng(0)
+        arrays = [
+            rng.standard_normal(cut.problem.graph.type_of(i).shape).astype(np.float32) for i in cut.problem.graph.inputs
+        ]
+        want = evaluate(cut.problem.graph, arrays)[0]
+        out = torch.empty(want.shape)
+        BoundCall(call, {}).launcher([torch.from_numpy(x) for x in arrays], [out])()
+        np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
+        found += 1
+    assert found == 1
+
+
+def test_every_case_is_a_row() -> None:
+    assert set(CASES) <= set(OPERATORS)
+
+
+@pytest.mark.parametrize("target", ["os.system", "weft.shell", "aten.__class__.default", "aten.no_such_thing.default"])
+def test_a_foreign_operator_is_refused(target: str) -> None:
+    with pytest.raises(ArtifactError, match="W401"):
+        resolve(target)
