@@ -91,6 +91,7 @@ def check_model(model: onnx.ModelProto, limits: Limits) -> Checked:
     opsets = _opsets(model.opset_import, "the model")
     functions: dict[FunctionKey, onnx.FunctionProto] = {}
     for f in model.functions:
+        _text("a function", f.domain, f.name, f.overload, *f.output, *f.attribute)
         key = (domain_of(f.domain), f.name, f.overload)
         if key in functions:
             raise BadFunctionError(
@@ -120,6 +121,7 @@ def _opsets(
 ) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in imports:
+        _text(where, item.domain)
         domain = domain_of(item.domain)
         if found.get(domain, item.version) != item.version:
             raise OpsetError(
@@ -153,9 +155,19 @@ class _Counter:
             raise LimitError(problem=f"more than {self.limits.nodes} nodes", remedy="raise the limit with --max-nodes")
 
 
+def _text(where: str, *values: object) -> None:
+    """Protobuf hands over a string that is not UTF-8 as bytes."""
+    for value in values:
+        if not isinstance(value, str):
+            raise GarbledModelError(
+                where=where, problem=f"a name that is not UTF-8: {shown(value)}", remedy="the file is damaged"
+            )
+
+
 def _names(names: Iterable[str], where: str) -> set[str]:
     scope: set[str] = set()
     for name in names:
+        _text(where, name)
         if name and name in scope:
             raise BadGraphError(
                 where=where, problem=f"'{shown(name)}' is given twice", remedy="every value needs a name of its own"
@@ -180,6 +192,9 @@ def _check_graph(
             remedy="flatten the control flow, or raise the limit with --max-depth",
         )
     _names((i.name for i in graph.input), where)
+    _text(where, graph.name, *(o.name for o in graph.output))
+    for info in (*graph.input, *graph.output):
+        _text(where, *(d.dim_param for d in info.type.tensor_type.shape.dim))
     dense = [t.name for t in graph.initializer]
     sparse = [t.values.name for t in graph.sparse_initializer]
     own = _names([*dense, *sparse], f"{where}, initializers")
@@ -212,6 +227,7 @@ def _check_nodes(
     defined = set(scope) if local is None else local
     later: set[str] | None = None
     for i, node in enumerate(nodes):
+        _text(where, node.op_type, node.domain, node.overload, node.name, *node.input, *node.output)
         at = node_where(node, i) if where == "graph" else f"{where}, {node_where(node, i)}"
         for name in node.input:
             if name and name not in scope:
@@ -329,6 +345,7 @@ def _check_attributes(node: onnx.NodeProto, at: str) -> None:
     """One payload each, of the declared type, no name twice."""
     seen: set[str] = set()
     for attribute in node.attribute:
+        _text(at, attribute.name, attribute.ref_attr_name)
         if attribute.name in seen or not attribute.name:
             raise BadAttributeError(
                 where=at, problem=f"attribute '{shown(attribute.name)}' is given twice or unnamed", remedy="keep one"

@@ -248,6 +248,14 @@ class Importer:
             outputs.append(value)
         names = [kept(o.name, self.limits.name_bytes) for o in graph.output]
         built = prune(self.b.build(outputs, names))
+        for n in built.nodes:
+            if n.type.nbytes > self.limits.tensor_bytes:
+                where = built.origins[n.origin].source if n.origin >= 0 else ""
+                raise LimitError(
+                    where=shown(where),
+                    problem=f"a value of {n.type.nbytes} bytes, the limit is {self.limits.tensor_bytes}",
+                    remedy="give smaller sizes, or raise the limit",
+                )
         guards = tuple(
             ValueGuard.of(i, self._example(i), reason, self.b.type_of(self._input_node(i)).dtype)
             for i, reason in sorted(self.guards.items())
@@ -645,6 +653,11 @@ class Importer:
             if i in needed:
                 continue
             needed.add(i)
+            if self.b.type_of(i).size > 16 * _VALUE_LIMIT:
+                raise LimitError(
+                    problem=f"a shape is computed from a value of {self.b.type_of(i).size} elements",
+                    remedy="fold the computation before the export",
+                )
             if i not in memo:
                 stack.extend(self.b.node(i).inputs)
         sub = GraphBuilder()

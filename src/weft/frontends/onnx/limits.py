@@ -13,6 +13,8 @@ class Limits:
     """The protobuf file itself."""
     external_bytes: int = 64 << 30
     """All external data together."""
+    tensor_bytes: int = 64 << 30
+    """One value of the graph."""
     nodes: int = 100_000
     """Nodes in the file, and again primitives and inlined operators made of them."""
     graph_depth: int = 16

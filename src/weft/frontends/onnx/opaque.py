@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, shape_inference
 
 from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
-from weft.frontends.onnx.errors import NeedsValueError, NoRuleError
+from weft.frontends.onnx.errors import LimitError, MismatchError, NeedsValueError, NoRuleError
 from weft.frontends.onnx.names import shown
 from weft.frontends.onnx.tensors import DTYPES, to_proto, type_name, type_proto
 from weft.ir.attrs import OpaqueAttrs
@@ -250,9 +250,16 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
             types = one.infer()
     except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        text = lines[-1] if lines else "operands do not fit"
-        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; {shown(text)}") from None
+        problem = shown(lines[-1] if lines else "operands do not fit")
+        remedy = "types and shapes of the model contradict each other: export it again"
+        raise MismatchError(where=call.where, problem=problem, remedy=remedy) from None
     good = [t for t in types if isinstance(t, TensorType)]
+    if any(t.nbytes > call.im.limits.tensor_bytes for t in good):
+        raise LimitError(
+            where=call.where,
+            problem=f"a result of {max(t.nbytes for t in good)} bytes",
+            remedy="give smaller sizes, or raise the limit",
+        )
     if len(good) != len(types):
         bad = next(t for t in types if isinstance(t, str))
         raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; {bad}")

@@ -116,6 +116,8 @@ class TensorReader:
             raise BadTensorError(where=where, problem=f"no data for {size} elements", remedy=remedy)
         if external:
             entries = [(e.key, e.value) for e in t.external_data]
+            if not all(isinstance(text, str) for entry in entries for text in entry):
+                raise BadTensorError(where=where, problem="external entries that are not UTF-8", remedy=remedy)
             part = parse_entries(entries, size * dtype.itemsize, where)
             raw = self._files.read(part, where)
             values = _from_raw(raw, dtype)
