@@ -101,11 +101,10 @@ def time_kernels(
     rotations = {k: _Rotation(calls[k]) for k in order}
     for k in order:
         before(k)
-        first = rotations[k].sample(1, clock)
-        guess = max(1, min(2000, round(policy.sample_us / max(first, 0.01))))
+        guess = _repeats(policy, rotations[k].sample(1, clock), 2000)
         if guess > 1:  # the first call was cold; the second guess is the one that counts
             warm = min(rotations[k].sample(min(guess, 64), clock) for _ in range(2))
-            guess = max(1, min(5000, round(policy.sample_us / max(warm, 0.01))))
+            guess = _repeats(policy, warm, 5000)
         repeats[k] = guess
 
     spare_us = policy.trial_s * 1e6
@@ -143,6 +142,11 @@ def time_kernels(
         if enabled:
             gc.enable()
     return Timed({k: tuple(v) for k, v in samples.items()}, {k: rotations[k].calls for k in order})
+
+
+def _repeats(policy: TimingPolicy, call_us: float, most: int) -> int:
+    """Calls per sample; 1 where the clock says nonsense."""
+    return max(1, min(most, round(policy.sample_us / max(call_us, 1e-3)))) if call_us > 0 else 1
 
 
 @final
