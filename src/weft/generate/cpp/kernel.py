@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from weft.generate.cpp.body import Body, Lanes, Place, combine, identity, renamed
-from weft.generate.cpp.index import Index, Var, index_of
+from weft.generate.cpp.index import Index, Part, Var, index_of
 from weft.generate.cpp.memory import Buffer, Digit, Unfused, Unpinned, dense
 from weft.generate.cpp.nest import Nest
 from weft.generate.cpp.plan import (
@@ -330,13 +330,14 @@ class KernelText:
     def _best_vector(self, body: Body, candidates: Sequence[Var]) -> Var | None:
         best: Var | None = None
         best_score = 0.0
+        volume = max((_volume(x.address) for x in body.accesses), default=1)
         for var in candidates:
             if var.size < 2:
                 continue
             score = 0.0
             for access in body.accesses:
-                c = access.address.coefficient(var)
-                weight = access.itemsize * (2 if access.write else 1)
+                c = _inner_coefficient(access.address, var)
+                weight = access.itemsize * (2 if access.write else 1) * _volume(access.address) / volume
                 if c == 1:
                     score += weight
                 elif c == 0:
@@ -855,6 +856,28 @@ class KernelText:
                     x = f"w_ld({partial[root]} + {k} * {count} + {position.text()})"
                     self.nest.put(f"{name} = {combine(record.prim, dtype, name, x)};")
             self._finish(body, stage, self._zeroed(stage, loops.at), names)
+
+
+def _volume(index: Index) -> int:
+    """Elements that an address reaches."""
+    return math.prod(v.size for v in index.variables)
+
+
+def _inner_coefficient(index: Index, var: Var) -> int | None:
+    """Coefficient of a variable away from edges, where clamps and reflections do nothing."""
+    total = 0
+    for term, c in index.terms:
+        if isinstance(term, Part) and term.kind not in ("quotient", "remainder"):
+            inner = _inner_coefficient(term.of, var)
+            if inner is None:
+                return None
+            total += c * inner
+            continue
+        alone = Index(0, ((term, 1),)).coefficient(var)
+        if alone is None:
+            return None
+        total += c * alone
+    return total
 
 
 def _store_at(body: Body, buffer: Buffer, address: Index, value: Value) -> None:

@@ -260,16 +260,19 @@ template <class T> W_FN T w_sign(T x) {
   T r = w_pick(x > T{}, one, w_pick(x < T{}, (T)(T{} - one), x));  // zero and NaN stay
   return r;
 }
-template <class T> W_FN T w_max(T a, T b) {
-  T m = w_pick(a > b, a, b);
-  return w_pick(a != a, a, m);
-}
-template <class T> W_FN T w_min(T a, T b) {
-  T m = w_pick(a < b, a, b);
-  return w_pick(a != a, a, m);
-}
-template <class T> W_FN T w_max_const(T x, T c) { return w_pick(c > x, c, x); }
-template <class T> W_FN T w_min_const(T x, T c) { return w_pick(c < x, c, x); }
+template <class T> W_FN T w_above(T a, T b) { return w_pick(a > b, a, b); }  // b where either is NaN: one instruction
+template <class T> W_FN T w_below(T a, T b) { return w_pick(a < b, a, b); }
+#if defined(__AVX512F__) && WL == 16 && !defined(__clang__)
+W_FN w_f32v w_above(w_f32v a, w_f32v b) { return __builtin_ia32_maxps512_mask(a, b, a, -1, 4); }
+W_FN w_f32v w_below(w_f32v a, w_f32v b) { return __builtin_ia32_minps512_mask(a, b, a, -1, 4); }
+#elif defined(__AVX__) && WL == 8 && !defined(__clang__)
+W_FN w_f32v w_above(w_f32v a, w_f32v b) { return __builtin_ia32_maxps256(a, b); }
+W_FN w_f32v w_below(w_f32v a, w_f32v b) { return __builtin_ia32_minps256(a, b); }
+#endif
+template <class T> W_FN T w_max(T a, T b) { return w_pick(a != a, a, w_above(a, b)); }
+template <class T> W_FN T w_min(T a, T b) { return w_pick(a != a, a, w_below(a, b)); }
+template <class T> W_FN T w_max_const(T x, T c) { return w_above(c, x); }
+template <class T> W_FN T w_min_const(T x, T c) { return w_below(c, x); }
 template <class F> W_FN auto w_isnan(F x) { return w_mask(x != x); }
 template <class F> W_FN auto w_isinf(F x) { return w_mask(w_fabs(x) == w_fill<F>::of(__builtin_inf())); }
 W_FN w_f32 w_sqrt(w_f32 x) { return __builtin_sqrtf(x); }
@@ -331,15 +334,20 @@ template <class F> W_FN F w_exp_tail(F r) {  // (e^r - 1 - r) / r^2
   p = p * r + 1.6666665459e-1f;
   return p * r + 5.0000001201e-1f;
 }
+template <class F> W_FN F w_scale(F y, typename w_t<F>::I n) {
+  typename w_t<F>::I half = n >> 1;  // 2^n in two steps: n reaches past both ends of the exponents
+  return y * w_pow2i<F>(half) * w_pow2i<F>(n - half);
+}
 template <class F> W_FN F w_exp_f32(F x) {
-  F hi = w_fill<F>::of(89.0f), lo = w_fill<F>::of(-104.0f);
-  x = w_pick(x > hi, hi, x);
-  x = w_pick(x < lo, lo, x);
+  x = w_below(w_fill<F>::of(89.0f), x);
+  x = w_above(w_fill<F>::of(-104.0f), x);
   F r; typename w_t<F>::I n;
   w_exp_reduce(x, r, n);
   F y = (w_exp_tail(r) * (r * r) + r) + 1.0f;
-  typename w_t<F>::I half = n >> 1;  // 2^n in two steps: n reaches past both ends of the exponents
-  return y * w_pow2i<F>(half) * w_pow2i<F>(n - half);
+#if defined(__AVX512F__) && WL == 16 && !defined(__clang__)
+  if constexpr (w_t<F>::n == 16) return __builtin_ia32_scalefps512_mask(y, __builtin_convertvector(n, F), y, -1, 4);
+#endif
+  return w_scale(y, n);
 }
 template <class F> W_FN F w_expm1_f32(F x) {
   F hi = w_fill<F>::of(89.0f), lo = w_fill<F>::of(-20.0f);
@@ -391,12 +399,10 @@ template <class F> W_FN F w_log1p_f32(F x) {
 }
 template <class F> W_FN F w_erf_f32(F x) {  // two ranges; after N. Juffa
   F t = w_fabs(x), s = x * x;
+  t = w_below(w_fill<F>::of(10.0f), t);
+  F tt = t * t;
   F u = t * -3.88396438e-3f + 2.42546219e-2f;
   F r = t * -1.72853470e-5f + 3.83197126e-4f;
-  t = w_pick(t > w_fill<F>::of(10.0f), w_fill<F>::of(10.0f), t);
-  F tt = t * t;
-  u = t * -3.88396438e-3f + 2.42546219e-2f;
-  r = t * -1.72853470e-5f + 3.83197126e-4f;
   r = r * tt + u;
   r = r * t + -1.06777877e-1f;
   r = r * t + -6.34846687e-1f;
@@ -411,9 +417,32 @@ template <class F> W_FN F w_erf_f32(F x) {  // two ranges; after N. Juffa
   p = p * x + x;
   return w_pick(t > w_fill<F>::of(0.927734375f), far, p);
 }
+#if defined(__AVX512F__) && WL == 16 && !defined(__clang__)
+// 16 pieces of [0, 4), each a polynomial of degree 5 whose coefficients are looked up by one permutation (own fit)
+W_FN w_f32v w_erf_f32(w_f32v x) {
+  const w_f32v at = {0.0f, 0.375f, 0.625f, 0.875f, 1.125f, 1.375f, 1.625f, 1.875f, 2.125f, 2.375f, 2.625f, 2.875f, 3.125f, 3.375f, 3.625f, 3.875f};
+  const w_f32v c0 = {0.0f, 0.4041168987751007f, 0.6232408881187439f, 0.7840750813484192f, 0.8883882164955139f, 0.9481700658798218f, 0.9784437417984009f, 0.9919900298118591f, 0.9973459839820862f, 0.9992170333862305f, 0.999794602394104f, 0.9999521374702454f, 0.9999901056289673f, 0.9999982118606567f, 0.9999997019767761f, 0.9999999403953552f};
+  const w_f32v c1 = {0.1283791065216064f, 0.9803528189659119f, 0.7634995579719543f, 0.5247450470924377f, 0.31827396154403687f, 0.1703597754240036f, 0.08047225326299667f, 0.03354582563042641f, 0.012340819463133812f, 0.004006478004157543f, 0.001147875445894897f, 0.0002902284904848784f, 6.47587949060835e-05f, 1.2751783287967555e-05f, 2.2159335912874667e-06f, 3.3982578884206305e-07f};
+  const w_f32v c2 = {1.0258831025566906e-05f, -0.3676254451274872f, -0.4771815538406372f, -0.459150493144989f, -0.3580603301525116f, -0.23424771428108215f, -0.13076940178871155f, -0.06289899349212646f, -0.02622399851679802f, -0.009514959529042244f, -0.0030128636863082647f, -0.0008342493092641234f, -0.00020230839436408132f, -4.3016836571041495e-05f, -8.027215699257795e-06f, -1.3155532769815181e-06f};
+  const w_f32v c3 = {-0.37640511989593506f, -0.23487502336502075f, -0.05567479133605957f, 0.09291964769363403f, 0.16245028376579285f, 0.15793800354003906f, 0.11484193056821823f, 0.0674421414732933f, 0.033037807792425156f, 0.013730509206652641f, 0.004890281707048416f, 0.0015024231979623437f, 0.000399962707888335f, 9.256100020138547e-05f, 1.8666954929358326e-05f, 3.2867530990188243e-06f};
+  const w_f32v c4 = {0.002536906860768795f, 0.16541381180286407f, 0.17549368739128113f, 0.11215278506278992f, 0.02833487279713154f, -0.029983025044202805f, -0.04938126727938652f, -0.04216305911540985f, -0.026402927935123444f, -0.013205945491790771f, -0.005466938484460115f, -0.0019085382809862494f, -0.0005682226037606597f, -0.00014534294314216822f, -3.2103664125315845e-05f, -6.146452051325468e-06f};
+  const w_f32v c5 = {0.10483595728874207f, 0.045326150953769684f, -0.027035048231482506f, -0.06670918315649033f, -0.06106119602918625f, -0.030643915757536888f, -0.0023032519966363907f, 0.011328021995723248f, 0.012444212101399899f, 0.008360578678548336f, 0.004236414097249508f, 0.001727707334794104f, 0.0005842620157636702f, 0.0001665798044996336f, 4.045960304210894e-05f, 8.43044381326763e-06f};
+  w_f32v t = w_below(w_splat_f32(0x1.fffffep+1f), w_fabs(x));
+  w_i32v i = w_bits<w_i32v>((t - 0.125f) * 4.0f + 12582912.0f) & 15;  // rounds to the piece
+  w_f32v d = t - __builtin_shuffle(at, i);
+  w_f32v p = __builtin_shuffle(c5, i);
+  p = p * d + __builtin_shuffle(c4, i);
+  p = p * d + __builtin_shuffle(c3, i);
+  p = p * d + __builtin_shuffle(c2, i);
+  p = p * d + __builtin_shuffle(c1, i);
+  // the first piece is t + t * small: full precision at 0
+  p = p * d + w_pick(i == 0, t, __builtin_shuffle(c0, i));
+  return w_signbit_of(p, x);
+}
+#endif
 template <class F> W_FN F w_tanh_f32(F x) {
   F a = w_fabs(x), z = x * x;
-  F c = w_pick(a > w_fill<F>::of(10.0f), w_fill<F>::of(10.0f), a);
+  F c = w_below(w_fill<F>::of(10.0f), a);
   F e = w_exp_f32(c + c);
   F far = w_signbit_of(1.0f - 2.0f / (e + 1.0f), x);
   F p = z * -5.70498872745e-3f + 2.06390887954e-2f;
