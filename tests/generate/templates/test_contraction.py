@@ -267,3 +267,16 @@ def test_transposed_left_operand():
     b = GraphBuilder()
     x, w = b.input(f32(31, 19)), b.input(f32(31, 21), is_weight=True)
     check(problem(b, [b.add(Prim.MATMUL, b.transpose(x, (1, 0)), w)]))
+
+
+@pytest.mark.parametrize("out", [ROW, LAST])
+@pytest.mark.parametrize("case", [(32, 3, 9, 4, 1), (20, 7, 1, 0, 1), (5, 1, 5, 2, 1), (17, 4, 3, 2, 2)], ids=str)
+def test_lanes_along_the_sum(case, out):
+    """Few output channels."""
+    c, oc, k, p, d = case
+    b, x = image(c, 13, 11, 2)
+    y = conv(b, x, oc, (k, k), lo=(p, p), dilations=(d, d))
+    y = b.apply(Prim.ADD, y, b.reshape(b.input(f32(oc), is_weight=True), (oc, 1, 1)))
+    p = problem(b, [b.apply(Prim.MAX, y, 0.0)], [LAST, ROW, ROW], [out])
+    found = check(p, most=5)
+    assert oc > 4 or any(s.param("dot") for s in found)

@@ -70,10 +70,35 @@ def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int) -> float:
     return max(total, weights * min(sweeps, 4) / bandwidth)
 
 
-def _partitions(c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int) -> list[tuple[int, int, int, str]]:
+def dots(c: Contraction, lanes: int) -> Iterable[tuple[float, int, int, int]]:
+    """(cycles, th, tw, v) with lanes along the sum: for few output channels and a long contiguous sum."""
+    near = c.pack is not None or c.a_walk.channel == 1
+    if not c.w_const or not near or c.oc > lanes // 2 or c.ic * c.kernel[1] < lanes or c.oc >= lanes:
+        return
+    limit = registers(lanes)
+    together = c.dilations[1] == 1 and c.groups == 1
+    length = c.ic * c.kernel[1] if together else c.ic
+    steps = c.kernel[0] * (1 if together else c.kernel[1]) * math.ceil(length / lanes)
+    for v in range(1, min(c.oc, 6) + 1):
+        most = (limit - v - 1) // v
+        cols = c.dims[-1]
+        for tw in sorted({math.ceil(cols / n) for n in range(-(-cols // most), -(-cols // most) + 3)}):
+            if not 1 <= tw <= most:
+                continue
+            total = 0.0
+            for w, nw in _parts(cols, tw):
+                for u, nu in _parts(c.oc, v):
+                    step = max(w * u / 2, (w + u) / 2, 4.0)
+                    total += nw * nu * (steps * step + w * u * 5 + w * (cost(c) * 0.5 + 3) + 25)
+            yield total * math.prod(c.dims[:-1]) * c.groups, 1, tw, v
+
+
+def _partitions(
+    c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int, unit: int = 0
+) -> list[tuple[int, int, int, str]]:
     """(bh, bw, og, order): bands that fit in half of L2 and balance the threads."""
     rows, cols = -(-c.dims[-2] // th), -(-c.dims[-1] // tw)
-    blocks = math.ceil(math.ceil(c.oc / lanes) / v)
+    blocks = math.ceil(math.ceil(c.oc / (unit or lanes)) / v)
     outer = math.prod(c.dims[:-2]) * c.groups
     taps = c.kernel[0] * c.kernel[1] * c.ic
     block_bytes = taps * v * lanes * 4
@@ -124,26 +149,33 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tupl
         base = cycles(c, lanes, th, tw, v)
         for bh, bw, og, order in _partitions(c, lanes, threads, th, tw, v):
             ranked.append((base * _imbalance(c, lanes, threads, th, tw, v, bh, bw, og), th, tw, v, bh, bw, og, order))
+    for base, th, tw, v in dots(c, lanes):
+        for bh, bw, og, order in _partitions(c, lanes, threads, th, tw, v, 1):
+            skew = _imbalance(c, lanes, threads, th, tw, v, bh, bw, og, 1)
+            ranked.append((base * skew, th, tw, v, bh, bw, og, order + " dot"))
     # equal cost: wide tiles first, whose pixels lie side by side
     ranked.sort(key=lambda x: (x[0], -x[2]))
     out: list[tuple[float, Shape]] = []
-    per_tile: dict[tuple[int, int, int], int] = {}
+    per_tile: dict[tuple[int, int, int, bool], int] = {}
     for modelled, th, tw, v, bh, bw, og, order in ranked:
-        if per_tile.get((th, tw, v), 0) >= 3:
+        key = (th, tw, v, order.endswith("dot"))
+        if per_tile.get(key, 0) >= 3:
             continue
-        per_tile[th, tw, v] = per_tile.get((th, tw, v), 0) + 1
+        per_tile[key] = per_tile.get(key, 0) + 1
         small = math.prod(c.dims) <= 4
-        shape = Shape(lanes, threads, th, tw, v, bh, bw, og, order, 4, 2048 if small else 0)
+        shape = Shape(lanes, threads, th, tw, v, bh, bw, og, order.split()[0], 4, 2048 if small else 0, key[3])
         out.append((modelled, shape))
         if len(out) == keep:
             break
     return out
 
 
-def _imbalance(c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int, bh: int, bw: int, og: int) -> float:
+def _imbalance(
+    c: Contraction, lanes: int, threads: int, th: int, tw: int, v: int, bh: int, bw: int, og: int, unit: int = 0
+) -> float:
     """Longest thread over the mean, for tasks taken in order; plus a little for each task and repacked row."""
     rows, cols = -(-c.dims[-2] // th), -(-c.dims[-1] // tw)
-    blocks = math.ceil(math.ceil(c.oc / lanes) / v)
+    blocks = math.ceil(math.ceil(c.oc / (unit or lanes)) / v)
     outer = math.prod(c.dims[:-2]) * c.groups
     bands, slabs, packs = -(-rows // bh), -(-cols // bw), -(-blocks // og)
     tasks = outer * bands * slabs * packs

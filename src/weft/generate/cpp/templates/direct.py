@@ -43,6 +43,13 @@ class Shape:
     unroll: int = 4
     prefetch: int = 0
     """Distance of the prefetch of weights in bytes; 0: none."""
+    dot: bool = False
+    """Lanes run along the sum instead of the output channels, and `v` counts single channels: for few of them."""
+
+    @property
+    def unit(self) -> int:
+        """Output channels that one step of `v` stands for."""
+        return 1 if self.dot else self.lanes
 
     @staticmethod
     def of(schedule: Schedule) -> Shape:
@@ -81,16 +88,72 @@ def _layout(c: Contraction, s: Shape) -> Layout:
     return Layout(sh * pitch, sw * c.ic, dh * pitch, dw * c.ic, 1, rows, cols)
 
 
-def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: int) -> str:
-    """One tile function; `tail` > 0: the last vector has that many channels."""
-    taps = c.kernel[0] * c.kernel[1] * c.ic
-    sets = max(1, min(-(-8 // (th * tw * v)), 8, taps))
-    pixels = [(i, j) for i in range(th) for j in range(tw)]
+def _segments(c: Contraction, lay: Layout) -> tuple[int, int, int]:
+    """Loops of the sum: kh, kw and a contiguous stretch, joined where the input has one step through them."""
     kh, kw, length = c.kernel[0], c.kernel[1], c.ic
     if kw == 1 or lay.kw == lay.k * c.ic:
         kw, length = 1, c.kernel[1] * c.ic
     if kw == 1 and (kh == 1 or lay.kh == lay.k * length):
         kh, length = 1, kh * length
+    return kh, kw, length
+
+
+def _weights_per_unit(c: Contraction, s: Shape, lay: Layout) -> int:
+    """Packed floats behind one step of `v`."""
+    kh, kw, length = _segments(c, lay)
+    return kh * kw * (-(-length // s.lanes) if s.dot else length) * s.lanes
+
+
+def _dot_tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int) -> str:
+    """Lanes along the sum: vectors of input by vectors of weights, added up across the lanes at the end."""
+    pixels = [(i, j) for i in range(th) for j in range(tw)]
+    kh, kw, length = _segments(c, lay)
+    lines = ["vf " + ", ".join(f"c{r}_{u} = {{}}" for r in range(len(pixels)) for u in range(v)) + ";"]
+    if kh > 1:
+        lines.append(f"for (i64 kh = 0; kh < {kh}; ++kh, a += {lay.kh - (kw * lay.kw if kw > 1 else 0)}) {{")
+    if kw > 1:
+        lines.append(f"for (i64 kw = 0; kw < {kw}; ++kw, a += {lay.kw}) {{")
+    lines.append("const float* b_ = a;")
+
+    def step(count: int) -> None:
+        load = "ld" if count == s.lanes else f"ldn<{count}>"
+        lines.extend(f"const vf w{u} = ld(w + {u * s.lanes});" for u in range(v))
+        for r, (i, j) in enumerate(pixels):
+            terms = " ".join(f"c{r}_{u} += b * w{u};" for u in range(v))
+            lines.append(f"{{ const vf b = {load}(b_ + {i * lay.row + j * lay.col}); {terms} }}")
+        lines.append(f"w += {v * s.lanes};")
+
+    whole, rest = divmod(length, s.lanes)
+    if whole:
+        lines.append(f"for (i64 k = 0; k < {whole}; ++k, b_ += {s.lanes}) {{")
+        step(s.lanes)
+        lines.append("}")
+    if rest:
+        lines.append("{")
+        step(rest)
+        lines.append("}")
+    lines.extend("}" for n in (kh, kw) if n > 1)
+    lines.append(f"alignas(64) float y[{len(pixels) * s.lanes}];")
+    lines.extend(f"y[{r * s.lanes + u}] = total(c{r}_{u});" for r in range(len(pixels)) for u in range(v))
+    lines.extend(finish(c, s.lanes, th, tw, 1, v, filled=True))
+    return _function(c, tile_name(th, tw, v, 0), lines)
+
+
+def _function(c: Contraction, name: str, lines: list[str]) -> str:
+    params = "".join(f", const float* __restrict {leaf.name}" for leaf in leaves(c))
+    params += "".join(f", float* __restrict o{k}" for k in range(len(c.outputs)))
+    head = f"static __attribute__((noinline)) void {name}"
+    return f"{head}(const float* __restrict a, const float* __restrict w{params}) {{\n" + "\n".join(lines) + "\n}\n"
+
+
+def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: int) -> str:
+    """One tile function; `tail` > 0: the last vector has that many channels."""
+    if s.dot:
+        return _dot_tile(c, s, lay, th, tw, v)
+    taps = c.kernel[0] * c.kernel[1] * c.ic
+    sets = max(1, min(-(-8 // (th * tw * v)), 8, taps))
+    pixels = [(i, j) for i in range(th) for j in range(tw)]
+    kh, kw, length = _segments(c, lay)
     lines: list[str] = []
     names = [f"c{q}_{r}_{u}" for q in range(sets) for r in range(len(pixels)) for u in range(v)]
     lines.append("vf " + ", ".join(f"{n} = {{}}" for n in names) + ";")
@@ -127,10 +190,7 @@ def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: 
     for q in range(1, sets):
         lines.extend(f"c0_{r}_{u} += c{q}_{r}_{u};" for r in range(len(pixels)) for u in range(v))
     lines.extend(finish(c, s.lanes, th, tw, v, tail))
-    params = "".join(f", const float* __restrict {leaf.name}" for leaf in leaves(c))
-    params += "".join(f", float* __restrict o{k}" for k in range(len(c.outputs)))
-    head = f"static __attribute__((noinline)) void {tile_name(th, tw, v, tail)}"
-    return f"{head}(const float* __restrict a, const float* __restrict w{params}) {{\n" + "\n".join(lines) + "\n}\n"
+    return _function(c, tile_name(th, tw, v, tail), lines)
 
 
 def tile_name(th: int, tw: int, v: int, tail: int) -> str:
@@ -168,22 +228,26 @@ def finish_vector(
     return lines
 
 
-def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int) -> list[str]:
-    """Epilogue and stores of a tile whose sums are `c0_<pixel>_<vector>`; `tail`: channels of the last vector."""
+def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int, *, filled: bool = False) -> list[str]:
+    """Epilogue and stores of a tile whose sums are `c0_<pixel>_<vector>`, or in the buffer `y` already.
+
+    `tail`: channels of the last vector; 0: all.
+    """
     pixels = [(i, j) for i in range(th) for j in range(tw)]
     spread = [k for k, (_, walk) in enumerate(c.outputs) if walk.channel != 1 and c.oc != 1]
     counts = [lanes] * v
     if tail:
         counts[-1] = tail
     lines: list[str] = []
-    if cost(c) <= _INLINE_COST and not spread:
+    if cost(c) <= _INLINE_COST and not spread and not filled:
         for u in range(v):
             for r, (i, j) in enumerate(pixels):
                 body = finish_vector(c, lanes, f"c0_{r}_{u}", str(i), str(j), str(u * lanes), counts[u], "e")
                 lines.append("{ " + " ".join(body) + " }")
         return lines
-    lines.append(f"alignas(64) float y[{len(pixels) * v * lanes}];")
-    lines.extend(f"st(y + {(r * v + u) * lanes}, c0_{r}_{u});" for r in range(len(pixels)) for u in range(v))
+    if not filled:
+        lines.append(f"alignas(64) float y[{len(pixels) * v * lanes}];")
+        lines.extend(f"st(y + {(r * v + u) * lanes}, c0_{r}_{u});" for r in range(len(pixels)) for u in range(v))
     lines.extend(f"alignas(64) float y{k}[{len(pixels) * v * lanes}];" for k in spread)
     row = f"(i * {tw} + j) * {v * lanes}"
     loop = (f"for (i64 i = 0; i < {th}; ++i)" if th > 1 else "const i64 i = 0;") + f" for (i64 j = 0; j < {tw}; ++j) {{"
@@ -228,7 +292,7 @@ class _Grid:
     @staticmethod
     def of(c: Contraction, s: Shape) -> _Grid:
         rows, cols = -(-c.dims[-2] // s.th), -(-c.dims[-1] // s.tw)
-        vectors = -(-c.oc // s.lanes)
+        vectors = -(-c.oc // s.unit)
         blocks = -(-vectors // s.v)
         return _Grid(
             rows=rows,
@@ -238,7 +302,7 @@ class _Grid:
             vectors=vectors,
             blocks=blocks,
             last_v=vectors - (blocks - 1) * s.v,
-            tail=c.oc % s.lanes,
+            tail=c.oc % s.unit,
         )
 
     def variants(self, s: Shape) -> list[tuple[int, int, int, int]]:
@@ -255,7 +319,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
     lay, grid = _layout(c, s), _Grid.of(c, s)
     constants, names = statics(c)
     taps = c.kernel[0] * c.kernel[1] * c.ic
-    text = prelude(s.lanes) + GATHER + constants
+    text = prelude(s.lanes) + GATHER + (_total(s.lanes) if s.dot else "") + constants
     for th, tw, v, tail in grid.variants(s):
         text += tile(c, s, lay, th, tw, v, tail)
     image = lay.rows * lay.cols * c.ic
@@ -270,8 +334,8 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
     packed: tuple[int, ...] = ()
     replaces: tuple[int, ...] = ()
     if c.w_const:
-        text += _pack_weights(c, s, grid, entry, names)
-        packed = (c.groups * grid.vectors * s.lanes * taps * 4,)
+        text += _pack_dot(c, s, lay, entry, names) if s.dot else _pack_weights(c, s, grid, entry, names)
+        packed = (c.groups * grid.vectors * _weights_per_unit(c, s, lay) * 4,)
         if c.w.kind == "input":
             read = {leaf.step.source for leaf in leaves(c)} | {c.a}
             replaces = () if c.w in read else (c.w.index,)
@@ -381,6 +445,37 @@ for (i64 o = o0; o < o0 + width; ++o)
 """  # noqa: E501
 
 
+def _pack_dot(c: Contraction, s: Shape, lay: Layout, entry: str, names: dict[int, str] | object) -> str:
+    kh, kw, length = _segments(c, lay)
+    steps = -(-length // s.lanes)
+    source = pointer(c.w, cast("dict[int, str]", names))
+    return f"""
+extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
+const float* const w = {source} + {c.w_walk.offset};
+float* d = (float*)packed[0];
+for (i64 g = 0; g < {c.groups}; ++g)
+for (i64 o0 = 0; o0 < {c.oc}; o0 += {s.v})
+for (i64 segment = 0; segment < {kh * kw}; ++segment)
+for (i64 k0 = 0; k0 < {steps * s.lanes}; k0 += {s.lanes})
+for (i64 o = o0; o < o0 + {s.v} && o < {c.oc}; ++o)
+for (i64 k = k0; k < k0 + {s.lanes}; ++k) {{
+const i64 t = segment * {length} + k, i = t % {c.ic}, x = t / {c.ic} % {c.kernel[1]}, h = t / {c.ic * c.kernel[1]};
+*d++ = k < {length} ? w[g * {c.w_walk.group} + o * {c.w_walk.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + i * {c.w_k}] : 0;
+}}
+}}
+"""  # noqa: E501
+
+
+def _total(lanes: int) -> str:
+    """The sum of a vector's lanes, by halves."""
+    text, half = "INLINE float total(vf v) {\n", lanes // 2
+    while half:
+        mask = ",".join(str(i ^ half) for i in range(lanes))
+        text += f"v += __builtin_shuffle(v, (w_i32v){{{mask}}});\n"
+        half //= 2
+    return text + "return v[0];\n}\n"
+
+
 def _offset(walk: Walk, count: int) -> str:
     """Offset of a task's batch indices and group."""
     terms = [f"d{i} * {walk.dims[i]}" for i in range(count) if walk.dims[i]]
@@ -401,7 +496,6 @@ def _entry(
 ) -> str:
     known = cast("dict[int, str]", names)
     batch = len(c.dims) - 2
-    taps = c.kernel[0] * c.kernel[1] * c.ic
     bands, slabs, packs = -(-grid.rows // s.bh), -(-grid.cols // s.bw), -(-grid.blocks // s.og)
     tasks = bands * slabs * packs * c.groups * math.prod(c.dims[:-2])
     threads = min(s.threads, tasks)
@@ -447,11 +541,11 @@ def _entry(
         lines.append(f"const float* const a = image - r0 * {s.th * lay.row};")
     else:
         lines.append(f"const float* const a = x + {_offset(c.a_walk, batch)};")
-    block = s.v * s.lanes
+    block, per = s.v * s.unit, _weights_per_unit(c, s, lay)
     oc_loop = "for (i64 b = b0; b < b1; ++b) {"
     px_loop = "for (i64 r = r0; r < r1; ++r) for (i64 s = s0; s < s1; ++s) {"
     if c.w_const:
-        wb = f"const float* const wb = w + g * {grid.vectors * s.lanes * taps} + b * {block * taps};"
+        wb = f"const float* const wb = w + g * {grid.vectors * per} + b * {s.v * per};"
     else:
         last = grid.last_v * s.lanes
         left = c.oc - (grid.blocks - 1) * block
