@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import cast, final
 
 from weft.device.facts import CpuFacts
+from weft.generate.cpp import templates
 from weft.generate.cpp.kernel import Form, KernelText, Oversized
 from weft.generate.cpp.plan import EXPENSIVE, REDUCTIONS, live_nodes
 from weft.ir.declined import Declined
@@ -44,7 +45,9 @@ class CppGenerator:
     name = "cpp"
 
     def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
-        """Between one and eight forms; a decline names the primitive that stands in the way."""
+        """Some forms, the most promising first; a decline names the primitive that stands in the way."""
+        if _has_contraction(problem.graph):
+            return templates.schedules(problem, facts)
         declined = _refuse(problem)
         if declined is not None:
             return declined
@@ -75,6 +78,8 @@ class CppGenerator:
 
     def emit(self, problem: Problem, schedule: Schedule) -> KernelSource | Declined:
         """The kernel's text, or why there is none."""
+        if _has_contraction(problem.graph):
+            return templates.emit(problem, schedule)
         declined = _refuse(problem)
         if declined is not None:
             return declined
@@ -108,6 +113,10 @@ def _lanes(graph: Graph, simd_bytes: int) -> int:
         if dtype is DType.F64:
             width = 8
     return max(4, simd_bytes // width)
+
+
+def _has_contraction(graph: Graph) -> bool:
+    return any(CATEGORY[graph.nodes[n].prim] is Category.LINEAR for n in live_nodes(graph))
 
 
 def _refuse(problem: Problem) -> Declined | None:

@@ -29,6 +29,8 @@ from weft.kernels.formats import Format
 Move = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """One renaming step of a view: kind and up to three integer tuples."""
 Path = tuple[Move, ...]
+MAX_CONSTANT_BYTES = 64 * 1024
+"""More than this belongs into memory that the plan owns."""
 Slot = int
 """Position in `Contraction.body`, or -1 for the accumulator."""
 
@@ -211,7 +213,10 @@ class _Matcher:
             replace(s, walk=self._walk(v, base)) if v is not None else s
             for s, v in zip(self.body, self.views, strict=True)
         )
-        return _merge(replace(base, body=body, outputs=walks, graph=g))
+        found = _merge(replace(base, body=body, outputs=walks, graph=g))
+        if sum(data.nbytes for data in constants_of(found).values()) > MAX_CONSTANT_BYTES:
+            raise _RefusedError("constants that are too large for the text of a kernel")
+        return found
 
     # ---- the epilogue
 
