@@ -510,6 +510,7 @@ class Database:
     """One line per thing that went wrong with the files."""
     _memory: dict[tuple[str, str], Row] = field(default_factory=dict)
     """Rows that could not be written."""
+    _read_only: bool = False
     _count: int = 0
     _session: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -568,12 +569,15 @@ class Database:
         if rows:
             self._backend.append(rows)
 
-    def _give_up(self, error: BaseException) -> None:
-        self.close()
+    def _give_up(self, error: BaseException, *, keep_reading: bool = False) -> None:
+        """Write no more; what was read so far stays readable if only writing failed."""
+        self._read_only = True
+        if not keep_reading:
+            self.close()
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        self.problems.append(f"the tuning database cannot be used: {text}; results stay in memory")
+        self.problems.append(f"the tuning database cannot be written: {text}; results stay in memory")
 
-    def _guard(self, error: sqlite3.Error | OSError) -> bool:
+    def _guard(self, error: sqlite3.Error | OSError, *, writing: bool) -> bool:
         """React to a failed access; True: worth trying once more."""
         if isinstance(error, sqlite3.Error):
             if _is_busy(error):
@@ -585,7 +589,7 @@ class Database:
                 except (OSError, sqlite3.Error, ArtifactError) as again:
                     self._give_up(again)
                     return False
-        self._give_up(error)
+        self._give_up(error, keep_reading=writing)
         return False
 
     def commit(
@@ -605,14 +609,14 @@ class Database:
         for row in rows:
             self._memory.setdefault((row.key, row.trial), row)
         for _ in range(2):
-            if self._backend is None:
+            if self._backend is None or self._read_only:
                 break  # nothing to write to
             try:
                 self._backend.append(list(self._memory.values()))
                 self._memory.clear()
                 return
             except (OSError, sqlite3.Error) as error:
-                if not self._guard(error):
+                if not self._guard(error, writing=True):
                     break  # memory it is
 
     def _rows(self, problem: str | None) -> Iterator[Record]:
@@ -626,7 +630,7 @@ class Database:
                 found = list(self._backend.rows(problem))
                 break
             except (OSError, sqlite3.Error) as error:
-                if not self._guard(error):
+                if not self._guard(error, writing=False):
                     break  # only memory
         found += [r for r in self._memory.values() if problem is None or r.problem == problem]
         for row in found:
@@ -639,13 +643,13 @@ class Database:
             self._quarantine(row)
 
     def _quarantine(self, row: Row) -> None:
-        if self._backend is None:
+        if self._backend is None or self._read_only:
             return
         self.problems.append(f"a damaged row was moved to quarantine ({row.key[:12]})")
         try:
             self._backend.quarantine(row)
         except (OSError, sqlite3.Error) as error:
-            self._guard(error)
+            self._guard(error, writing=True)
 
     def lookup(self, problem_key: str, schedule: Schedule, environment: Environment) -> Measurement | None:
         """The newest measurement of a schedule in exactly this environment."""
@@ -686,7 +690,7 @@ class Database:
             with contextlib.suppress(OSError, sqlite3.Error):
                 quarantined, size = backend.quarantined(), backend.size_bytes()
         problems = len({r.measurement.problem_key for r in records})
-        name = backend.name if backend is not None else "memory"
+        name = backend.name if backend is not None and not self._read_only else "memory"
         path = str(self.path) if self.path is not None else ""
         return Stats(name, path, len(records), problems, verdicts, quarantined, size, tuple(self.problems))
 
@@ -698,19 +702,23 @@ class Database:
 
     def prune(self, environment: Environment | None = None) -> int:
         """Remove all but the newest row of each key, rows of other environments if one is given, and the quarantine."""
+        if self._backend is None or self._read_only:
+            return 0
         newest = {}
-        for row in self._backend.rows(None) if self._backend is not None else ():
-            newest[row.key] = row.trial
+        try:
+            for row in self._backend.rows(None):
+                newest[row.key] = row.trial
+        except (OSError, sqlite3.Error) as error:
+            self._guard(error, writing=False)
+            return 0
         text = environment.text if environment is not None else None
 
         def keep(row: Row) -> bool:
             record = read_row(row)
             return record is not None and newest.get(row.key) == row.trial and text in (None, record.environment)
 
-        if self._backend is None:
-            return 0
         try:
             return self._backend.prune(keep)
         except (OSError, sqlite3.Error) as error:
-            self._guard(error)
+            self._guard(error, writing=True)
             return 0
