@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests.fission.harness import FLOATS, close, declined, random, run, same
 
 CASES: dict[str, tuple[str, dict, Callable[[torch.Tensor], torch.Tensor], float]] = {
@@ -28,25 +27,40 @@ CASES: dict[str, tuple[str, dict, Callable[[torch.Tensor], torch.Tensor], float]
     "swish": ("silu", {"alpha": 0.5}, lambda x: x * torch.sigmoid(0.5 * x), 0),
     "log_sigmoid": ("log_sigmoid", {}, F.logsigmoid, 0),
     "gelu": ("gelu", {}, F.gelu, 1),
-    "gelu_tanh": ("gelu", {"approximate": "tanh"}, lambda x: x / (1 + torch.exp(-1.5957691216057308 * (x + 0.044715 * x**3))), 1e-3),
+    "gelu_tanh": (
+        "gelu",
+        {"approximate": "tanh"},
+        lambda x: x / (1 + torch.exp(-1.5957691216057308 * (x + 0.044715 * x**3))),
+        1e-3,
+    ),
     "softplus": ("softplus", {}, lambda x: torch.logaddexp(x, torch.zeros_like(x)), 0),
     "softplus_torch": ("softplus", {"beta": 2.0, "threshold": 3.0}, lambda x: F.softplus(x, 2.0, 3.0), 0),
     "mish": ("mish", {}, F.mish, 0),
     "elu": ("elu", {"alpha": 1.5}, lambda x: F.elu(x, 1.5), 0),
-    "elu_scaled": ("elu", {"alpha": 1.5, "scale": 2.0, "input_scale": 0.5}, lambda x: torch._C._nn.elu(x, 1.5, 2.0, 0.5), 0),
+    "elu_scaled": (
+        "elu",
+        {"alpha": 1.5, "scale": 2.0, "input_scale": 0.5},
+        lambda x: torch._C._nn.elu(x, 1.5, 2.0, 0.5),
+        0,
+    ),
     "selu": ("selu", {}, F.selu, 0),
     "celu": ("celu", {"alpha": 0.7}, lambda x: F.celu(x, 0.7), 0),
     "hard_sigmoid": ("hard_sigmoid", {}, F.hardsigmoid, 1),
     "hard_sigmoid_onnx": ("hard_sigmoid", {"alpha": 0.2}, lambda x: torch.clamp(0.2 * x + 0.5, 0, 1), 1),
     "hard_swish": ("hard_swish", {}, F.hardswish, 4),
     "softsign": ("softsign", {}, F.softsign, 0),
-    "shrink": ("shrink", {"lambd": 0.4, "bias": 0.1}, lambda x: torch.where(x < -0.4, x + 0.1, torch.where(x > 0.4, x - 0.1, 0.0)), 1),
+    "shrink": (
+        "shrink",
+        {"lambd": 0.4, "bias": 0.1},
+        lambda x: torch.where(x < -0.4, x + 0.1, torch.where(x > 0.4, x - 0.1, 0.0)),
+        1,
+    ),
     "soft_shrink": ("soft_shrink", {"lambd": 0.4}, lambda x: F.softshrink(x, 0.4), 1),
     "hard_shrink": ("hard_shrink", {"lambd": 0.4}, lambda x: F.hardshrink(x, 0.4), 0),
     "tanh_shrink": ("tanh_shrink", {}, F.tanhshrink, 1),
     "tanh": ("tanh", {}, torch.tanh, 0),
     "erf": ("erf", {}, torch.erf, 0),
-}  # fmt: skip
+}
 
 DATA = {
     "normal": lambda: random(7, 11) * 3,

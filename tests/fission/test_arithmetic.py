@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 import torch
-
 from tests.fission.harness import FLOATS, TORCH, build, close, declined, random, run, same
+
 from weft.fission.arithmetic import BINARY, UNARY
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests.fission.harness import DTYPES, declined, random, run, same
 
 X = torch.arange(120.0).reshape(2, 3, 4, 5)
@@ -27,11 +26,19 @@ EXACT: dict[str, tuple[str, dict, Callable]] = {
     "transpose_reverse": ("transpose", {}, lambda x: x.permute(3, 2, 1, 0)),
     "swap_axes": ("swap_axes", {"first": 1, "second": -1}, lambda x: x.transpose(1, -1)),
     "slice": ("slice", {"starts": (1, -3), "ends": (9, -1), "axes": (1, 3)}, lambda x: x[:, 1:9, :, -3:-1]),
-    "slice_steps": ("slice", {"starts": (0, 3), "ends": (4, -99), "steps": (2, -2), "axes": (1, 2)}, lambda x: x[:, 0:4:2][:, :, [3, 1]]),
+    "slice_steps": (
+        "slice",
+        {"starts": (0, 3), "ends": (4, -99), "steps": (2, -2), "axes": (1, 2)},
+        lambda x: x[:, 0:4:2][:, :, [3, 1]],
+    ),
     "slice_default_axes": ("slice", {"starts": (1,), "ends": (2,)}, lambda x: x[1:2]),
     "slice_empty": ("slice", {"starts": (3,), "ends": (1,), "axes": (2,)}, lambda x: x[:, :, 3:1]),
     "slice_huge": ("slice", {"starts": (-(2**62),), "ends": (2**62,), "axes": (2,)}, lambda x: x),
-    "slice_backward": ("slice", {"starts": (2**62,), "ends": (-(2**62),), "steps": (-1,), "axes": (3,)}, lambda x: x.flip(3)),
+    "slice_backward": (
+        "slice",
+        {"starts": (2**62,), "ends": (-(2**62),), "steps": (-1,), "axes": (3,)},
+        lambda x: x.flip(3),
+    ),
     "select": ("select", {"axis": 2, "index": -1}, lambda x: x.select(2, -1)),
     "expand": ("expand", {"shape": (3, -1, -1, -1, -1)}, lambda x: x.expand(3, -1, -1, -1, -1)),
     "tile": ("tile", {"repeats": (2, 1, 3, 2)}, lambda x: x.repeat(2, 1, 3, 2)),
@@ -43,17 +50,33 @@ EXACT: dict[str, tuple[str, dict, Callable]] = {
     "diagonal": ("diagonal", {"offset": 1, "axis1": 2, "axis2": 3}, lambda x: x.diagonal(1, 2, 3)),
     "diagonal_below": ("diagonal", {"offset": -2, "axis1": 3, "axis2": 1}, lambda x: x.diagonal(-2, 3, 1)),
     "diagonal_outside": ("diagonal", {"offset": 9, "axis1": 2, "axis2": 3}, lambda x: x.diagonal(9, 2, 3)),
-    "pad": ("pad", {"lo": (0, 1, 0, 2), "hi": (1, 0, 0, 3), "value": 3.0}, lambda x: F.pad(x, (2, 3, 0, 0, 1, 0, 0, 1), value=3)),
+    "pad": (
+        "pad",
+        {"lo": (0, 1, 0, 2), "hi": (1, 0, 0, 3), "value": 3.0},
+        lambda x: F.pad(x, (2, 3, 0, 0, 1, 0, 0, 1), value=3),
+    ),
     "pad_negative": ("pad", {"lo": (0, 0, -1, 2), "hi": (0, 0, 1, -3)}, lambda x: F.pad(x, (2, -3, -1, 1))),
-    "pad_reflect": ("pad", {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 4), "mode": "reflect"}, lambda x: F.pad(x.double(), (2, 4, 3, 1), "reflect").to(x.dtype)),
-    "pad_edge": ("pad", {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 7), "mode": "edge"}, lambda x: F.pad(x.double(), (2, 7, 3, 1), "replicate").to(x.dtype)),
-    "pad_wrap": ("pad", {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 5), "mode": "wrap"}, lambda x: F.pad(x.double(), (2, 5, 3, 1), "circular").to(x.dtype)),
+    "pad_reflect": (
+        "pad",
+        {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 4), "mode": "reflect"},
+        lambda x: F.pad(x.double(), (2, 4, 3, 1), "reflect").to(x.dtype),
+    ),
+    "pad_edge": (
+        "pad",
+        {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 7), "mode": "edge"},
+        lambda x: F.pad(x.double(), (2, 7, 3, 1), "replicate").to(x.dtype),
+    ),
+    "pad_wrap": (
+        "pad",
+        {"lo": (0, 0, 3, 2), "hi": (0, 0, 1, 5), "mode": "wrap"},
+        lambda x: F.pad(x.double(), (2, 5, 3, 1), "circular").to(x.dtype),
+    ),
     "tril": ("tril", {"k": 1}, lambda x: x.tril(1)),
     "triu": ("triu", {"k": -2}, lambda x: x.triu(-2)),
     "trilu": ("trilu", {"upper": False, "k": -1}, lambda x: x.tril(-1)),
     "unfold_axis": ("unfold_axis", {"axis": 2, "size": 3, "step": 1}, lambda x: x.unfold(2, 3, 1)),
     "unfold_axis_step": ("unfold_axis", {"axis": 3, "size": 2, "step": 3}, lambda x: x.unfold(3, 2, 3)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -109,7 +132,7 @@ def test_broadcast_tensors() -> None:
 
 def test_depth_and_space() -> None:
     x = random(2, 12, 4, 6)
-    n, c, h, w = x.shape
+    n, _, h, w = x.shape
     dcr = x.reshape(n, 2, 2, 3, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, 3, 8, 12)
     same(run("depth_to_space", x, block=2)[0], dcr)
     same(run("depth_to_space", x, block=2, mode="CRD")[0], F.pixel_shuffle(x, 2))
@@ -171,7 +194,8 @@ def test_reverse_sequence() -> None:
     ("rule", "params", "reason"),
     [
         ("reshape", {"shape": (7, -1)}, "reshape of"), ("reshape", {"shape": (-1, -1)}, "reshape of"),
-        ("reshape", {"shape": (-2, 60)}, "reshape of"), ("reshape", {"shape": (1,) * 4 + (0,), "zero_copies": True}, "reshape"),
+        ("reshape", {"shape": (-2, 60)}, "reshape of"),
+        ("reshape", {"shape": (1,) * 4 + (0,), "zero_copies": True}, "reshape"),
         ("squeeze", {"axes": (9,)}, "axis 9"), ("unsqueeze", {"axes": (0, 0)}, "repeat"),
         ("flatten", {"axis": 5}, "axis 5"), ("flatten_range", {"start": 2, "end": 1}, "flatten"),
         ("transpose", {"perm": (0, 0, 1, 2)}, "transpose by"), ("swap_axes", {"first": 0, "second": 7}, "swap"),

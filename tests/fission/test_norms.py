@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests.fission.harness import FLOATS, build, close, declined, random, run, same
+
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim
 

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests.fission.harness import FLOATS, close, declined, random, run, same
 
 MAX = (F.max_pool1d, F.max_pool2d, F.max_pool3d)

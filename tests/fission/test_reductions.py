@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-
 from tests.fission.harness import FLOATS, close, declined, random, run, same
 
 AXES = [None, (1,), (0, -1), (0, 1, 2), ()]

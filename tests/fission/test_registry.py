@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
-
 from tests.fission.harness import build, declined, random
+
 from weft import fission
 from weft.fission import RULES
 from weft.ir.declined import Declined

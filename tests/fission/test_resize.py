@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests.fission.harness import FLOATS, close, declined, random, run, same
 
 SIZES = [(8, 10), (3, 4), (5, 7), (11, 3), (1, 1), (4, 14), (5, 1)]
