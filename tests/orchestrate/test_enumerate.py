@@ -12,11 +12,14 @@ from tests.orchestrate.graphs import Net, attention_block, instance_norm_relu_pa
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Origin, bits, mask_of
+from weft.ir.passes import clean_up
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Candidate, Kind
+from weft.kernels.formats import Format
 from weft.orchestrate.abstract import single_sink
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.stored import Stored
 
@@ -317,3 +320,24 @@ def test_a_block_of_attention_has_its_classics():
     assert has(graph, found, Prim.MUL, *softmax), "with the scale"
     assert has(graph, found, Prim.MATMUL, Prim.ADD), "with bias"
     assert has(graph, found, Prim.MATMUL, Prim.ADD, Prim.ADD), "with bias and residual"
+
+
+def test_attention_keeps_its_operands_through_the_clean_up():
+    """The head split of k must not melt into the operator's own transpose: the library call needs k as it was."""
+    net = Net()
+    b = net.b
+    x = net.input(1, 8, 32)
+    q, k, v = (b.transpose(b.reshape(net.linear(x, 32), (1, 8, 2, 16)), (0, 2, 1, 3)) for _ in range(3))
+    o = net.rule("sdpa", q, k, v, scale=0.25)
+    y = net.linear(b.reshape(b.transpose(o, (0, 2, 1, 3)), (8, 32)), 32)
+    graph = clean_up(net.build(y)).graph
+    rules = Counter()
+    for c in enumerate_candidates(graph).candidates:
+        e = extract(graph, c, (Format.ROW,) * len(c.inputs), (Format.ROW,) * len(c.outputs))
+        rules[e.problem.origin_rule] += 1
+        if e.problem.origin_rule == "sdpa":
+            assert c.kind is Kind.ORIGIN
+            assert len(e.problem.origin_operands) >= 3
+            assert min(e.problem.origin_operands[:3]) >= 0
+    assert rules["sdpa"] == 1
+    assert rules["linear"] == 4

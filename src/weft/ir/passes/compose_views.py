@@ -77,9 +77,16 @@ _RULES: Mapping[Prim, Callable[[GraphBuilder, Node, NodeId], NodeId | None]] = {
 }
 
 
-def _visit(b: GraphBuilder, node: Node, inputs: tuple[NodeId, ...]) -> NodeId | None:
-    rule = _RULES.get(node.prim)
-    return None if rule is None else rule(b, node, inputs[0])
+_KEEPS_OPERANDS = {
+    Prim.TRANSPOSE: frozenset({"sdpa", "attention"}),
+    Prim.RESHAPE: frozenset({"linear", "matmul", "gemm"}),
+}
+"""Operators whose library call needs its operands as they were: their first view is not merged with one outside."""
+
+
+def _is_boundary(graph: Graph, node: Node, inner: Node) -> bool:
+    rules = _KEEPS_OPERANDS.get(node.prim, frozenset())
+    return inner.prim is node.prim and inner.origin != node.origin >= 0 and graph.origins[node.origin].rule in rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +105,11 @@ class ComposeViewsPass:
 
     def run(self, graph: Graph) -> PassResult:
         """Exact."""
-        return PassResult(*rewrite(graph, _visit))
+
+        def visit(b: GraphBuilder, node: Node, inputs: tuple[NodeId, ...]) -> NodeId | None:
+            rule = _RULES.get(node.prim)
+            if rule is None or _is_boundary(graph, node, b.node(inputs[0])):
+                return None
+            return rule(b, node, inputs[0])
+
+        return PassResult(*rewrite(graph, visit))
