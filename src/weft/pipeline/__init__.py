@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def compile_imported(
     cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
     graph = cleaned.graph
     key = warm.plan_key(graph, options, setting.environment)
-    stored = stages.run("recall", warm.recall, options.cache, key)
+    stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
     if stored is not None:
         plan, old = stored
         executable = stages.run("link", link, graph, plan, setting)
@@ -101,7 +102,9 @@ def compile_imported(
     executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
     parts = summary.Parts(imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable)
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
-    warm.remember(options.cache, key, executable.plan, to_json(record))
+    warm.remember(
+        options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
+    )
     return Compilation(executable, record, chosen.executable is None)
 
 
@@ -112,6 +115,9 @@ def survey(options: Options) -> Setting:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
     compiler = find_compiler()
     usable = None if isinstance(compiler, Declined) else compiler
+    if isinstance(compiler, Declined) and options.allow_generated:
+        text = f"Weft found no C++ compiler ({compiler.reason}): library kernels only, nothing is generated or fused"
+        warnings.warn(text, stacklevel=2)
     environment = {
         "cpu": facts.name,
         "threads": str(facts.threads),

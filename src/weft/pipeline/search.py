@@ -41,6 +41,8 @@ class Known:
     measurements: dict[tuple[str, Schedule], Measurement] = field(default_factory=dict)
     best_us: dict[str, float] = field(default_factory=dict)
     """By problem key; infinite when every kernel was refused."""
+    complete: bool = False
+    """True when every kernel of the best plan is measured: more time would change nothing."""
     reused: int = 0
     """Measurements that came from the database."""
     ratios: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -90,6 +92,7 @@ def search(
         )
         wanted = _unmeasured(solutions[:1], owners, known)
         if not wanted:
+            known.complete = True
             break
         quick = heuristic(graph, offers, alternatives=alternatives)
         wanted |= _unmeasured(solutions[1:], owners, known) | {

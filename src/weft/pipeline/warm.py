@@ -42,22 +42,28 @@ def _file(cache: Path, key: str) -> Path:
     return cache / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def recall(cache: Path, key: str) -> tuple[Plan, Json] | None:
-    """The plan stored under this key with its record; None if there is none or it is damaged."""
+def recall(cache: Path, key: str, budget_s: float) -> tuple[Plan, Json] | None:
+    """The plan stored under this key with its record; None if there is none or it is damaged.
+
+    A plan whose search was cut short is passed over when the caller now gives more time than it had.
+    """
     try:
         body = json.loads(_file(cache, key).read_bytes())
         payload = cast("str", body["payload"])
         if hashlib.sha256(payload.encode()).hexdigest() != body["sha256"]:
             return None
         stored = json.loads(payload)
-        return (plan_from_json(stored["plan"]), stored["record"]) if stored["key"] == key else None
+        if stored["key"] != key or (not stored["complete"] and budget_s > stored["budget_s"]):
+            return None
+        return plan_from_json(stored["plan"]), stored["record"]
     except (OSError, ValueError, KeyError, TypeError, ArtifactError):
         return None
 
 
-def remember(cache: Path, key: str, plan: Plan, record: Json) -> None:
-    """Store a plan; a cache that cannot be written is passed over."""
-    payload = json.dumps({"key": key, "plan": plan_to_json(plan), "record": record})
+def remember(cache: Path, key: str, plan: Plan, record: Json, *, complete: bool, budget_s: float) -> None:
+    """Store a plan; a cache that cannot be written is passed over. `complete`: the search ended by itself."""
+    content = {"key": key, "complete": complete, "budget_s": budget_s, "plan": plan_to_json(plan), "record": record}
+    payload = json.dumps(content)
     body = {"sha256": hashlib.sha256(payload.encode()).hexdigest(), "payload": payload}
     with contextlib.suppress(OSError):
         publish(_file(cache, key), json.dumps(body).encode())

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import weft
+from weft.api import Compiled
+from weft.device.files import private_directory
+from weft.errors import ArtifactError, OptionError
+from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.record import CompileRecord
+from weft.kernels.source import KernelSource, LibraryCall
+from weft.runtime.executable import InputError
+
+
+class Small(nn.Module):
+    """A bit of everything: convolution, norm, activation, pooling, linear, softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.InstanceNorm2d(8, affine=True)
+        self.linear = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.silu(self.norm(self.conv(x))), 2)
+        return self.linear(x.flatten(1)).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return private_directory(tmp_path_factory.mktemp("weft-cache"))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Small().eval()
+
+
+@pytest.fixture(scope="module")
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def compiled(model: nn.Module, x: torch.Tensor, cache: Path) -> Compiled:
+    return weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
+
+
+def close(got: object, want: torch.Tensor) -> None:
+    assert isinstance(got, torch.Tensor)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_result_is_right_and_its_record_complete(compiled: Compiled, model: nn.Module, x: torch.Tensor) -> None:
+    close(compiled(x), model(x))
+    close(compiled.executable(x)[0], model(x))
+    r = compiled.record
+    assert {"library", "eager", "solution-1", "heuristic"} & {p.name for p in r.plans}
+    assert all(p.verified for p in r.plans)
+    assert r.measured > 0
+    assert r.problems > r.pruned >= 0
+    assert len(r.steps) == compiled.executable.kernels
+    assert r.arena_bytes <= 1.1 * r.live_bytes
+    assert from_json(CompileRecord, json.loads(json.dumps(to_json(r)))) == r
+
+
+def test_the_plan_is_the_fastest_verified_one(compiled: Compiled) -> None:
+    r = compiled.record
+    chosen = next(p for p in r.plans if p.name == r.chosen)
+    baselines = [p for p in r.plans if p.name in ("library", "eager")]
+    if chosen not in baselines:
+        assert chosen.median_us < min(p.median_us for p in baselines)
+
+
+def test_a_second_compile_is_warm(compiled: Compiled, model: nn.Module, x: torch.Tensor, cache: Path) -> None:
+    again = weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
+    assert again.record.measured == 0
+    assert [s.name for s in again.record.stages] == ["survey", "clean up", "recall", "link"]
+    assert again.executable.plan == compiled.executable.plan
+    assert torch.equal(again.executable(x)[0], compiled.executable(x)[0])
+
+
+def test_a_damaged_plan_cache_is_passed_over(
+    compiled: Compiled, model: nn.Module, x: torch.Tensor, cache: Path
+) -> None:
+    del compiled
+    for path in (cache / "plans").iterdir():
+        path.write_bytes(path.read_bytes()[:-9] + b"999999999")
+    again = weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
+    assert again.record.reused > 0
+    close(again(x), model(x))
+
+
+def test_a_plan_that_was_cut_short_is_improved_with_more_time(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path
+) -> None:
+    first = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
+    again = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
+    assert "recall" in [s.name for s in again.record.stages]
+    assert len(again.record.stages) == 4
+    more = weft.compile(model, x, options=weft.Options(budget_s=5, cache_dir=tmp_path, keep_per_problem=1))
+    assert len(more.record.stages) > 4
+    assert more.record.measured > first.record.measured == 0
+
+
+def test_without_a_budget_the_library_plan_is_used(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
+    compiled = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
+    assert compiled.record.measured == 0
+    assert all(isinstance(s.kernel, LibraryCall) for s in compiled.executable.plan.steps)
+    close(compiled(x), model(x))
+
+
+def test_without_a_compiler_there_is_a_library_plan_and_one_warning(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CXX", "none")
+    with pytest.warns(UserWarning, match="C\\+\\+ compiler") as caught:
+        compiled = weft.compile(model, x, options=weft.Options(budget_s=10, cache_dir=tmp_path, keep_per_problem=1))
+    assert len(caught) == 1
+    assert not any(isinstance(s.kernel, KernelSource) for s in compiled.executable.plan.steps)
+    close(compiled(x), model(x))
+
+
+def test_new_shapes_get_plans_of_their_own_within_the_bound(model: nn.Module, tmp_path: Path) -> None:
+    options = weft.Options(budget_s=0, cache_dir=tmp_path, max_plans=2)
+    compiled = weft.compile(model, torch.randn(1, 3, 8, 8), options=options)
+    for batch in (1, 2, 3, 2):
+        x = torch.randn(batch, 3, 8, 8)
+        close(compiled(x), model(x))
+    assert len(compiled._plans) == 2
+
+
+def test_a_saved_plan_gives_the_same_bits(compiled: Compiled, x: torch.Tensor, cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.weft"
+    digest = compiled.save(path)
+    loaded = weft.load(path, options=weft.Options(cache_dir=cache))
+    want = compiled.executable(x)[0]
+    assert torch.equal(loaded(x), want)
+    stranger = weft.Options(cache_dir=private_directory(tmp_path / "other"))
+    if any(isinstance(s.kernel, KernelSource) for s in compiled.executable.plan.steps):
+        with pytest.raises(ArtifactError, match=digest):
+            weft.load(path, options=stranger)
+    assert torch.equal(weft.load(path, trust=digest, options=stranger)(x), want)
+    with pytest.raises(InputError):
+        loaded(torch.zeros(9, 3, 8, 8))
+
+
+def test_every_damaged_byte_of_a_saved_plan_is_noticed(compiled: Compiled, cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.weft"
+    compiled.save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for k in range(40):
+        at = (k * 7919) % len(whole)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            weft.load(path, options=weft.Options(cache_dir=cache))
+        except ArtifactError:
+            refused += 1
+    # a flipped byte of the archive's own padding or dates changes nothing that is read
+    assert refused >= 36
+    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ArtifactError):
+            weft.load(path, options=weft.Options(cache_dir=cache))
+
+
+def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
+    options = weft.Options(cache_dir=tmp_path)
+    with pytest.raises(OptionError, match="only 'cpu'"):
+        weft.compile(model, x, device="tpu", options=options)
+    with pytest.raises(OptionError, match="needs them"):
+        weft.compile(model, options=options)
+    with pytest.raises(OptionError, match="no tensor"):
+        weft.compile(model, [1.0], options=options)  # type: ignore[list-item]
+    with pytest.raises(ArtifactError):
+        weft.load(tmp_path / "missing.weft", options=options)
