@@ -63,6 +63,19 @@ def test_meaning_is_preserved(seed: int, strict: bool) -> None:
     check(random_graph(seed), strict=strict, rtol=1e-5)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_meaning_is_preserved_to_the_last_bits_in_f64(seed: int) -> None:
+    check(random_graph(seed, dtype=DType.F64), rtol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([DType.F16, DType.BF16]))
+def test_meaning_is_preserved_in_sixteen_bits(seed: int, dtype: DType) -> None:
+    # folded constants and weights are rounded once more: 2⁻¹¹ and 2⁻⁸, through a few products
+    check(random_graph(seed, dtype=dtype), rtol=1e-2 if dtype is DType.F16 else 6e-2)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_strict_is_exact(seed: int) -> None:
