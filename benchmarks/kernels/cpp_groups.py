@@ -1,8 +1,8 @@
 """Generated C++ kernels against PyTorch's own operators, group by group.
 
 `python -m benchmarks.kernels.cpp_groups [CASE ...] [--all-schedules]` prints one JSON line per case: microseconds of the best
-schedule and of eager PyTorch (the least of interleaved rounds), and the bytes that the group must move over that time,
-beside what a plain copy of as many bytes reaches.
+schedule and of eager PyTorch (the least of interleaved rounds), and the bytes that the group must move over that
+time, beside what a plain copy of as many bytes reaches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -316,7 +317,7 @@ def run_case(name: str, c: Case, *, all_schedules: bool, threads: int, folder: P
         kernel(ins, outs, workspace.data_ptr(), none)
         for got, want in zip(outputs, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        runs.append(lambda k=kernel, i=ins, o=outs, w=workspace.data_ptr(), n=none: k(i, o, w, n))
+        runs.append(partial(kernel, ins, outs, workspace.data_ptr(), none))
         names.append(str(schedule))
     moved = sum(x.numel() * 4 for x in [*inputs, *outputs])
     source_copy, target_copy = torch.empty(moved // 8), torch.empty(moved // 8)

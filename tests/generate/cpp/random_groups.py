@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
 from tests.ir.random_graphs import STEPS, _Maker
+
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -34,16 +34,15 @@ class _Widened(_Maker):
         kernel = tuple(int(self.rng.integers(1, min(n, 5) + 1)) for n in shape[-k:])
         pads = tuple(int(self.rng.integers(0, kk // 2 + 1)) for kk in kernel)
         strides = tuple(int(s) for s in self.rng.integers(1, 3, k))
-        dilations = tuple(int(self.rng.choice([1, 1, 2])) if kk * 2 <= n else 1 for kk, n in zip(kernel, shape[-k:], strict=True))
+        pairs = zip(kernel, shape[-k:], strict=True)
+        dilations = tuple(int(self.rng.choice([1, 1, 2])) if kk * 2 <= n else 1 for kk, n in pairs)
         prim = Prim.WINDOW_MAX if self.rng.random() < 0.5 else Prim.WINDOW_SUM
         return self.builder.add(prim, x, attrs=a.WindowAttrs(kernel, strides, pads, pads, dilations))
 
     def mirror(self, x: int) -> int:
         shape = self.shape(x)
         mode = "reflect" if self.rng.random() < 0.5 else "edge"
-        lo, hi = (
-            tuple(int(self.rng.integers(0, min(3, n))) if n > 1 else 0 for n in shape) for _ in range(2)
-        )
+        lo, hi = (tuple(int(self.rng.integers(0, min(3, n))) if n > 1 else 0 for n in shape) for _ in range(2))
         return self.builder.add(Prim.PAD, x, attrs=a.PadAttrs(lo, hi, mode))
 
     def gather(self, x: int) -> int:

@@ -1,9 +1,9 @@
 """Which loops the values of a graph have in common.
 
-Every dimension of every value is a product of axes (outer to inner). Elementwise primitives, transposes, broadcasts and
-reductions make dimensions of several values the same axis; a reshape splits axes until both sides are products of the
-same ones (their common refinement). What cannot be refined, or is shifted by a slice, a pad or a window, gets axes of its
-own. Axes only propose loops: the index arithmetic stays right whatever they say.
+Every dimension of every value is a product of axes (outer to inner). Elementwise primitives, transposes, broadcasts
+and reductions make dimensions of several values the same axis; a reshape splits axes until both sides are products of
+the same ones (their common refinement). What cannot be refined, or is shifted by a slice, a pad or a window, gets axes
+of its own. Axes only propose loops: the index arithmetic stays right whatever they say.
 """
 
 from __future__ import annotations

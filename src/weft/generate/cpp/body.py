@@ -1,15 +1,15 @@
 """The value of any node at any index, on demand: where primitives become statements.
 
 `Body.value(node, index)` walks up from what is wanted to what is in memory. Layout primitives only change the index,
-elementwise ones print an expression, windows print small loops. Every value is placed in the outermost block in which all
-that it depends on is known, so what a loop does not change is computed before it, and nothing is computed twice.
+elementwise ones print an expression, windows print small loops. Every value is placed in the outermost block in which
+all that it depends on is known, so what a loop does not change is computed before it, and nothing is computed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from weft.generate.cpp.index import Index, Loaded, Part, Var, flatten, index_of, unflatten
@@ -51,6 +51,19 @@ class Lanes:
     count: str = ""
     """Name of a C variable; empty: all lanes."""
 
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A small block in which strided reads are turned round: `inside` counts its rows, `rows` of them exist."""
+
+    inside: Var
+    rows: str
+    level: int
+    """Block that holds the tile's array, outside the loop of `inside`."""
+
+
+TILE = 16
+"""Rows of a tile."""
 
 IDENTITY = {
     Prim.REDUCE_SUM: 0,
@@ -98,6 +111,9 @@ class Body:
         self.accesses: list[Access] = []
         self.conditions: list[tuple[Index, int]] = []
         """Index and size of every test `0 <= index < size` that was not decided at compile time."""
+        self.joints: list[tuple[Index, int]] = []
+        """Those of them that choose an operand of a join."""
+        self.tile: Tile | None = None
         self.fixed: list[Index] = []
         """Indices that are used as values; loops in them cannot be merged."""
         self.floor = 0
@@ -130,7 +146,7 @@ class Body:
     def loop(self, var: Var, lo: str = "0", hi: str = "", step: int = 1, pragma: str = "") -> Iterator[int]:
         """A counting loop that binds `var`."""
         head = f"for (long {var.name} = {lo}; {var.name} < {hi or var.size}; {var.name} += {step})"
-        if var.size <= 1 and not hi:
+        if var.size == 1 and not hi:
             head = ""
         with self.block(f"{pragma}\n{head}" if pragma else head) as level:
             if head == "":
@@ -190,7 +206,27 @@ class Body:
         if address.coefficient(lanes.var) == 1 and not any(x.lanes for x in address.loaded()):
             tail = f"_n({buffer.name} + {address.text()}, {lanes.count})" if lanes.count else ""
             return self.define(dtype, True, f"w_ldv{tail or f'({buffer.name} + {address.text()})'}", level)
+        step = address.coefficient(lanes.var)
+        if self.tile is not None and step is not None and address.coefficient(self.tile.inside) == 1:
+            return self._from_tile(self.tile, buffer, address, step, dtype)
+        if step in (2, -1) and not lanes.count and buffer.dtype in (DType.F32, DType.F64, DType.I32, DType.I64):
+            suffix = "2" if step == 2 else "reversed"
+            return self.define(dtype, True, f"w_ldv_{suffix}({buffer.name} + {address.text()})", level)
         return self.per_lane(dtype, f"w_ld({buffer.name} + {address.text(lanes.var)})", level)
+
+    def _from_tile(self, tile: Tile, buffer: Buffer, address: Index, step: int, dtype: DType) -> Placed:
+        """Read a row of a transposed tile, which is filled before the loop over its rows."""
+        lanes = cast("Lanes", self.lanes)
+        array = self.name("a")
+        corner = address.substitute({tile.inside: Index()})
+        kind = storage_type(buffer.dtype)
+        self.nest.put(f"alignas(64) {kind} {array}[{TILE} * WL];", tile.level)
+        self.nest.put(
+            f"w_transpose({array}, {buffer.name} + {corner.text()}, {step}, {tile.rows}, {lanes.count or 'WL'});",
+            tile.level,
+        )
+        level = max(self.level_of(address), tile.level + 1)
+        return self.define(dtype, True, f"w_ldv({array} + {tile.inside.name} * WL)", level)
 
     def store(self, buffer: Buffer, place: Place, value: Value) -> None:
         """Write one element, or one per lane, in the innermost block."""
@@ -250,6 +286,8 @@ class Body:
                 return self._concat(node, place)
             case Prim.GATHER | Prim.TAKE_ALONG:
                 return self._indexed(node, place)
+        if CATEGORY[record.prim] is Category.REDUCE:  # a result that these very loops are still summing
+            raise Unfused(node)
         if CATEGORY[record.prim] is not Category.ELEMENTWISE:
             return self.value(record.inputs[0], self.operand_place(node, place))
         operands = [self.value(x, place) for x in record.inputs]
@@ -352,6 +390,8 @@ class Body:
             local = place[axis] + -offset
             offset += n
             condition = self.inside([(local, n)]) if n else False
+            if isinstance(condition, Placed):
+                self.joints.append((local, n))
             if condition is False:
                 continue
             value = self.value(operand, (*place[:axis], local.forced("clamp", n), *place[axis + 1 :]))
@@ -391,8 +431,6 @@ class Body:
     def _window(self, node: NodeId, place: Place) -> Placed:
         record = self.graph.nodes[node]
         w = cast("a.WindowAttrs", record.attrs)
-        source = record.inputs[0]
-        shape = self.graph.type_of(source).shape
         first = len(place) - len(w.kernel)
         level = max((self.level_of(i) for i in place), default=0)
         vector = any(self._varies(i) for i in place)
@@ -424,7 +462,7 @@ class Body:
         if kernel == 1:
             self._window_taps(node, [*place[:dim], origin, *place[dim + 1 :]], dim + 1, total)
             return
-        if self._varies(origin) or (whole and kernel <= 3):
+        if (self._varies(origin) and not (whole and kernel > 4)) or (whole and kernel <= 3):
             for k in range(kernel):
                 self._window_taps(node, [*place[:dim], origin + k * dilation, *place[dim + 1 :]], dim + 1, total)
             return
@@ -461,11 +499,3 @@ class Body:
         if total.vector and not value.value.vector:
             name = splat(name, dtype)
         self.nest.put(f"{total.name} = {combine(record.prim, dtype, total.name, name)};")
-
-
-def renamed(place: Place, values: Mapping[Var, Index]) -> Place:
-    """A place with loop variables replaced."""
-    return tuple(i.substitute(values) for i in place)
-
-
-__all__ = ["Access", "Body", "Lanes", "Place", "Placed", "combine", "identity", "renamed", "replace", "storage_type"]

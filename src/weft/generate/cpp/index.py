@@ -42,8 +42,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`quotient` or `remainder` by `k` (floor; never of a negative number), `clamp` or `reflect` into [0, k),
-    or `known`: the value itself, which the surrounding loop keeps in [0, k).
+    """A function of an index.
+
+    `quotient` or `remainder` by `k` (floor; never of a negative number), `clamp` or `reflect` into [0, k), or `known`:
+    the value itself, which the surrounding loop keeps in [0, k).
     """
 
     kind: str
@@ -200,6 +202,7 @@ class Index:
         """C text; with `lane`, that variable is read as `(name + l)` and run-time values per lane as `name[l]`."""
         parts = []
         for term, c in self.terms:
+            t = ""
             match term:
                 case Var(name, _):
                     t = f"({name} + l)" if term == lane else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from weft.generate.cpp.body import Body, Lanes, Place, combine, identity, renamed
+from weft.generate.cpp.body import TILE, Body, Lanes, Place, Tile, combine, identity
 from weft.generate.cpp.index import Index, Part, Var, index_of
 from weft.generate.cpp.memory import Buffer, Digit, Unfused, Unpinned, dense
 from weft.generate.cpp.nest import Nest
@@ -27,16 +28,18 @@ from weft.generate.cpp.plan import (
     live_nodes,
     reduced_axes,
 )
+from weft.generate.cpp.windows import separate_windows
 from weft.generate.expr import Value, c_type, literal, splat, vector_type
 from weft.generate.expr.ctype import storage_type
 from weft.ir.graph import Graph, NodeId
-from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
 STACK_BYTES = 96 * 1024
 """Scratch of one thread that may lie on its stack; more goes to the workspace."""
+SIGNATURE = "const void* const* inputs, void* const* outputs, void* workspace, const void* const* packed"
 MAX_SEGMENTS = 9
 """Pieces into which one loop is cut at the edges of pads, joins and windows."""
 TOO_BIG = 6000
@@ -72,6 +75,8 @@ class Loops:
     at: dict[Key, Index]
     vector: Var | None = None
     cuts: dict[Var, list[int]] = field(default_factory=dict)
+    across: Var | None = None
+    """The loop along which strided reads are contiguous: worth going through transposed tiles."""
 
 
 @cache
@@ -84,7 +89,7 @@ class KernelText:
     """Builds one kernel; `text` is the result."""
 
     def __init__(self, problem: Problem, form: Form, entry: str) -> None:
-        self.graph = problem.graph
+        self.graph = separate_windows(problem.graph, live_nodes(problem.graph))
         self.problem = problem
         self.form = form
         self.entry = entry
@@ -151,8 +156,7 @@ class KernelText:
                 runtime_header().rstrip(),
                 *self.statics,
                 *body.lines(),
-                f'extern "C" void {self.entry}(const void* const* inputs, void* const* outputs, void* workspace, '
-                "const void* const* packed) {",
+                f'extern "C" void {self.entry}({SIGNATURE}) {{',
                 run,
                 "}",
                 "",
@@ -373,6 +377,8 @@ class KernelText:
         vector = self._best_vector(body, [*groups[0], *groups[1]])
         if any(self.graph.nodes[r].prim in ARGS for r in stage.reductions) and vector in groups[1]:
             vector = self._best_vector(body, groups[0])
+        if any(v.size == 0 for v in groups[1]):
+            vector = None
         loops = Loops(groups[0], groups[1], at, vector)
         main = [a.address for a in body.accesses if a.write] or [a.address for a in body.accesses]
 
@@ -381,9 +387,63 @@ class KernelText:
 
         for group in groups:
             group.sort(key=stride, reverse=True)
+        if vector is not None and not stage.reductions:
+            loops.across = self._transposed(body, loops)
         if vector is not None:
-            self._cut(loops, vector, body)
+            self._cut(loops, vector, body.conditions)
+        for var in loops.free:
+            if var is not vector:
+                self._cut(loops, var, [(i, n) for i, n in body.joints if i.variables == {var}])
         return loops
+
+    @staticmethod
+    def _transposed(body: Body, loops: Loops) -> Var | None:
+        """The one loop along which every read that strides along the vectorised loop is contiguous, if any."""
+        vector = cast("Var", loops.vector)
+        strided = [x for x in body.accesses if x.address.coefficient(vector) not in (0, 1)]
+        if any(x.write for x in strided) or vector.size < TILE // 2:
+            return None
+        found = {
+            v
+            for v in loops.free
+            if v is not vector
+            and v.size >= TILE // 2
+            and any((x.address.coefficient(vector) or 0) > 1 and x.address.coefficient(v) == 1 for x in strided)
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _tiles(self, body: Body, stage: Stage, loops: Loops, *, divided: bool) -> None:
+        """Elementwise roots through transposed tiles of the strided reads."""
+        across = cast("Var", loops.across)
+        body.busy = set(stage.roots)
+        block = Var(self._name("i"), -(-across.size // TILE))
+        inside = Var(self._name("i"), TILE)
+        at = {k: i.substitute({across: index_of(block) * TILE + Index(0, ((inside, 1),))}) for k, i in loops.at.items()}
+        tiled = Loops([], [], at, loops.vector, loops.cuts)
+        outer = [block if v is across else v for v in loops.free if v is not loops.vector]
+
+        def run() -> None:
+            rows = body.name("n")
+            self.nest.put(f"const long {rows} = w_least({TILE}, {across.size} - {block.name} * {TILE});")
+
+            def points(copies: list[tuple[dict[Var, Index], Lanes | None]]) -> None:
+                ((values, lanes),) = copies
+                body.tile = None if lanes is None else Tile(inside, rows, self.nest.level)
+                with body.loop(inside, "0", rows):
+                    body.lanes = lanes
+                    self._store_pre(body, stage, self._moved(tiled, values))
+                    body.lanes = None
+                body.tile = None
+
+            self._sweep(body, tiled, None, 1, points, again=True)
+
+        if divided and self.form.threads > 1:
+            with self._parallel(body, outer, math.prod(v.size for v in outer)):
+                run()
+        else:
+            with self._nested(body, outer):
+                run()
+        body.busy = set()
 
     @staticmethod
     def _merge(group: list[Var], at: dict[Key, Index], body: Body) -> None:
@@ -403,8 +463,7 @@ class KernelText:
                         continue
                     both = Var(f"{outer.name}_{inner.name}", outer.size * inner.size)
                     values = {outer: index_of(both) // inner.size, inner: index_of(both) % inner.size}
-                    for key in at:
-                        at[key] = at[key].substitute(values)
+                    at.update({key: index.substitute(values) for key, index in at.items()})
                     body.accesses = [type(a)(a.address.substitute(values), a.itemsize, a.write) for a in body.accesses]
                     body.conditions = [(i.substitute(values), n) for i, n in body.conditions]
                     body.fixed = [i.substitute(values) for i in body.fixed]
@@ -419,10 +478,11 @@ class KernelText:
     def _tests(body: Body) -> list[Index]:
         return [i for i, _ in body.conditions] + body.fixed
 
-    def _cut(self, loops: Loops, var: Var, body: Body) -> None:
+    @staticmethod
+    def _cut(loops: Loops, var: Var, conditions: Sequence[tuple[Index, int]]) -> None:
         """Where the tests that involve `var` change their outcome."""
         points: set[int] = set()
-        for index, n in body.conditions:
+        for index, n in conditions:
             c = index.coefficient(var)
             if not c:
                 continue
@@ -488,6 +548,37 @@ class KernelText:
         loops = self._loops(stage, shared)
         if any(v.size == 0 for v in loops.free) or any(v.size == 0 for v in shared.values()):
             return
+        for piece in self._joined_pieces(loops):
+            self._piece(body, stage, piece, divided=divided)
+
+    def _joined_pieces(self, loops: Loops) -> list[Loops]:
+        """The stage's loops, once per operand of a join: each piece reads only its own operand."""
+        for var in loops.free:
+            cuts = loops.cuts.get(var)
+            if var is loops.vector or not cuts:
+                continue
+            pieces = []
+            bounds = [0, *cuts, var.size]
+            for first, end in itertools.pairwise(bounds):
+                part = Var(self._name("i"), end - first)
+                values = {var: index_of(part) + first}
+                pieces += self._joined_pieces(
+                    Loops(
+                        [part if v is var else v for v in loops.free],
+                        loops.reduced,
+                        {k: i.substitute(values) for k, i in loops.at.items()},
+                        loops.vector,
+                        {v: c for v, c in loops.cuts.items() if v is not var},
+                        loops.across,
+                    )
+                )
+            return pieces
+        return [loops]
+
+    def _piece(self, body: Body, stage: Stage, loops: Loops, *, divided: bool) -> None:
+        if loops.across is not None:
+            self._tiles(body, stage, loops, divided=divided)
+            return
         outer = [v for v in loops.free if v is not loops.vector]
         chunked = loops.vector is not None and loops.vector in loops.free
         total = math.prod(v.size for v in outer)
@@ -525,7 +616,7 @@ class KernelText:
         """Pieces of the vectorised loop between its cuts: (first, length, lower, upper bound inside the piece)."""
         var = cast("Var", loops.vector)
         cuts = [0, *loops.cuts.get(var, []), var.size]
-        for first, end in zip(cuts, cuts[1:], strict=False):
+        for first, end in itertools.pairwise(cuts):
             if bounds is None:
                 yield first, end - first, "0", str(end - first)
             elif len(cuts) == 2:
@@ -545,8 +636,13 @@ class KernelText:
         bounds: tuple[str, str] | None,
         unroll: int,
         emit: Callable[[list[tuple[dict[Var, Index], Lanes | None]]], None],
+        *,
+        again: bool = False,
     ) -> None:
-        """Run along the vectorised loop: blocks of vectors, single vectors, the rest; `emit` gets each turn's copies."""
+        """Run along the vectorised loop: blocks of vectors, single vectors, the rest; `emit` gets each turn's copies.
+
+        `again`: elements may be computed twice.
+        """
         if loops.vector is None:
             emit([({}, None)])
             return
@@ -568,7 +664,11 @@ class KernelText:
                 if left is None or left >= lanes:
                     head = f"for (; {it} + {lanes} <= {hi}; {it} += {lanes})"
                     self._turn(body, loops, head, it, first, length, 1, "", emit)
-                if fixed is None or fixed % lanes:
+                if again and fixed is not None and fixed >= lanes and fixed % lanes:
+                    # the last vector overlaps the one before: storing equal values twice beats a partial vector
+                    self.nest.put(f"{it} = {fixed - lanes};")
+                    self._turn(body, loops, "", it, first, length, 1, "", emit)
+                elif fixed is None or fixed % lanes:
                     self._turn(body, loops, f"if ({it} < {hi})", it, first, length, 1, f"{hi} - {it}", emit)
 
     def _turn(
@@ -603,6 +703,9 @@ class KernelText:
 
     def _inner(self, body: Body, stage: Stage, loops: Loops, bounds: tuple[str, str] | None) -> None:
         """The stage inside its outer free loops."""
+        if any(v.size == 0 for v in loops.reduced):  # neutral elements; nothing may be read
+            self._finish(body, stage, self._zeroed(stage, loops.at), self._state(body, stage, False))
+            return
         if not stage.reductions:
 
             def points(copies: list[tuple[dict[Var, Index], Lanes | None]]) -> None:
@@ -614,7 +717,7 @@ class KernelText:
             if loops.vector is None:
                 points([({}, None)])
             else:
-                self._sweep(body, loops, bounds, 1, points)
+                self._sweep(body, loops, bounds, 1, points, again=True)
             return
         if loops.vector is not None and loops.vector in loops.free:
             self._sweep(
@@ -682,7 +785,7 @@ class KernelText:
             name = value.name if value.vector or not wide else splat(value.name, dtype)
             acc = names[root]
             if record.prim in ARGS:
-                axis = self.layout.place(operand, at)[cast("tuple[int, ...]", _axes(self.graph, root))[0]]
+                axis = self.layout.place(operand, at)[_axes(self.graph, root)[0]]
                 self._arg_step(body, record.prim, dtype, acc, name, axis, wide)
                 continue
             step = combine(record.prim, dtype, acc, name)
@@ -908,6 +1011,3 @@ def _across(prim: Prim, dtype: DType) -> str:
         Prim.REDUCE_MAX: "w_across_max",
         Prim.REDUCE_MIN: "w_across_min",
     }[prim]
-
-
-__all__ = ["CATEGORY", "Category", "Form", "KernelText", "Oversized", "renamed", "runtime_header"]

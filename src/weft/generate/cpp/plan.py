@@ -1,9 +1,9 @@
 """From a problem to stages: which values are stored, which loops compute them, which loops are shared.
 
 A *root* is a value that is stored: an output, a reduction, or a value that is cheaper to keep than to compute again.
-A *stage* is one loop nest: elementwise roots over all of its loops (`pre`), reductions of them over the reduced loops,
-and elementwise roots of the results (`post`). A *segment* is a run of stages inside common outer loops (`shared`), which
-threads divide among them; between segments stands a barrier.
+A *stage* is one loop nest: elementwise roots over all of its loops (`pre`), reductions of them over the reduced
+loops, and elementwise roots of the results (`post`). A *segment* is a run of stages inside common outer loops
+(`shared`), which threads divide among them; between segments stands a barrier.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozens
             users[i].append(n)
     for n in live:
         record = graph.nodes[n]
+        if record.prim is Prim.PAD and any(graph.nodes[u].prim in WINDOWS for u in users[n]):
+            roots.add(n)  # a padded copy spares every tap its test
         if record.prim in WINDOWS and any(_reaches_window(graph, users, u) for u in users[n]):
             roots.add(n)
         if (
@@ -187,6 +189,8 @@ def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozens
             and any(graph.nodes[s].prim in REDUCTIONS for s in sources_of(graph, n, frozenset(roots)))
         ):
             roots.add(n)  # e.g. 1/sqrt(var + eps): computed once per reduction, not once per element
+    padded = {n for n in roots if graph.nodes[n].prim is Prim.PAD}
+    roots -= {n for n in roots - set(graph.outputs) if graph.nodes[n].prim in WINDOWS and set(users[n]) <= padded}
     if keep:
         stored = frozenset(roots)
         count: dict[NodeId, int] = {}

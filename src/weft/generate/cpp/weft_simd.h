@@ -197,6 +197,64 @@ W_FN void w_stv_n(w_bool* p, w_boolv x, long n) { w_put_n(p, __builtin_convertve
   W_FN void w_stv_n(w_##F* p, w_f32v x, long n) { w_put_n(p, w_narrow_##F(x), n); }
 W_MEMORY16(f16) W_MEMORY16(bf16)
 
+// every second element, or elements backwards; neither reads past the first and last element that it returns
+template <class V> W_FN V w_raw_2(const typename w_t<V>::S* p) {
+  V x;
+#ifdef __clang__
+  for (int i = 0; i < WL; ++i) x[i] = p[2 * i];
+#else
+  typename w_t<V>::I k = {};
+  for (int i = 0; i < WL; ++i) k[i] = 2 * i < WL ? 2 * i : 2 * i + 1;
+  x = __builtin_shuffle(w_raw<V>(p), w_raw<V>(p + WL - 1), k);
+#endif
+  return x;
+}
+template <class V> W_FN V w_raw_reversed(const typename w_t<V>::S* p) {
+  V x;
+#ifdef __clang__
+  for (int i = 0; i < WL; ++i) x[i] = p[-i];
+#else
+  typename w_t<V>::I k = {};
+  for (int i = 0; i < WL; ++i) k[i] = WL - 1 - i;
+  x = __builtin_shuffle(w_raw<V>(p - (WL - 1)), k);
+#endif
+  return x;
+}
+#define W_STRIDED(T) \
+  W_FN T##v w_ldv_2(const T* p) { return w_raw_2<T##v>(p); } \
+  W_FN T##v w_ldv_reversed(const T* p) { return w_raw_reversed<T##v>(p); }
+W_STRIDED(w_f32) W_STRIDED(w_f64) W_STRIDED(w_i64) W_STRIDED(w_i32)
+// tile[u * WL + v] = p[v * stride + u] for u < rows <= 16, v < columns <= WL
+template <class T> W_FN void w_transpose(T* tile, const T* p, long stride, long rows, long columns) {
+#ifndef __clang__
+  if constexpr (WL == 16 && sizeof(T) == 4) {
+    if (__builtin_expect(rows == 16 && columns == 16, 1)) {
+      w_i32v r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) r[i] = w_raw<w_i32v>(p + i * stride);
+#pragma GCC unroll 4
+      for (int s = 8; s > 0; s /= 2) {
+        w_i32v low = {}, high = {};
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; ++k) { low[k] = k & s ? 16 + k - s : k; high[k] = k & s ? 16 + k : k + s; }
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          if (i & s) continue;
+          w_i32v a = r[i], b = r[i + s];
+          r[i] = __builtin_shuffle(a, b, low);
+          r[i + s] = __builtin_shuffle(a, b, high);
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) w_put(tile + i * WL, r[i]);
+      return;
+    }
+  }
+#endif
+  for (long v = 0; v < columns; ++v)
+    for (long u = 0; u < rows; ++u) tile[u * WL + v] = p[v * stride + u];
+}
+
 // integers: wrap, never trap
 template <class T> W_FN T w_add(T a, T b) { typedef typename w_t<T>::U U; return (T)((U)a + (U)b); }
 template <class T> W_FN T w_sub(T a, T b) { typedef typename w_t<T>::U U; return (T)((U)a - (U)b); }
