@@ -11,6 +11,14 @@ X = torch.tensor([[-2.5, -1.0, 0.0], [0.5, 1.5, 3.0]])
 N = torch.tensor([[-7, -3, 0], [2, 5, 9]])
 B = torch.tensor([[True, False, True], [False, False, True]])
 
+
+def _blocks(x):
+    with torch.no_grad():
+        y = x * 2
+    with torch.autocast("cpu", torch.bfloat16):
+        return (y @ x.t()).float() + 1
+
+
 CASES = {
     "int + float number": (lambda i: i + 1.5, N),
     "int + float": (lambda i, x: i + x, N, X),
@@ -102,6 +110,26 @@ CASES = {
     "unbatched convolution": (lambda x: F.conv2d(x[None], torch.ones(3, 1, 2, 2), torch.ones(3)), X),
     "scalars": (lambda x: (x.sum() * 2, x.sum() + x, torch.tensor(3.0) * x), X),
     "empty": (lambda x: (x[:0], x[:0].sum(), torch.cat([x[:0], x]), x[:, :0] @ x[:0].t()[:0]), X),
+    "windows": (lambda x: (x.unfold(1, 2, 1), x.unfold(0, 2, 2), x.narrow(1, 1, 2)), X),
+    "circular pad": (lambda x: F.pad(x[None], (1, 2), mode="circular"), X),
+    "prefer numbers": (lambda x: (torch.fmax(x / 0, x), torch.fmin(x, x / 0), torch.exp2(x), x.square()), X),
+    "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x[None], 2), X),
+    "bicubic": (
+        lambda x: (
+            F.interpolate(x[None, None], scale_factor=1.7, mode="bicubic"),
+            F.interpolate(x[None, None], size=(3, 9), mode="bicubic", align_corners=True),
+        ),
+        X,
+    ),
+    "antialiased": (
+        lambda x: (
+            F.interpolate(x[None, None], size=(1, 2), mode="bilinear", antialias=True),
+            F.interpolate(x[None, None], size=(1, 2), mode="bicubic", antialias=True),
+        ),
+        X,
+    ),
+    "integer arguments of sums": (lambda x: torch.addmv(x[:, 0], x, x[0], beta=0.5, alpha=2), X),
+    "without gradients and cast": (_blocks, X),
     "same thing twice": (lambda x: (x + 1, x + 1), X),
     "an argument": (lambda x: (x, x.clone()), X),
 }  # fmt: skip
@@ -141,3 +169,17 @@ def test_results_of_one_opaque_call_share_it():
 
 def test_a_number_that_f16_cannot_hold_is_not_rounded():
     check(lambda x: (x.half() * 1e-8 * 1e8, x.bfloat16() + 0.001), X, dtype=torch.float16)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_a_recurrent_layer_stays_whole():
+    class Last(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.LSTM(4, 5, batch_first=True, dropout=0.3, num_layers=2)
+
+        def forward(self, x):
+            return self.layer(x)[0][:, -1].relu()
+
+    imported = check(Last(), torch.randn(2, 3, 4), opaque_ops=("aten.lstm.input",))
+    assert "loop over time" in imported.opaque[0].reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.frontends.torch.decompose import decompositions
-from weft.frontends.torch.table import OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
+from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 
 
 def core_overloads():
@@ -28,16 +28,16 @@ def test_every_core_overload_is_handled_or_named():
 
 
 def test_no_overload_is_in_two_lists():
-    lists = [set(TABLE), set(OPAQUE), set(REFUSED), set(STATIC), set(WITHOUT_EFFECT)]
+    lists = [set(TABLE), set(OPAQUE), set(REFUSED), set(STATIC), set(WITHOUT_EFFECT), set(KEPT)]
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 
 def test_every_reason_is_said():
-    assert all({**OPAQUE, **REFUSED}.values())
+    assert all({**OPAQUE, **REFUSED, **KEPT}.values())
 
 
 def test_every_name_is_an_overload():
-    for name in (*TABLE, *OPAQUE, *REFUSED, *STATIC, *WITHOUT_EFFECT):
+    for name in (*TABLE, *OPAQUE, *REFUSED, *STATIC, *WITHOUT_EFFECT, *KEPT):
         namespace, op, overload = name.split(".")
         packet = getattr(getattr(torch.ops, namespace), op)
         assert str(getattr(packet, overload)) == name
@@ -46,4 +46,5 @@ def test_every_name_is_an_overload():
 def test_torch_does_not_take_apart_what_a_handler_takes_whole():
     left = {str(op) for op in decompositions()}
     assert left.isdisjoint(TABLE)
+    assert left.isdisjoint(KEPT)
     assert "aten.silu_backward.default" in left

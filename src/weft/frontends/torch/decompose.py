@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
-from weft.frontends.torch.table import TABLE
+from weft.frontends.torch.table import KEPT, TABLE
 
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -17,7 +17,7 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 @lru_cache(maxsize=1)
 def _table() -> Decompositions:
     core: Decompositions = core_aten_decompositions()  # type: ignore[assignment]
-    return {op: f for op, f in core.items() if str(op) not in TABLE}
+    return {op: f for op, f in core.items() if str(op) not in TABLE and str(op) not in KEPT}
 
 
 def decompositions() -> Decompositions:

@@ -27,7 +27,7 @@ from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
 from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.dtypes import static_int, to_numpy, type_of
 from weft.frontends.torch.inplace import InPlace, functional_forms
-from weft.frontends.torch.table import OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
+from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId, Origin
 from weft.ir.prims import Prim
@@ -177,8 +177,7 @@ class _Importer:
             except NotTakenError as refused:
                 if memory and not arguments["dense_input"]:
                     raise UnsupportedError(op=name, reason="reads memory that a value does not describe") from None
-                random = torch.Tag.nondeterministic_seeded in target.tags and arguments.get("dropout_p") != 0.0
-                if random:
+                if _is_random(target, arguments):
                     raise UnsupportedError(op=name, reason="draws random numbers") from None
                 found = self._opaque(node, target, name, types, used, refused.reason)
         results = [Ref(n) if n != ABSENT else None for n in found]
@@ -206,7 +205,7 @@ class _Importer:
     def _native(self, call: Call) -> tuple[NodeId, ...]:
         """Nodes of the results by the handler, in the types that torch gives them."""
         if call.op not in TABLE:
-            raise NotTakenError(OPAQUE.get(call.op, "no rule"))
+            raise NotTakenError({**OPAQUE, **KEPT}.get(call.op, "no rule"))
         try:
             found = TABLE[call.op](call)
         except (InvalidGraphError, ShapeError) as error:
@@ -315,6 +314,13 @@ class _Importer:
             opaque=tuple(OpaqueUse(op, reason, count) for (op, reason), count in opaque),
             notes=notes,
         )
+
+
+def _is_random(target: torch._ops.OpOverload, arguments: Mapping[str, object]) -> bool:
+    """Whether a call draws random numbers: not where its dropout is off."""
+    dropout = arguments.get("dropout_p", arguments.get("dropout"))
+    off = dropout == 0.0 or (dropout is not None and arguments.get("train") is False)
+    return not off and (torch.Tag.nondeterministic_seeded in target.tags or dropout is not None)
 
 
 def _static(value: object) -> object:
@@ -524,7 +530,7 @@ def import_exported(program: torch.export.ExportedProgram, *, device: str = "cpu
 
 def _needs_decomposition(program: torch.export.ExportedProgram, inplace: Mapping[fx.Node, InPlace]) -> bool:
     """Whether a call is in no table, or writes statistics although its schema does not say so."""
-    known = TABLE.keys() | OPAQUE.keys() | STATIC | WITHOUT_EFFECT
+    known = TABLE.keys() | OPAQUE.keys() | KEPT.keys() | STATIC | WITHOUT_EFFECT
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue

@@ -204,10 +204,27 @@ def narrow(c: Call) -> NodeId:
 
 def pad(c: Call) -> NodeId | tuple[NodeId, ...]:
     """F.pad, by mode."""
+    if c.text("mode") == "circular":
+        return _circular(c)
     mode = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}.get(c.text("mode") or "constant")
     if mode is None:
         c.decline(f"pad mode {c.text('mode')!r}")
     return pad_with(mode)(c)
+
+
+def _circular(c: Call) -> NodeId:
+    """The other end of each dimension, joined on."""
+    x, amounts = c.ref("self"), c.ints("pad", 2)
+    if min(amounts) < 0:
+        c.decline("negative circular pad")
+    for k in range(len(amounts) // 2):
+        axis = c.rank(x) - 1 - k
+        size, lo, hi = c.shape(x)[axis], amounts[2 * k], amounts[2 * k + 1]
+        parts = [take_slice(c, x, axis, size - lo, lo)] if lo else []
+        parts.append(x)
+        parts += [take_slice(c, x, axis, 0, hi)] if hi else []
+        x = join(c, parts, axis)
+    return x
 
 
 def pad_with(mode: str) -> Handler:

@@ -49,6 +49,14 @@ OPAQUE: Mapping[str, str] = {
 }
 """Core overloads that ATen runs itself, and why no rule takes them."""
 
+_RECURRENT = "a loop over time: unrolled, it grows with the length of the sequence"
+KEPT: Mapping[str, str] = {
+    f"aten.{name}.{overload}": _RECURRENT
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for overload in ("input", "data")
+}
+"""Composite overloads that stay whole and opaque, although torch could take them apart."""
+
 _RANDOM = "draws random numbers: results of a compiled graph would not follow the generator's sequence"
 _MEMORY = "about memory, not values"
 REFUSED: Mapping[str, str] = {
