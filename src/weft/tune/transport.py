@@ -141,6 +141,8 @@ class ProcessTransport:
 
     def send(self, message: Message, timeout_s: float) -> None:
         """See `Transport`."""
+        if self._process is None:
+            raise self._lost()
         data = memoryview(encode(message))
         deadline = time.monotonic() + timeout_s
         while data:
@@ -157,6 +159,8 @@ class ProcessTransport:
     def receive(self, timeout_s: float) -> Message:
         """See `Transport`."""
         deadline = time.monotonic() + timeout_s
+        if self._process is None:
+            raise self._lost()
         try:
             return decode(self._read(body_size(self._read(4, deadline)), deadline))
         except GarbageError as error:

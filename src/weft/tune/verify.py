@@ -35,7 +35,7 @@ from weft.kernels.measurement import Verdict
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate
-from weft.tune.tolerance import MAX_OVER_RMSE, ULPS, Limits, gate_a
+from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, ULPS, Limits, gate_a
 
 VERIFIER_VERSION = 1
 """Part of the key of every verdict; raised when a check changes."""
@@ -306,6 +306,8 @@ def _expect(graph: Graph, kind: InputSet, inputs: list[torch.Tensor], precise: E
             numeric = kind is InputSet.NORMAL or (kind is InputSet.INTEGERS and share == 0)
             if numeric:
                 limits = _limits(t, value, other, ulps, share)
+                if kind is InputSet.INTEGERS:
+                    limits = Limits(COARSE * limits.rmse, COARSE * limits.max, limits.flips)
         expected.append(Expected(value, rounded, equal, limits, judged, precise.undefined[k]))
     return Case(kind, tuple(inputs), tuple(expected))
 
