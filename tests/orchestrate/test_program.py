@@ -182,15 +182,18 @@ def alternatives_case(rng: random.Random):
         for u, inner in primitives:  # two-primitive kernels
             if u in reads:
                 options.append(option((reads - {u}) | inner, {v}, rng.uniform(1, 5), (u, v)))
-    unavoidable = set()
-    for p in range(n):
+
+    def needed(*without: int) -> bool:
         have: set[int] = set()
         for v, reads in primitives:  # values ascend, so one sweep derives everything
-            if v != p and reads <= have:
+            if v not in without and reads <= have:
                 have.add(v)
-        if not results <= have:
-            unavoidable.add(p)
-    return Instance(tuple(options), frozenset(), results, frozenset(unavoidable)), n
+        return not results <= have
+
+    unavoidable = frozenset(p for p in range(n) if needed(p))
+    avoidable = set(range(n)) - unavoidable
+    pairs = tuple(frozenset((p, q)) for p in avoidable for q in avoidable if p < q and needed(p, q))
+    return Instance(tuple(options), frozenset(), results, unavoidable, pairs), n
 
 
 def test_alternatives_against_dijkstra():
@@ -287,8 +290,10 @@ def test_no_second_plan_where_there_is_one():
 def test_without_time_the_heuristic_answers():
     dag = Dag.of([0, 1, 2, 4])
     options = tuple(grown_options(dag, random.Random(0), reentrant=False, several=False))
-    solution = solve(Instance(options, frozenset(), frozenset({3})), seconds=0.0)
+    everything = range(len(options))  # as a plan: too dear for the relaxation to prove it
+    solution = solve(Instance(options, frozenset(), frozenset({3})), seconds=0.0, heuristic=everything)
     assert solution.report.status == "heuristic"
+    assert set(solution.chosen) == set(everything)
     assert not execute(Instance(options, frozenset(), frozenset({3})), solution.chosen)[1]
 
 
@@ -312,3 +317,25 @@ def test_heuristic_is_close():
     assert ratios[0] >= 1 - 1e-9
     assert ratios[50] < 1.02
     assert ratios[90] < 1.05
+
+
+def test_a_plan_within_the_gap_is_taken_as_it_is(monkeypatch):
+    monkeypatch.setattr(program, "RELAX_FROM", 0)
+    options = tuple(option({v - 1} if v else (), {v}, 1.0, (v,)) for v in range(20))
+    instance = Instance(options, frozenset(), frozenset({19}), frozenset(range(20)))
+
+    def never(*_):
+        raise AssertionError("the solver ran although the relaxation proves the plan")
+
+    monkeypatch.setattr(program, "_milp", never)
+    solution = solve(instance, gap=1e-3)
+    assert solution.report.status == "optimal"
+    assert solution.report.gap < 1e-3
+    assert solution.cost_us == pytest.approx(20.0)
+
+
+def test_a_dear_plan_at_hand_does_not_stop_the_search(monkeypatch):
+    monkeypatch.setattr(program, "RELAX_FROM", 0)
+    options = (option((), {0}, 1.0, (0,)), option((), {0, 1}, 5.0, (0, 1)), option({0}, {1}, 1.0, (1,)))
+    instance = Instance(options, frozenset(), frozenset({1}), frozenset({0, 1}))
+    assert solve(instance, heuristic=(1,)).chosen == (0, 2)

@@ -186,6 +186,8 @@ def lower_bound_us(problem: Problem, facts: Facts) -> float:
 
 EFFICIENCY = {Prim.MATMUL: 0.6, Prim.CONV: 0.45}
 """Share of peak that a good kernel reaches on common shapes."""
+LAST_GAIN = 1.2
+"""Convolutions that vectorise over channels read them side by side."""
 TRANSCENDENTAL_OPERATIONS = 12.0
 """Vector operations of one exp, tanh or erf, in units of one addition."""
 STRIDED = 2.5
@@ -203,7 +205,8 @@ def estimate_us(problem: Problem, facts: Facts) -> float:
     for node in graph.nodes:
         flops = float(node_flops(node, graph))
         if CATEGORY[node.prim] is Category.LINEAR:
-            contraction += flops / (EFFICIENCY[node.prim] * _fill(graph, node, facts))
+            gain = LAST_GAIN if node.prim is Prim.CONV and Format.LAST in problem.input_formats else 1.0
+            contraction += flops / (EFFICIENCY[node.prim] * gain * _fill(graph, node, facts))
         elif CATEGORY[node.prim] is Category.LAYOUT:
             elementwise += node.type.size
         else:

@@ -173,7 +173,7 @@ class _Model:
     rows: _Rows
     costs: _Vector
     relaxed: float
-    """Optimum of the relaxation: no plan costs less."""
+    """Optimum of the relaxation, or 0: no plan costs less."""
     reduced: _Vector
     """Reduced cost per kept option: a plan with it costs at least `relaxed` plus this."""
 
@@ -269,6 +269,8 @@ def _solve(
         rows.add(dict.fromkeys(same, -1.0), float(distance - len(plan)))
     best, cuts, status, bound = incumbent, 0, "heuristic", model.relaxed
     limit = model.relaxed * GUESS if best is None else _total(instance, best)
+    if best is not None and limit - model.relaxed <= gap * limit:
+        status, kept = "optimal", []  # the plan at hand is within the gap
     while kept:
         left = seconds - (time.perf_counter() - started)
         if left <= 0.05:
@@ -318,7 +320,7 @@ def _solve(
         gap=0.0 if relative < 1e-9 else relative,
         seconds=time.perf_counter() - started,
         status=status,
-        candidates=len(kept),
+        candidates=len(model.kept),
         constraints=len(rows.bounds),
         cuts=cuts,
     )
