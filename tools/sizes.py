@@ -19,10 +19,9 @@ def main() -> None:
         name = str(path.relative_to(SOURCE))
         lines = text.count("\n")
         files.append((lines, name))
-        packages[name.split("/")[0] if "/" in name else "(top)"] += lines
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                functions.append(((node.end_lineno or node.lineno) - node.lineno + 1, f"{name}:{node.name}"))
+        packages[name.split("/", maxsplit=1)[0] if "/" in name else "(top)"] += lines
+        found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+        functions += [((n.end_lineno or n.lineno) - n.lineno + 1, f"{name}:{n.name}") for n in found]
     for title, rows in (("longest functions", functions), ("longest files", files)):
         print(title)
         for length, name in sorted(rows, reverse=True)[:10]:

@@ -1,0 +1,95 @@
+"""Writes the tables of README.md and docs/performance.md from the records under benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def records(device: str, suite: str) -> list[dict[str, object]]:
+    """Lines of one suite; empty if it was never run."""
+    path = RESULTS / device / f"{suite}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column is left-aligned."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm; 0 for nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+
+
+def networks() -> str:
+    """The networks against their peers."""
+    lines = records("cpu", "networks")
+    cases = [x for x in lines if x["record"] == "case"]
+    if not cases:
+        return "_not measured yet: `make bench`_"
+    rows, eager, best = [], [], []
+    for c in cases:
+        peers = c["peers_ms"]
+        assert isinstance(peers, dict)
+        fastest = min(peers.values())
+        eager.append(float(peers["eager"]) / float(str(c["weft_ms"])))
+        best.append(float(fastest) / float(str(c["weft_ms"])))
+        name = str(c["case"]).split("/")[0]
+        weft = f"**{c['weft_ms']:.2f}**" if best[-1] >= 1 else f"{c['weft_ms']:.2f}"
+        shown = [f"**{v:.2f}**" if v == fastest and best[-1] < 1 else f"{v:.2f}" for v in peers.values()]
+        why = str(c.get("why_lost", ""))
+        rows.append(
+            [name, weft, *shown, f"{eager[-1]:.2f}", f"{best[-1]:.2f}", f"{c['operators']} → {c['kernels']}",
+             f"{c['tuning_s']:.0f} s", f"{c['warm_s']:.1f} s", "yes" if c["agrees"] else "NO", why]
+        )  # fmt: skip
+    rows.append(
+        ["geometric mean", "", "", "", "", f"**{geometric_mean(eager):.2f}**", f"**{geometric_mean(best):.2f}**"]
+        + [""] * 5
+    )
+    head = ["network", "Weft ms", "eager", "torch.compile", "ONNX Runtime", "× eager", "× best peer",
+            "operators → kernels", "tuning", "warm", "agrees", "why lost"]  # fmt: skip
+    env = lines[0]
+    note = (
+        f"{env['device']}, {env['threads']} threads, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
+    )
+    return markdown(head, rows) + "\n\n" + note
+
+
+def conformance() -> str:
+    """Counts of the conformance suites."""
+    rows = []
+    for name in ("conformance-onnx-node", "conformance-onnx-simple", "conformance-onnx-pytorch-operator",
+                 "conformance-onnx-pytorch-converted", "opinfo"):  # fmt: skip
+        summary = next((x for x in reversed(records("cpu", name)) if x["record"] == "summary"), None)
+        if summary is not None:
+            keys = ("total", "passed", "native", "fallback", "refused", "wrong", "crashed")
+            rows.append([name, *(str(summary.get(k, "")) for k in keys)])
+    head = ["suite", "cases", "passed", "native", "fallback", "refused", "wrong", "crashed"]
+    return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
+
+
+TABLES = {"networks": networks, "conformance": conformance}
+
+
+def main() -> None:
+    """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->`."""
+    for path in (ROOT / "README.md", ROOT / "docs" / "performance.md"):
+        text = path.read_text()
+        for name, make in TABLES.items():
+            pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+            table = make()
+            text = pattern.sub(lambda m, table=table: m[1] + table + "\n" + m[2], text)  # type: ignore[misc]
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
