@@ -54,6 +54,8 @@ def conv_transpose(
     Source: `aten.convolution` with transposed = True; ONNX ConvTranspose.
     """
     extra = tuple(output_padding) or (0,) * len(strides)
+    if len(extra) != len(pads_hi):
+        return Declined(f"{len(extra)} output paddings for {len(pads_hi)} pads")
     extra = tuple(e + max(-hi, 0) for e, hi in zip(extra, pads_hi, strict=True))
     hi = tuple(max(p, 0) for p in pads_hi)
     return _conv(b, x, w, bias, ConvAttrs(tuple(strides), tuple(pads_lo), hi, tuple(dilations), groups, True, extra))
@@ -66,7 +68,9 @@ def _conv(b: GraphBuilder, x: NodeId, w: NodeId, bias: NodeId, attrs: ConvAttrs)
         return Declined(f"convolution of {s} with {t} over {spatial} dimensions")
     if s.dtype is not t.dtype or s.dtype is DType.BOOL:
         return Declined(f"convolution of {s} with {t}")
-    if min(attrs.pads_lo + attrs.pads_hi) < 0:
+    if not len(attrs.pads_lo) == len(attrs.pads_hi) == len(attrs.dilations) == spatial:
+        return Declined("strides, pads and dilations of different lengths")
+    if min(attrs.pads_lo + attrs.pads_hi + attrs.output_padding) < 0:
         return Declined("convolution with a negative pad")
     batched = s.rank == spatial + 2
     y = b.add(Prim.CONV, x if batched else b.reshape(x, (1, *s.shape)), w, attrs=attrs)

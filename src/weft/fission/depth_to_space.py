@@ -113,6 +113,8 @@ def unfold(
         return y if isinstance(y, Declined) else b.reshape(y, shape_of(b, y)[1:])
     if len(shape) != 4 or {len(kernel), len(dilations), len(pads), len(strides)} != {2}:
         return Declined(f"unfold of {b.type_of(x)}")
+    if min(*kernel, *dilations, *strides) < 1:
+        return Declined(f"unfold of {b.type_of(x)} with a size below 1")
     sizes = (0, 0, *pads)
     padded = pad(b, x, lo=sizes, hi=sizes)
     if isinstance(padded, Declined):
@@ -167,6 +169,10 @@ def fold(
     """
     shape, n = shape_of(b, x), len(kernel)
     taps = math.prod(kernel)
+    if {len(output_size), len(dilations), len(pads_lo), len(pads_hi), len(strides)} != {n}:
+        return Declined(f"fold of {b.type_of(x)} with attributes of different lengths")
+    if min((*kernel, *dilations, *strides), default=0) < 1:
+        return Declined(f"fold of {b.type_of(x)} with a size below 1")
     if len(shape) != 3 or not 1 <= n <= 3 or shape[1] % taps or 0 in shape:
         return Declined(f"fold of {b.type_of(x)} with kernel {tuple(kernel)}")
     counts = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ def filled(b: GraphBuilder, *, shape: Sequence[int], value: float, dtype: str) -
     Source: `torch.full`; ONNX ConstantOfShape.
     """
     kind = DType(dtype)
+    if min(shape, default=0) < 0:
+        return Declined(f"filled in shape {tuple(shape)}")
     if kind.is_integer and not float(value).is_integer():
         return Declined(f"filled with {value} as {dtype}")
     return full(b, int(value) if kind.is_integer else value, kind, tuple(shape))
@@ -36,7 +39,8 @@ def arange(b: GraphBuilder, *, size: int, start: float = 0, step: float = 1, dty
     """
     kind = DType(dtype)
     whole = float(start).is_integer() and float(step).is_integer()
-    if kind is DType.BOOL or size < 0 or (kind.is_integer and not whole):
+    finite = math.isfinite(start) and math.isfinite(step)
+    if kind is DType.BOOL or size < 0 or not finite or (kind.is_integer and not whole):
         return Declined(f"arange of {size} from {start} by {step} as {dtype}")
     if not whole or kind in (DType.F16, DType.BF16):
         # i·step in f64, rounded once: 16-bit floats count exactly to 2048 or 256 only

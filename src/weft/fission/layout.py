@@ -162,7 +162,7 @@ def slice_(
     unique = axes_of(named, len(shape))
     if isinstance(unique, Declined):
         return unique
-    if not len(starts) == len(ends) == len(steps) == len(named) or 0 in steps:
+    if not len(starts) == len(ends) == len(steps) == len(named) or 0 in steps or (named and not shape):
         return Declined(f"slice [{tuple(starts)}:{tuple(ends)}:{tuple(steps)}] of rank {len(shape)}")
     begin, size, step = [0] * len(shape), list(shape), [1] * len(shape)
     for axis, start, end, by in zip(named, starts, ends, steps, strict=True):
@@ -288,6 +288,8 @@ def expand(b: GraphBuilder, x: NodeId, *, shape: Sequence[int]) -> NodeId | Decl
     Conditions: the shapes broadcast.
     Source: `torch.Tensor.expand`; ONNX Expand.
     """
+    if min(shape, default=0) < -1:
+        return Declined(f"expand to {tuple(shape)}")
     return b.broadcast(x, broadcast_shapes(shape_of(b, x), tuple(1 if n == -1 else n for n in shape)))
 
 

@@ -23,8 +23,8 @@ def _aligned(b: GraphBuilder, p: NodeId, shape: tuple[int, ...], axis: int, bloc
     if math.prod(own) == 1 and not block:
         return b.reshape(p, ())
     k = axis_of(axis, len(shape))
-    if isinstance(k, Declined):
-        return k
+    if isinstance(k, Declined) or not shape:
+        return Declined(f"a scale of shape {own} along axis {axis} of {shape}")
     if not block:
         return per_channel(b, p, len(shape), k) if len(own) == 1 else Declined(f"a scale of shape {own} for {shape}")
     if len(own) != len(shape) or own[k] * block < shape[k]:
