@@ -218,7 +218,12 @@ def run(engine: str, samples: int, only: str, jobs: int) -> tuple[list[Line], fl
     started = time.monotonic()
     chosen = [(i, engine, samples) for i, info in enumerate(op_db) if re.search(only, info.formatted_name)]
     if jobs <= 1:
-        found = [_work(job) for job in chosen]
+        threads = torch.get_num_threads()
+        try:
+            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
+                found = [_work(job) for job in chosen]
+        finally:
+            torch.set_num_threads(threads)
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
             found = list(pool.map(_work, chosen, chunksize=8))
