@@ -53,7 +53,25 @@ def schedules(problem: Problem, facts: Facts) -> Sequence[Schedule] | Declined:
         ranked += [(fork + cycles, s.schedule()) for cycles, s in choose.shapes(c, lanes, threads, most)]
         if winograd.applies(c, lanes) is None:
             ranked += [(fork + cycles, s.schedule()) for cycles, s in winograd.shapes(c, lanes, threads)]
-    return [schedule for _, schedule in sorted(ranked, key=lambda x: x[0])]
+    return _ordered(ranked)
+
+
+def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
+    """Best first by the model, but the best of every algorithm before the second best of any.
+
+    Only the first few are measured, and a fast algorithm may fail the check of precision: then there must be another.
+    Schedules that share a register tile come later than their number says, since they are alike.
+    """
+    keyed: list[tuple[bool, float, Schedule]] = []
+    algorithms: set[object] = set()
+    tiles: dict[tuple[object, ...], int] = {}
+    for cycles, schedule in sorted(ranked, key=lambda x: x[0]):
+        p = dict(schedule.params)
+        tile = tuple(p.get(name) for name in ("algorithm", "threads", "th", "tw", "r", "v", "dot"))
+        keyed.append((p["algorithm"] in algorithms, cycles * (1 + 0.04 * tiles.get(tile, 0)), schedule))
+        algorithms.add(p["algorithm"])
+        tiles[tile] = tiles.get(tile, 0) + 1
+    return [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
 
 
 def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:

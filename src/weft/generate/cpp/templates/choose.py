@@ -62,7 +62,7 @@ def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int) -> float:
         for w, nw in _parts(c.dims[-1], tw):
             for u, nu in _parts(vectors, v):
                 r = h * w
-                step = max(r * u / 2, (r + u) / 2, 4.0 / max(1, min(8, -(-8 // (r * u)))), u * 1.4)
+                step = max(r * u / 2, (r + u) / 2, 4.0 / max(1, min(8, -(-8 // (r * u)))), u * 1.8)
                 total += nh * nw * nu * (taps * step + r * u * after + 25)
     total *= c.groups * math.prod(c.dims[:-2])
     sweeps = max(1, math.prod(c.dims) // (th * tw)) if weights > 24 * _L2 else 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from weft.generate.cpp.templates.direct import GATHER, finish
+from weft.generate.cpp.templates.direct import FLAGS, GATHER, finish
 from weft.generate.cpp.templates.match import Contraction, Walk
 from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics
 from weft.ir.declined import Declined
@@ -260,6 +260,7 @@ for (i64 o = v * {s.lanes}; o < (v + 1) * {s.lanes}; ++o)
         schedule=schedule,
         text=text,
         entry=entry,
+        flags=FLAGS,
         packed_bytes=(vectors * s.lanes * taps * 4,),
         replaces_weights=(c.w.index,) if c.w.kind == "input" and c.w not in read else (),
     )

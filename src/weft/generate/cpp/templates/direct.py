@@ -20,6 +20,10 @@ _INLINE_COST = 6
 """Epilogues up to this many instructions are unrolled over the registers; longer ones loop over a buffer."""
 
 
+FLAGS = ("-fno-tree-vectorize",)
+"""All vectors are explicit: what gcc would add is only time to compile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Parameters of the direct template; counts unless said otherwise."""
@@ -117,6 +121,7 @@ def _dot_tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int) -
 
     def step(count: int) -> None:
         load = "ld" if count == s.lanes else f"ldn<{count}>"
+        lines.append('asm("" : "+r"(b_));')  # else gcc carries the next pixel's vectors over in registers that it lacks
         lines.extend(f"const vf w{u} = ld(w + {u * s.lanes});" for u in range(v))
         for r, (i, j) in enumerate(pixels):
             terms = " ".join(f"c{r}_{u} += b * w{u};" for u in range(v))
@@ -162,8 +167,16 @@ def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: 
     if kw > 1:
         lines.append(f"for (i64 kw = 0; kw < {kw}; ++kw, a += {lay.kw}) {{")
 
+    # Pixels that are only a few steps of the sum apart read the same values at different steps; an opaque pointer keeps
+    # the compiler from holding on to them in registers that it lacks (three times slower).
+    near = any(
+        0 < step < 2 * max(s.unroll, sets) * lay.k for step in (lay.col if tw > 1 else 0, lay.row if th > 1 else 0)
+    )
+
     def step(k: int, q: int) -> None:
         lines.append("{")
+        if near:
+            lines.append('asm("" : "+r"(b_));')
         if s.prefetch:
             ahead = [k * v * s.lanes + u * s.lanes + s.prefetch // 4 for u in range(v)]
             lines.extend(f"__builtin_prefetch(w + {at});" for at in ahead)
@@ -343,6 +356,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
         schedule=schedule,
         text=text,
         entry=entry,
+        flags=FLAGS,
         workspace_bytes=scratch * 4 * s.threads,
         packed_bytes=packed,
         replaces_weights=replaces,

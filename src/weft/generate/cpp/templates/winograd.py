@@ -148,7 +148,7 @@ def cycles(c: Contraction, s: Shape) -> float:
     blocks = c.oc // s.lanes // s.v
     tasks, parts = math.ceil(tiles / s.tiles), math.ceil(blocks / s.og)
     padded = math.ceil(min(tiles, s.tiles) / s.r) * s.r * tasks if tasks > 1 else math.ceil(tiles / s.r) * s.r
-    step = max(s.r * s.v / 2, (s.r + s.v) / 2, s.v * 1.4)
+    step = max(s.r * s.v / 2, (s.r + s.v) / 2, s.v * 2.5)
     product = n * n * (padded / s.r) * blocks * (c.ic * step + s.r * s.v + 20)
     u_bytes = n * n * c.ic * c.oc * 4
     local = (u_bytes / parts + n * n * s.tiles * (c.ic + c.oc / parts) * 4) < 900e3
@@ -347,6 +347,7 @@ d[(i * {n} + j) * {c.ic * c.oc} + at] = (float)(G[j][0] * t[i][0] + G[j][1] * t[
         schedule=schedule,
         text=text,
         entry=entry,
+        flags=direct.FLAGS,
         workspace_bytes=scratch * 4 * s.threads,
         packed_bytes=(n * n * c.ic * c.oc * 4,),
         replaces_weights=(c.w.index,) if c.w.kind == "input" and c.w not in read else (),
