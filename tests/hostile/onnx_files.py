@@ -283,7 +283,7 @@ MODELS: dict[str, tuple[str, Callable[[], ModelProto | bytes]]] = {
     "unknown element type": ("W203", lambda: add_weight(tensor(kind=999))),
     "complex tensor": ("W203", lambda: add_weight(tensor(kind=TensorProto.COMPLEX64, data=b"\0" * 16))),
     "external in bytes": ("W113", lambda: at("w.bin")),
-    "entries without external": ("W104", lambda: _entries_on_raw()),
+    "entries without external": ("W104", lambda: _entries_on_raw()),  # noqa: PLW0108
     # structure
     "undefined input": ("W106", lambda: model([helper.make_node("Relu", ["nowhere"], ["y"])])),
     "undefined output": ("W106", lambda: model([helper.make_node("Relu", ["x"], ["z"])])),
@@ -411,7 +411,7 @@ EXTERNAL: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], ModelP
     "offset of 100 digits": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset="9" * 100)),
     "negative offset": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset="-8")),
     "hexadecimal offset": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset="0x0")),
-    "offset in other digits": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset="٠")),
+    "offset in other digits": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset="\u0660")),
     "offset with a blank": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", offset=" 0")),
     "fractional length": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", length="8.0")),
     "length too short": ("W112", lambda r: data(r / "w.bin"), lambda r: at("w.bin", length="4")),

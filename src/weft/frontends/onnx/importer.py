@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,6 +24,7 @@ from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_
 from weft.frontends.onnx.errors import (
     BadAttributeError,
     BadFunctionError,
+    BadGraphError,
     BadTensorError,
     BindingError,
     LimitError,
@@ -285,7 +287,7 @@ class Importer:
             )
         where = node_where(node, index)
         domain = domain_of(node.domain)
-        operands = tuple(scope.get(name) if name else ABSENT for name in node.input)
+        operands = tuple(self._operand(name, scope, where) for name in node.input)
         attrs = {a.name: a for a in self._attributes(node, scope, where)}
         key = (domain, node.op_type, node.overload)
         local = self.checked.functions.get(key)
@@ -300,10 +302,25 @@ class Importer:
         self.operators += self._call_depth == 0
         self._bind_outputs(node, scope, self.operator(call, domain, attrs), where)
 
+    def _operand(self, name: str, scope: Scope, where: str) -> Value:
+        if not name:
+            return ABSENT
+        try:
+            return scope.get(name)
+        except KeyError:
+            raise BadGraphError(
+                where=where, problem=f"input '{shown(name)}' has no value", remedy="the function does not define it"
+            ) from None
+
     def operator(self, call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProto]) -> tuple[Value, ...]:
         """Handler, then ONNX's own body, then an opaque primitive."""
         from weft.frontends.onnx.operators import HANDLERS
 
+        for k in required(call.op, call.opset, domain):
+            if k >= len(call.operands) or call.operands[k] == ABSENT:
+                raise BadGraphError(
+                    where=call.where, problem=f"operand {k} is missing", remedy="the operator needs it: export again"
+                )
         handler = HANDLERS.get((domain, call.op))
         reason = "no rule"
         if handler is not None:
@@ -737,6 +754,14 @@ class ExampleInput:
     dtype: DType
     shape: tuple[int, ...]
     data: Array | None
+
+
+@cache
+def required(op: str, version: int, domain: str) -> tuple[int, ...]:
+    """Positions of the operands that an operator cannot do without."""
+    formal = onnx.defs.get_schema(op, version, domain).inputs
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return tuple(k for k, p in enumerate(formal) if p.option == single)
 
 
 def contiguous(x: Array) -> Array:

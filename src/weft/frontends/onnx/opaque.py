@@ -61,7 +61,7 @@ def function_body(call: Call, domain: str) -> onnx.FunctionProto | None:
             raw = schema.get_context_dependent_function_with_opset_version(
                 versions[-1] if versions else schema.since_version, node.SerializeToString(), types
             )
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError, shape_inference.InferenceError):
             return None
     else:
         return None
