@@ -1,8 +1,8 @@
 """Generated C++ kernels against PyTorch's own operators, group by group.
 
-`python -m benchmarks.kernels.cpp_groups [CASE ...] [--all-schedules]` prints one JSON line per case: microseconds of the best
-schedule and of eager PyTorch (the least of interleaved rounds), and the bytes that the group must move over that
-time, beside what a plain copy of as many bytes reaches.
+`python -m benchmarks.kernels.cpp_groups [CASE ...] [--all-schedules]` prints one JSON line per case:
+microseconds of the best schedule and of eager PyTorch (the least of interleaved rounds), and the bytes that the group
+must move over that time, beside what a plain copy of as many bytes reaches.
 """
 
 from __future__ import annotations

@@ -119,12 +119,8 @@ def run(trial: Trial, kernel: NativeKernel) -> list[Array]:
     ]
     outs = [_Zone(graph.type_of(n).nbytes, 0x5B) for n in graph.outputs]
     workspace = _Zone(trial.source.workspace_bytes, 0xFF)
-    kernel(
-        pointer_array([z.address for z in ins]),
-        pointer_array([z.address for z in outs]),
-        workspace.address,
-        pointer_array([]),
-    )
+    pointers = [pointer_array([z.address for z in zones]) for zones in (ins, outs, [])]
+    kernel(pointers[0], pointers[1], workspace.address, pointers[2])
     for k, zone in enumerate(ins):
         assert (zone.raw == zone.before).all(), f"input {k} was modified"
     workspace.check_guards("workspace")
