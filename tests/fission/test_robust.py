@@ -6,6 +6,8 @@ import inspect
 import random
 
 import pytest
+import torch
+from tests.fission.harness import declined
 
 from weft import fission
 from weft.fission import RULES
@@ -84,3 +86,13 @@ def test_nonsense_is_declined_not_raised(name: str) -> None:
             assert all(min(b.type_of(i).shape, default=0) >= 0 for i in found)
         else:
             assert found.reason
+
+
+def test_cases_that_once_raised() -> None:
+    assert "slice" in declined("slice", torch.tensor(1.0), starts=(0,), ends=(1,), axes=(0,))
+    assert "scale of shape" in declined("quantize_linear", torch.tensor(1.0), torch.ones(2), axis=0)
+    assert "arange" in declined("arange", size=2, start=float("inf"), dtype="f32")
+    assert "output paddings" in declined(
+        "conv_transpose", torch.ones(1, 1, 3), torch.ones(1, 1, 3),
+        strides=(1,), pads_lo=(0,), pads_hi=(0,), dilations=(1,), output_padding=(0, 0),
+    )  # fmt: skip
