@@ -88,11 +88,12 @@ class Limits:
     """Elements that may be left out of both because a decision on rounded values may fall either way."""
 
 
-def gate_a(dtype: DType, *, rmse_ref: float, max_ref: float, rms: float, ulps: float, flips: int) -> Limits:
+def gate_a(dtype: DType, *, size: int, rmse_ref: float, max_ref: float, rms: float, ulps: float, flips: int) -> Limits:
     """Limits of one output.
 
     Args:
         dtype: element type of the output.
+        size: number of elements; the RMS of n errors scatters by 1/sqrt(2n), so k grows to k * (1 + 2/sqrt(n)).
         rmse_ref: error of the reference evaluation in the problem's own types.
         max_ref: its largest error.
         rms: root mean square of the float64 result, over finite elements.
@@ -101,7 +102,8 @@ def gate_a(dtype: DType, *, rmse_ref: float, max_ref: float, rms: float, ulps: f
     """
     t = TOLERANCES[dtype]
     floor = t.unit * rms * (0.25 + ulps)
-    return Limits(t.rmse_factor * rmse_ref + floor, t.max_factor * max_ref + floor, flips)
+    k = t.rmse_factor * (1.0 + 2.0 / math.sqrt(max(size, 1)))
+    return Limits(k * rmse_ref + floor, t.max_factor * max_ref + floor, flips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,6 @@ def table_hash() -> str:
     content = {
         "table": {d.value: asdict(t) for d, t in TOLERANCES.items()},
         "ulps": {p.value: v for p, v in ULPS.items()},
-        "rest": [ORDER_FACTOR, MAX_OVER_RMSE, COARSE, FLIPS_COMPARE, FLIPS_STEP],
+        "rest": ["1 + 2/sqrt(n)", ORDER_FACTOR, MAX_OVER_RMSE, COARSE, FLIPS_COMPARE, FLIPS_STEP],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
