@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from weft.frontends.onnx.export import export_onnx
 from weft.frontends.onnx.isolated import import_onnx
 from weft.frontends.onnx.limits import Limits
 
-__all__ = ["Limits", "import_onnx"]
+__all__ = ["Limits", "export_onnx", "import_onnx"]
