@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
+
 from weft.errors import UnsupportedError
 from weft.frontends.onnx.export import EMITTERS, export_onnx
 from weft.ir import attrs as a

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import import_onnx
 from weft.frontends.onnx.errors import BindingError, MismatchError, NeedsValueError

@@ -242,6 +242,10 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
         raise NoRuleError(
             where=call.where, op=call.op, reason="it draws random numbers; make them an input of the model"
         )
+    if domain == "ai.onnx.preview.training" or call.op.startswith("Optional"):
+        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; ONNX Runtime has no kernel for it")
+    if call.op in ("RNN", "GRU", "LSTM") and call.get("layout", 0):
+        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; ONNX Runtime has no kernel for layout 1")
     one = _OneNode(call, guard=False)
     try:
         types = one.infer()

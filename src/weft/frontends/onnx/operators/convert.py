@@ -179,6 +179,8 @@ def _bit_cast(c: Call) -> Result:
     source = c.type(0).dtype
     if target is source:
         return c.x(0)
+    if (source, target) == (DType.BOOL, DType.U8):
+        return c.b.cast(c.x(0), target)  # a bool is one byte that is 0 or 1
     if c.im.depends(c.x(0)) or DType.BF16 in (source, target) or target.itemsize != source.itemsize:
         return Declined("BitCast of a run-time value")
     return c.b.constant(np.asarray(c.value(0), order="C").view(target.numpy), target)
