@@ -83,6 +83,12 @@ def roles(graph: Graph) -> tuple[Role, ...]:
         elif node.prim in (Prim.SHL, Prim.SHR):
             for i in _sources(graph, node.inputs[1], found, through_arithmetic=False):
                 found[i].shift_below = node.type.dtype.itemsize * 8
+        elif node.prim is Prim.OPAQUE:
+            # nothing is known of a framework's operator; 0 and 1 are valid as index, count or flag nearly everywhere
+            for operand in node.inputs:
+                for i in _sources(graph, operand, found, through_arithmetic=False):
+                    if graph.type_of(i).dtype.is_integer:
+                        found[i].index_below = 2
         elif node.prim in _DOMAIN_LIMITED:
             for i in _sources(graph, node.inputs[0], found, through_arithmetic=True):
                 found[i].root = True

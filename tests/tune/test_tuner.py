@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from tests.faults.fake import FakeTransport, Plan, fake_trial
+
+from weft.device.facts import CpuFacts
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import KernelSource, Schedule
+from weft.options import Options
+from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.store import Database
+from weft.tune.tuner import ProblemTrial, Progress, Tuner
+
+PAIR = [Schedule("library"), Schedule("cpp")]
+
+
+def tuner(database: Database, transport: FakeTransport, **changes: object) -> Tuner:
+    return Tuner(Options(), CpuFacts(), database, transport=transport, **changes)  # type: ignore[arg-type]
+
+
+def test_a_warm_run_makes_no_trial(tmp_path: Path) -> None:
+    trials = [fake_trial(n, PAIR) for n in range(6)]
+    with Database.open(tmp_path) as database:
+        with tuner(database, FakeTransport({})) as cold:
+            first = list(cold.measure(trials))
+        seen: list[Progress] = []
+        transport = FakeTransport({})
+        with tuner(database, transport) as warm:
+            assert list(warm.measure(trials, progress=seen.append)) == first
+        assert warm.workers_started == 0 and transport.started == 0
+        assert seen[-1].lookups == 12 and seen[-1].kernels == 0 and seen[-1].trials == 6
+
+
+def test_only_what_is_new_is_measured() -> None:
+    database, transport = Database.open(None), FakeTransport({})
+    with tuner(database, transport) as first:
+        list(first.measure([fake_trial(1, PAIR[:1])]))
+        before = database.stats().rows
+        list(first.measure([fake_trial(1, PAIR)]))
+    assert (before, database.stats().rows) == (1, 2)
+
+
+def test_progress_counts_rejections_and_what_is_left() -> None:
+    plans = {Schedule("cpp", (("n", 0),)): Plan.WRONG, Schedule("cpp", (("n", 2),)): Plan.CRASH}
+    trials = [fake_trial(n, [PAIR[0], Schedule("cpp", (("n", n),))]) for n in range(4)]
+    seen: list[Progress] = []
+    now = iter(range(1000))
+    with tuner(Database.open(None), FakeTransport(plans), clock=lambda: float(next(now))) as t:
+        list(t.measure(trials, progress=seen.append, total=4))
+    assert [p.trials for p in seen] == [1, 2, 3, 4]
+    assert seen[-1].rejected == {Verdict.WRONG: 1, Verdict.POISONED: 1} and seen[-1].kernels == 8
+    assert 0 < seen[0].eta_s < math.inf and seen[-1].eta_s == 0
+    assert seen[0].rejected == {Verdict.WRONG: 1}
+
+
+def test_no_trial_starts_after_the_deadline_but_lookups_go_on() -> None:
+    database = Database.open(None)
+    with tuner(database, FakeTransport({})) as t:
+        known = list(t.measure([fake_trial(40, PAIR)]))
+    now = 0.0
+
+    def tick() -> None:
+        nonlocal now
+        now += 10.0
+
+    transport = FakeTransport({}, on_trial=tick)
+    with tuner(database, transport, clock=lambda: now) as t:
+        found = list(t.measure([fake_trial(n, PAIR) for n in range(41)], deadline=25.0))
+    assert found[:-2] == [m for n in range(3) for m in found if m.problem_key.startswith(f"{n}\n")]
+    assert found[-2:] == known
+
+
+def test_trials_are_taken_lazily() -> None:
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            yield fake_trial(taken, PAIR)
+            taken += 1
+
+    with tuner(Database.open(None), FakeTransport({})) as t:
+        stream = t.measure(endless())
+        assert next(stream).verdict is Verdict.OK
+        stream.close()
+    assert taken <= 24
+
+
+def test_a_source_without_a_compiler_is_rejected_and_the_call_still_measured() -> None:
+    library = fake_trial(1, PAIR).kernels[0]
+    trial = replace(fake_trial(1, PAIR), kernels=[library, (PAIR[1], KernelSource(PAIR[1], "x", "k0"), None)])
+    with tuner(Database.open(None), FakeTransport({})) as t:
+        found = list(t.measure([trial]))
+    assert [m.verdict for m in found] == [Verdict.OK, Verdict.COMPILE]
+    assert "no C++ compiler" in found[1].error
+
+
+def test_a_trial_without_kernels_is_nothing() -> None:
+    with tuner(Database.open(None), FakeTransport({})) as t:
+        assert list(t.measure([ProblemTrial(fake_trial(1, PAIR).problem, [])])) == []
+        assert t.workers_started == 0
+
+
+def test_integers_for_opaque_operators_are_small() -> None:
+    b = GraphBuilder()
+    x, i = b.input(TensorType(DType.F32, (3, 4))), b.input(TensorType(DType.I64, (40,)))
+    attrs = a.OpaqueAttrs("aten", "aten.embedding", "{}", 0, (TensorType(DType.F32, (3,)),))
+    graph = b.build([b.add(Prim.OPAQUE, x, i, attrs=attrs)])
+    for kind in InputSet:
+        values = draw(graph, kind, Domain.ZERO_MEAN, seed=0)[1]
+        assert set(values.tolist()) <= {0, 1}
