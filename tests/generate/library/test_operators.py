@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import weft
 from weft import fission
 from weft.errors import ArtifactError
 from weft.generate.library import LibraryGenerator
@@ -75,6 +76,18 @@ def test_one_call_equals_the_primitives(rule: str) -> None:
         np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
         found += 1
     assert found == 1
+
+
+def test_a_result_of_another_shape_is_stored_as_the_primitives_store_it() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(6, 5)).eval()
+
+    class Mean(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return module(x).mean((2, 3))
+
+    x = torch.randn(2, 3, 8, 8)
+    compiled = weft.compile(Mean(), x, options=weft.Options(budget_s=0))
+    torch.testing.assert_close(compiled.executable(x)[0], Mean()(x))
 
 
 def test_every_case_is_a_row() -> None:

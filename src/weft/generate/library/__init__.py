@@ -66,4 +66,7 @@ class LibraryGenerator:
         program.bind(problem.graph.outputs[0], result)
         if len(program.used_inputs()) < len(problem.graph.inputs):
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
-        return program.finish(schedule) if program.run else Declined("nothing left to run")
+        if not program.run:
+            return Declined("nothing left to run")
+        stored, first = problem.graph.type_of(problem.graph.outputs[0]), problem.origin_operand_nodes[0]
+        return program.finish(schedule, in_place=problem.graph.type_of(first).shape == stored.shape)

@@ -167,14 +167,14 @@ class BoundCall:
                         args[at] = values[index]
                 values[number] = _keep(function(*args, **kwargs), result)
             for ref, output in copies:
-                output.copy_(self._result(ref, inputs, values))
+                _copy(output, self._result(ref, inputs, values))
 
         return run
 
     def _slow_launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
         def run() -> None:
             for result, output in zip(self.run(inputs), outputs, strict=True):
-                output.copy_(result)
+                _copy(output, result)
 
         return run
 
@@ -206,5 +206,10 @@ def _keep(value: Any, result: int) -> Any:
     return value[result] if isinstance(value, tuple | list) and result >= 0 else value
 
 
+def _copy(output: torch.Tensor, result: torch.Tensor) -> None:
+    """Into the stored value; an operator may give the same elements in another shape (keepdims, merged rows)."""
+    output.copy_(result if result.shape == output.shape else result.reshape(output.shape))
+
+
 def _run_and_copy(function: Callable[[], Any], result: int, output: torch.Tensor) -> None:
-    output.copy_(_keep(function(), result))
+    _copy(output, _keep(function(), result))
