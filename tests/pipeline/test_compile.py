@@ -71,6 +71,23 @@ def test_the_result_is_right_and_its_record_complete(compiled: Compiled, model: 
     assert from_json(CompileRecord, json.loads(json.dumps(to_json(r)))) == r
 
 
+def test_alternatives_can_be_chosen(tmp_path: Path) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q(x) * self.k(x) + self.v(x)
+
+    model, x = Heads().eval(), torch.randn(16, 32)
+    compiled = weft.compile(model, x, options=weft.Options(budget_s=20, cache_dir=tmp_path, keep_per_problem=1))
+    close(compiled.executable(x)[0], model(x))
+    again = weft.compile(model, x, options=weft.Options(budget_s=20, cache_dir=tmp_path, keep_per_problem=1))
+    assert again.record.measured == 0
+    close(again.executable(x)[0], model(x))
+
+
 def test_the_plan_is_the_fastest_verified_one(compiled: Compiled) -> None:
     r = compiled.record
     chosen = next(p for p in r.plans if p.name == r.chosen)
@@ -82,7 +99,7 @@ def test_the_plan_is_the_fastest_verified_one(compiled: Compiled) -> None:
 def test_a_second_compile_is_warm(compiled: Compiled, model: nn.Module, x: torch.Tensor, cache: Path) -> None:
     again = weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
     assert again.record.measured == 0
-    assert [s.name for s in again.record.stages] == ["survey", "clean up", "recall", "link"]
+    assert [s.name for s in again.record.stages] == ["survey", "clean up", "alternatives", "recall", "link"]
     assert again.executable.plan == compiled.executable.plan
     assert torch.equal(again.executable(x)[0], compiled.executable(x)[0])
 
@@ -104,9 +121,9 @@ def test_a_plan_that_was_cut_short_is_improved_with_more_time(
     first = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
     again = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
     assert "recall" in [s.name for s in again.record.stages]
-    assert len(again.record.stages) == 4
+    assert len(again.record.stages) == 5
     more = weft.compile(model, x, options=weft.Options(budget_s=5, cache_dir=tmp_path, keep_per_problem=1))
-    assert len(more.record.stages) > 4
+    assert len(more.record.stages) > 5
     assert more.record.measured > first.record.measured == 0
 
 

@@ -75,7 +75,8 @@ def compile_imported(
     stages = Stages(options, say)
     setting = stages.run("survey", survey, options)
     cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
-    graph = cleaned.graph
+    alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
+    graph = alternatives.graph
     key = warm.plan_key(graph, options, setting.environment)
     stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
     if stored is not None:
@@ -85,15 +86,14 @@ def compile_imported(
         return Compilation(
             executable, replace(record, stages=tuple(stages.records), measured=0), record.chosen == "eager"
         )
-    alternatives = stages.run("alternatives", find_alternatives, graph, strict=options.strict)
-    found = stages.run("enumerate", enumerate_candidates, alternatives.graph, _limits(options), alternatives)
+    found = stages.run("enumerate", enumerate_candidates, graph, _limits(options), alternatives)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
-    problems = stages.run("extract", collect, alternatives.graph, found.candidates, alternatives, setting.facts)
+    problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
     stages.note(f"{len(problems.entries)} distinct problems")
     known = stages.run("measure", measure, alternatives, problems, setting, say)
     stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
-    inputs = list(example_inputs) if example_inputs is not None else reference.example_inputs(graph, options.seed)
+    inputs = list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
     expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager)
     contenders = stages.run("link", link_all, graph, plans, setting, inputs, eager)
     chosen, timed = stages.run(
