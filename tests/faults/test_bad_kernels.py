@@ -37,6 +37,7 @@ def test_one_bad_kernel_among_good_ones(plan: Plan) -> None:
     assert not transport._alive
 
 
+@pytest.mark.slow
 def test_two_thousand_faults() -> None:
     """0 fatal, 0 selected, all classified."""
     rng = random.Random(1)

@@ -38,6 +38,7 @@ def damage(rng: random.Random, data: bytearray) -> None:
         data[at:end] = rng.randbytes(end - at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite", "segments"])
 def test_three_hundred_corruptions(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "segments":

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from tests.faults.fake import FakeTransport, fake_trial
 
@@ -38,6 +39,7 @@ def _tune(folder: Path, report: int) -> None:
                     os.write(report, (k // 2).to_bytes(2, "big"))
 
 
+@pytest.mark.slow
 def test_fifty_kills(tmp_path: Path) -> None:
     rng = random.Random(11)
     context = multiprocessing.get_context("fork")
