@@ -212,7 +212,25 @@ class Body:
         if step in (2, -1) and not lanes.count and buffer.dtype in (DType.F32, DType.F64, DType.I32, DType.I64):
             suffix = "2" if step == 2 else "reversed"
             return self.define(dtype, True, f"w_ldv_{suffix}({buffer.name} + {address.text()})", level)
+        gathered = self._gather(buffer, address, lanes, dtype)
+        if gathered is not None:
+            return gathered
         return self.per_lane(dtype, f"w_ld({buffer.name} + {address.text(lanes.var)})", level)
+
+    def _gather(self, buffer: Buffer, address: Index, lanes: Lanes, dtype: DType) -> Placed | None:
+        """Read at base + factor * (run-time index per lane); None when the address is of another form."""
+        if buffer.dtype not in (DType.F32, DType.I32):
+            return None
+        found = [(t, c) for t, c in address.terms if isinstance(t, Loaded) and t.lanes]
+        if len(found) != 1 or found[0][0].size * found[0][1] >= 2**31:
+            return None
+        term, factor = found[0]
+        base = address + Index(0, ((term, -factor),))
+        if self._varies(base):
+            return None
+        index = f"{term.name}_v * {factor}" if factor != 1 else f"{term.name}_v"
+        level = self.level_of(address)
+        return self.define(dtype, True, f"w_gather({buffer.name} + {base.text()}, {index})", level)
 
     def _from_tile(self, tile: Tile, buffer: Buffer, address: Index, step: int, dtype: DType) -> Placed:
         """Read a row of a transposed tile, which is filled before the loop over its rows."""
@@ -422,9 +440,8 @@ class Body:
         if not placed.value.vector:
             self.nest.put(f"const long {name} = w_clamp((long){placed.value.name}, {size});", placed.level)
         else:
-            kind = register_kind(placed.value.dtype)
-            self.nest.put(f"w_{kind} {name}[WL]; w_stv({name}, {placed.value.name});", placed.level)
-            self.nest.put(f"for (long l = 0; l < WL; ++l) {name}[l] = w_clamp({name}[l], {size});", placed.level)
+            wide = f"w_clamp_lanes({placed.value.name}, {size})"
+            self.nest.put(f"const w_i32v {name}_v = {wide}; w_i32 {name}[WL]; w_stv({name}, {name}_v);", placed.level)
         self._levels[name] = placed.level
         return Index(0, ((Loaded(name, size, placed.value.vector, depends), 1),))
 

@@ -127,6 +127,8 @@ def _refuse(problem: Problem) -> Declined | None:
             return Declined(f"{record.prim.value} is not a primitive of fused loops")
         if record.prim is Prim.CONSTANT and record.type.nbytes > MAX_CONSTANT_BYTES:
             return Declined(f"a constant of {record.type.nbytes} B in the text of a kernel")
+        if record.prim in (Prim.GATHER, Prim.TAKE_ALONG) and max(graph.type_of(record.inputs[0]).shape) >= 2**31:
+            return Declined("indices past 32 bits")
         if math.prod(record.type.shape) >= 2**48:
             return Declined(f"{record.type} is too large")
     if len(set(graph.outputs)) != len(graph.outputs):

@@ -333,24 +333,24 @@ class KernelText:
 
     def _best_vector(self, body: Body, candidates: Sequence[Var]) -> Var | None:
         best: Var | None = None
-        best_score = 0.0
-        volume = max((_volume(x.address) for x in body.accesses), default=1)
+        best_score = -math.inf
+        shape = set(candidates)
+        reach = [math.prod(v.size for v in x.address.variables & shape) for x in body.accesses]
+        volume = max(reach, default=1)
         for var in candidates:
             if var.size < 2:
                 continue
-            score = 0.0
-            for access in body.accesses:
+            score, contiguous = 0.0, False
+            for access, elements in zip(body.accesses, reach, strict=True):
                 c = _inner_coefficient(access.address, var)
-                weight = access.itemsize * (2 if access.write else 1) * _volume(access.address) / volume
-                if c == 1:
-                    score += weight
-                elif c == 0:
-                    score += 0.25 * weight
-                else:
-                    score -= weight * (0.5 if c is not None else 1.0)
+                weight = access.itemsize * (4 if access.write else 1) * elements / max(volume, 1)
+                contiguous |= c == 1
+                score += weight * {1: 1.0, 0: 0.25, 2: 0.0, None: -0.6}.get(c, -0.5)
             for index in body.fixed:
                 if index.coefficient(var) is None:
                     score -= 4
+            if not contiguous:
+                continue
             lanes = self.form.lanes
             score *= var.size / (math.ceil(var.size / lanes) * lanes) if score > 0 else 1.0
             if score > best_score:
@@ -959,11 +959,6 @@ class KernelText:
                     x = f"w_ld({partial[root]} + {k} * {count} + {position.text()})"
                     self.nest.put(f"{name} = {combine(record.prim, dtype, name, x)};")
             self._finish(body, stage, self._zeroed(stage, loops.at), names)
-
-
-def _volume(index: Index) -> int:
-    """Elements that an address reaches."""
-    return math.prod(v.size for v in index.variables)
 
 
 def _inner_coefficient(index: Index, var: Var) -> int | None:

@@ -224,6 +224,13 @@ template <class V> W_FN V w_raw_reversed(const typename w_t<V>::S* p) {
   W_FN T##v w_ldv_2(const T* p) { return w_raw_2<T##v>(p); } \
   W_FN T##v w_ldv_reversed(const T* p) { return w_raw_reversed<T##v>(p); }
 W_STRIDED(w_f32) W_STRIDED(w_f64) W_STRIDED(w_i64) W_STRIDED(w_i32)
+#if defined(__AVX512F__) && WL == 16 && !defined(__clang__)
+W_FN w_f32v w_gather(const w_f32* p, w_i32v k) { return __builtin_ia32_gathersiv16sf(w_f32v{}, p, k, (unsigned short)-1, 4); }
+W_FN w_i32v w_gather(const w_i32* p, w_i32v k) { return __builtin_ia32_gathersiv16si(w_i32v{}, p, k, (unsigned short)-1, 4); }
+#else
+W_FN w_f32v w_gather(const w_f32* p, w_i32v k) { w_f32v x = {}; for (int i = 0; i < WL; ++i) x[i] = p[k[i]]; return x; }
+W_FN w_i32v w_gather(const w_i32* p, w_i32v k) { w_i32v x = {}; for (int i = 0; i < WL; ++i) x[i] = p[k[i]]; return x; }
+#endif
 // tile[u * WL + v] = p[v * stride + u] for u < rows <= 16, v < columns <= WL
 template <class T> W_FN void w_transpose(T* tile, const T* p, long stride, long rows, long columns) {
 #ifndef __clang__
@@ -613,6 +620,12 @@ W_FN bool w_across_all(w_boolv x) { return !w_any(~x); }
 W_FN w_i32v w_lanes() { w_i32v x = {}; for (int i = 0; i < WL; ++i) x[i] = i; return x; }
 W_FN w_boolv w_first(long n) { return w_lanes() < w_splat_i32((w_i32)n); }
 W_FN long w_clamp(long i, long n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
+template <class V> W_FN w_i32v w_clamp_lanes(V i, long n) {
+  typedef typename w_t<V>::S S;
+  V top = V{} + (S)(n - 1);  // n is below 2^31 or the index is 64 bits wide
+  i = w_pick(i < V{}, V{}, i);
+  return __builtin_convertvector(w_pick(i > top, top, i), w_i32v);
+}
 W_FN long w_reflect(long i, long n) { return i < 0 ? -i : i >= n ? 2 * (n - 1) - i : i; }
 W_FN long w_least(long a, long b) { return a < b ? a : b; }
 W_FN long w_most(long a, long b) { return a > b ? a : b; }
