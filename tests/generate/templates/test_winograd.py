@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
+from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem, random_inputs, run
 
 from weft.generate.cpp import templates
 from weft.generate.cpp.templates.winograd import matrices
@@ -14,6 +14,8 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
+from weft.kernels.source import KernelSource
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -87,3 +89,25 @@ def test_few_channels_have_no_large_tiles():
     x = b.input(f32(1, 32, 12, 12))
     found = templates.schedules(problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), Facts())
     assert {s.param("algorithm") for s in found} == {"direct", "winograd2"}
+
+
+@pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
+@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 2e38])
+def test_what_is_not_finite_stays_where_it_belongs(algorithm, special):
+    b = GraphBuilder()
+    x = b.input(f32(1, 64, 13, 9))
+    p = problem(b, [conv(b, x, 32, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])
+    found = templates.schedules(p, Facts())
+    assert not isinstance(found, Declined)
+    source = templates.emit(p, next(s for s in found if s.param("algorithm") == algorithm))
+    assert isinstance(source, KernelSource)
+    image, weights = random_inputs(p.graph)
+    image[0, 5, 6, 4] = special
+    (got,) = run(p, source, [image, weights])
+    with np.errstate(all="ignore"):
+        (want,) = evaluate(p.graph, [image, weights])
+    assert (np.isnan(got) == np.isnan(want)).all()
+    assert (np.isposinf(got) == np.isposinf(want)).all()
+    far = np.isfinite(want) & (np.abs(want) < 1e6)
+    assert 0.5 < far.mean() < 1
+    assert np.abs(got[far] - want[far]).max() < 1e-3

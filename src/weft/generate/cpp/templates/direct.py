@@ -332,7 +332,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
     lay, grid = _layout(c, s), _Grid.of(c, s)
     constants, names = statics(c)
     taps = c.kernel[0] * c.kernel[1] * c.ic
-    text = prelude(s.lanes) + GATHER + (_total(s.lanes) if s.dot else "") + constants
+    text = prelude(s.lanes) + GATHER + (total(s.lanes) if s.dot else "") + constants
     for th, tw, v, tail in grid.variants(s):
         text += tile(c, s, lay, th, tw, v, tail)
     image = lay.rows * lay.cols * c.ic
@@ -480,7 +480,7 @@ const i64 t = segment * {length} + k, i = t % {c.ic}, x = t / {c.ic} % {c.kernel
 """  # noqa: E501
 
 
-def _total(lanes: int) -> str:
+def total(lanes: int) -> str:
     """The sum of a vector's lanes, by halves."""
     text, half = "INLINE float total(vf v) {\n", lanes // 2
     while half:

@@ -6,6 +6,9 @@ scratch memory, multiplied position by position as small matrix products, and tr
 Source: A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308; the points of
 F(4x4) are 0, 5/8, -5/8, 3/2, -3/2 and infinity, which keep the rounding error under twice that of a sequential sum
 (the usual 0, 1, -1, 2, -2 give four times); weights are transformed in double precision.
+
+Infinities and NaNs would spread over a whole tile, and large values overflow earlier than by the definition. Every
+result that must not be finite is not finite here either, so a tile with such a result is computed again, directly.
 """
 
 from __future__ import annotations
@@ -239,7 +242,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     rows, cols = _tables(c, s.m)
     constants, names = statics(c)
     text = prelude(lanes) + direct.GATHER + constants + indices("row_at", rows) + indices("col_at", cols)
-    text += f"alignas(64) static const float zeros[{c.ic}] = {{}};\n"
+    text += direct.total(lanes) + f"alignas(64) static const float zeros[{c.ic}] = {{}};\n"
     # the matrix product, as the direct template's tile with plain stores
     inner = Contraction(
         dims=(1, s.tiles), groups=1, oc=width, ic=c.ic, kernel=(1, 1), strides=(1, 1), dilations=(1, 1), a=c.a,
@@ -272,11 +275,30 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     for i in range(s.m):
         lines.extend(apply_matrix(at, [f"t{i}_{j}" for j in range(n)], [f"u{i}_{j}" for j in range(s.m)], f"b{i}"))
         lines.extend(f"st(y + {(i * s.m + j) * lanes}, u{i}_{j});" for j in range(s.m))
+    results = [f"u{i}_{j}" for i in range(s.m) for j in range(s.m)]
+    lines.append(f"vf bad = {results[0]} * 0.0f; " + " ".join(f"bad += {u} * 0.0f;" for u in results[1:]))
+    lines.append("const float test = total(bad);")
+    lines.append(f"if (test != test) repair(x, r, q, direct + u * {9 * c.ic}, rows, cols, y);")
     lines.append("for (i64 i = 0; i < rows; ++i) for (i64 j = 0; j < cols; ++j) {")
     lines.append(f"const vf z = ld(y + (i * {s.m} + j) * {lanes});")
     lines.extend(direct.finish_vector(c, lanes, "z", "i", "j", "u", lanes, "e"))
+    text += f"""
+static __attribute__((noinline, cold)) void repair(const float* x, const int* r, const int* q, const float* w, i64 rows,
+i64 cols, float* y) {{
+for (i64 i = 0; i < rows; ++i) for (i64 j = 0; j < cols; ++j) {{
+vf sum = {{}};
+for (i64 t = 0; t < 9; ++t) {{
+const int h = r[i + t / 3], k = q[j + t % 3];
+const float* const p = (h | k) < 0 ? zeros : x + h + k;
+for (i64 c = 0; c < {c.ic}; ++c) sum += splat(p[c]) * ld(w + (t * {c.ic} + c) * {lanes});
+}}
+st(y + (i * {s.m} + j) * {lanes}, sum);
+}}
+}}
+"""
     text += (
-        "static __attribute__((noinline)) void back(const float* __restrict M, i64 count, i64 rows, i64 cols"
+        "static __attribute__((noinline)) void back(const float* __restrict M, i64 count, i64 rows, i64 cols,"
+        " const float* x, const int* r, const int* q, const float* direct"
         f"{leaf_params}{out_params}) {{\n" + "\n".join(lines) + "\n}\n}\n}\n"
     )
     tasks, parts = math.ceil(tiles / s.tiles), math.ceil(blocks / s.og)
@@ -298,6 +320,12 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
         f"{name} + d * {k.dims[0]} + ty * {s.m * k.dims[1]} + tx * {s.m * k.dims[2]} + b0 * {s.v * lanes * k.channel}"
         for name, k in walks
     ]
+    origin = [
+        f"x + d * {c.a_walk.dims[0]}",
+        f"row_at + ty * {s.m}",
+        f"col_at + tx * {s.m}",
+        f"(const float*)packed[1] + b0 * {s.v * lanes * 9 * c.ic}",
+    ]
     body.append(f"""for (i64 t = 0; t < {tasks * parts}; ++t) {{
 float* const V = (float*)workspace + (i64){number} * {scratch};
 float* const M = V + {n * n * v_pos};
@@ -317,7 +345,7 @@ for (i64 i = 0; i < count; ++i) {{
 const i64 p = t0 + i, d = p / {ty * tx}, ty = p / {tx} % {ty}, tx = p % {tx};
 const i64 rows = {c.dims[1]} - ty * {s.m} < {s.m} ? {c.dims[1]} - ty * {s.m} : {s.m};
 const i64 cols = {c.dims[2]} - tx * {s.m} < {s.m} ? {c.dims[2]} - tx * {s.m} : {s.m};
-back({", ".join([f"M + i * {width}", f"(b1 - b0) * {s.v * lanes}", "rows", "cols", *args])});
+back({", ".join([f"M + i * {width}", f"(b1 - b0) * {s.v * lanes}", "rows", "cols", *origin, *args])});
 }}
 }}""")
     text += (
@@ -330,12 +358,15 @@ extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
 static const double G[{n}][3] = {{{flat}}};
 const float* const w = {pointer(c.w, names)} + {c.w_walk.offset};
 float* const d = (float*)packed[0];
+float* const e = (float*)packed[1];
 for (i64 o = 0; o < {c.oc}; ++o) for (i64 k = 0; k < {c.ic}; ++k) {{
 double t[{n}][3];
 const float* const q = w + o * {c.w_walk.channel} + k * {c.w_k};
 for (i64 i = 0; i < {n}; ++i) for (i64 x = 0; x < 3; ++x)
 t[i][x] = G[i][0] * q[x * {c.w_kernel[1]}] + G[i][1] * q[{c.w_kernel[0]} + x * {c.w_kernel[1]}]
 + G[i][2] * q[{2 * c.w_kernel[0]} + x * {c.w_kernel[1]}];
+for (i64 i = 0; i < 9; ++i)
+e[((o / {lanes} * 9 + i) * {c.ic} + k) * {lanes} + o % {lanes}] = q[i / 3 * {c.w_kernel[0]} + i % 3 * {c.w_kernel[1]}];
 const i64 at = (o / {s.v * lanes} * {c.ic} + k) * {s.v * lanes} + o % {s.v * lanes};
 for (i64 i = 0; i < {n}; ++i) for (i64 j = 0; j < {n}; ++j)
 d[(i * {n} + j) * {c.ic * c.oc} + at] = (float)(G[j][0] * t[i][0] + G[j][1] * t[i][1] + G[j][2] * t[i][2]);
@@ -349,6 +380,6 @@ d[(i * {n} + j) * {c.ic * c.oc} + at] = (float)(G[j][0] * t[i][0] + G[j][1] * t[
         entry=entry,
         flags=direct.FLAGS,
         workspace_bytes=scratch * 4 * s.threads,
-        packed_bytes=(n * n * c.ic * c.oc * 4,),
+        packed_bytes=(n * n * c.ic * c.oc * 4, 9 * c.ic * c.oc * 4),
         replaces_weights=(c.w.index,) if c.w.kind == "input" and c.w not in read else (),
     )
