@@ -212,12 +212,12 @@ class Body:
         if step in (2, -1) and not lanes.count and buffer.dtype in (DType.F32, DType.F64, DType.I32, DType.I64):
             suffix = "2" if step == 2 else "reversed"
             return self.define(dtype, True, f"w_ldv_{suffix}({buffer.name} + {address.text()})", level)
-        gathered = self._gather(buffer, address, lanes, dtype)
+        gathered = self._gather(buffer, address, dtype)
         if gathered is not None:
             return gathered
         return self.per_lane(dtype, f"w_ld({buffer.name} + {address.text(lanes.var)})", level)
 
-    def _gather(self, buffer: Buffer, address: Index, lanes: Lanes, dtype: DType) -> Placed | None:
+    def _gather(self, buffer: Buffer, address: Index, dtype: DType) -> Placed | None:
         """Read at base + factor * (run-time index per lane); None when the address is of another form."""
         if buffer.dtype not in (DType.F32, DType.I32):
             return None

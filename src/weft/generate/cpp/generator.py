@@ -68,11 +68,13 @@ class CppGenerator:
                 if sum(graph.nodes[n].prim in EXPENSIVE for n in live) > 1:
                     found.append(_schedule(lanes, count, rows=True, keep=True, unroll=1))
                 continue
-            found.append(_schedule(lanes, count, rows=True, keep=True, unroll=4))
+            # costly functions need registers of their own: fewer copies of the loop's body first
+            first = 2 if any(graph.nodes[n].prim in EXPENSIVE for n in live) else 4
+            found.append(_schedule(lanes, count, rows=True, keep=True, unroll=first))
             found.append(_schedule(lanes, count, rows=True, keep=False, unroll=4))
             found.append(_schedule(lanes, count, rows=False, keep=True, unroll=4))
             if count == threads[0]:
-                found.append(_schedule(lanes, count, rows=True, keep=True, unroll=2))
+                found.append(_schedule(lanes, count, rows=True, keep=True, unroll=6 - first))
                 found.append(_schedule(lanes, count, rows=False, keep=False, unroll=4))
         return found
 
