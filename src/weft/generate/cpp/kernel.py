@@ -37,7 +37,7 @@ from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
-STACK_BYTES = 96 * 1024
+STACK_BYTES = 128 * 1024
 """Scratch of one thread that may lie on its stack; more goes to the workspace."""
 SIGNATURE = "const void* const* inputs, void* const* outputs, void* workspace, const void* const* packed"
 MAX_SEGMENTS = 9
@@ -112,6 +112,7 @@ class KernelText:
     def _build(self, alone: frozenset[NodeId], banned: frozenset[Key]) -> None:
         graph, form = self.graph, self.form
         self.workspace_bytes = 0
+        self.stack_bytes = 0
         self._shared_key: dict[Var, Key] = {}
         self.buffers: dict[NodeId, Buffer] = {}
         live = live_nodes(graph)
@@ -201,7 +202,8 @@ class KernelText:
         name = self._name(prefix)
         size = -(-count * dtype.itemsize // 64) * 64
         kind = storage_type(dtype)
-        if per_thread and size <= STACK_BYTES:
+        if per_thread and self.stack_bytes + size <= STACK_BYTES:
+            self.stack_bytes += size
             self.declared.append(f"alignas(64) {kind} {name}[{max(count, 1)}];")
             return name
         offset = self.workspace_bytes
