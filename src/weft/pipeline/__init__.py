@@ -93,7 +93,9 @@ def compile_imported(
     known = stages.run("measure", measure, alternatives, problems, setting, say)
     stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
-    inputs = list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
+    inputs = (
+        list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
+    )
     expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager)
     contenders = stages.run("link", link_all, graph, plans, setting, inputs, eager)
     chosen, timed = stages.run(
