@@ -9,6 +9,7 @@ from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32,
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
+from weft.ir.types import DType
 
 
 def image(c: int, h: int, w: int, n: int = 1):
@@ -123,6 +124,14 @@ def test_nearest_upsampling_before_the_convolution(pad):
         x = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))
     y = conv(b, x, 20, (3, 3), lo=(0, 0) if pad else (1, 1))
     check(problem(b, [y], [LAST, ROW], [LAST]), most=1)
+
+
+def test_tables_of_indices_that_are_reshaped_or_counted():
+    b, x = image(16, 6, 7)
+    pairs = b.broadcast(b.constant(np.arange(6).reshape(6, 1)), (6, 2))
+    x = b.add(Prim.GATHER, x, b.reshape(pairs, (12,)), attrs=a.GatherAttrs(2))
+    x = b.add(Prim.GATHER, x, b.iota((5,), 0, DType.I64), attrs=a.GatherAttrs(3))
+    check(problem(b, [conv(b, x, 20, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), most=1)
 
 
 def test_cropped_input():

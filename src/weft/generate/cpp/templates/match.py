@@ -169,6 +169,24 @@ def _prepend(shape: tuple[int, ...], move: Move, path: Path) -> Path:
     return (move, *path)
 
 
+def _known(graph: Graph, at: NodeId) -> np.ndarray | None:
+    """The value of a table of indices that is known before the kernel runs."""
+    n = graph.nodes[at]
+    if n.prim is Prim.CONSTANT:
+        return np.asarray(graph.constant(at))
+    if isinstance(n.attrs, a.IotaAttrs):
+        along = [1] * len(n.attrs.shape)
+        along[n.attrs.axis] = -1
+        return np.broadcast_to(np.arange(n.attrs.shape[n.attrs.axis]).reshape(along), n.attrs.shape)
+    if not isinstance(n.attrs, a.ReshapeAttrs | a.BroadcastAttrs):
+        return None
+    inner = _known(graph, n.inputs[0])
+    if inner is None:
+        return None
+    shape = n.attrs.shape
+    return inner.reshape(shape) if n.prim is Prim.RESHAPE else np.broadcast_to(inner, shape)
+
+
 class _Matcher:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -467,12 +485,13 @@ class _Matcher:
         g = self.graph
         n = g.nodes[at]
         axis = cast("a.GatherAttrs", n.attrs).axis
-        if g.nodes[n.inputs[1]].prim is not Prim.CONSTANT or g.type_of(n.inputs[1]).rank != 1:
+        known = _known(g, n.inputs[1]) if g.type_of(n.inputs[1]).rank == 1 else None
+        if known is None:
             raise _RefusedError("gather with computed indices before a convolution")
         if axis < 2:
             raise _RefusedError("gather of batch or channels before a convolution")
         size = g.type_of(n.inputs[0]).shape[axis]
-        index = np.clip(np.asarray(g.constant(n.inputs[1])).astype(np.int64), 0, size - 1)
+        index = np.clip(known.astype(np.int64), 0, size - 1)
         t = tables[axis - 2]
         tables[axis - 2] = np.where(t < 0, -1, index[np.maximum(t, 0)])
         return tables
