@@ -16,7 +16,6 @@ from functools import cache
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
 
 from weft.kernels.record import CompileRecord, PlanRecord, StageRecord
 from weft.report.data import MAX_DRAWN, MAX_STEPS, page_data
@@ -80,11 +79,11 @@ def _render(record: CompileRecord, source_budget: int) -> str:
     chosen = next((r for r in rows if r.chosen), None)
     return _template().render(
         r=record,
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=Markup(script_json(page_data(record, source_budget))),
+        data=script_json(page_data(record, source_budget)),
         plans=rows,
         chosen=chosen,
         baselines=[r for r in rows if r.plan.name in BASELINES and not r.chosen and math.isfinite(r.ratio)],
