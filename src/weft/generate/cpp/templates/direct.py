@@ -8,12 +8,12 @@ settled when a band of input rows is packed into the thread's scratch memory; wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from weft.generate.cpp.templates.match import Contraction, Pack, Walk
-from weft.generate.cpp.templates.text import cost, epilogue, indices, leaves, pointer, prelude, statics
+from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics
 from weft.kernels.source import KernelSource, Schedule
 
 _INLINE_COST = 6
@@ -222,8 +222,8 @@ def finish_vector(
 ) -> list[str]:
     """Epilogue and stores of one vector of `count` channels (all lanes, or the tail)."""
 
-    def load(leaf: object) -> str:
-        walk, name = cast("Walk", leaf.step.walk), leaf.name  # type: ignore[attr-defined]
+    def load(leaf: Leaf) -> str:
+        walk, name = cast("Walk", leaf.step.walk), leaf.name
         at = _at(walk, i, j, lane)
         if walk.channel == 0:
             return f"splat({name}[{at}])"
@@ -441,9 +441,9 @@ def _pack_panel(c: Contraction, s: Shape) -> str:
     )
 
 
-def _pack_weights(c: Contraction, s: Shape, grid: _Grid, entry: str, names: dict[int, str] | object) -> str:
+def _pack_weights(c: Contraction, s: Shape, grid: _Grid, entry: str, names: Mapping[int, str]) -> str:
     kh, kw = c.kernel
-    source = pointer(c.w, cast("dict[int, str]", names))
+    source = pointer(c.w, names)
     return f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
 const float* const w = {source} + {c.w_walk.offset};
@@ -459,10 +459,10 @@ for (i64 o = o0; o < o0 + width; ++o)
 """  # noqa: E501
 
 
-def _pack_dot(c: Contraction, s: Shape, lay: Layout, entry: str, names: dict[int, str] | object) -> str:
+def _pack_dot(c: Contraction, s: Shape, lay: Layout, entry: str, names: Mapping[int, str]) -> str:
     kh, kw, length = _segments(c, lay)
     steps = -(-length // s.lanes)
-    source = pointer(c.w, cast("dict[int, str]", names))
+    source = pointer(c.w, names)
     return f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
 const float* const w = {source} + {c.w_walk.offset};
@@ -504,25 +504,24 @@ def _entry(
     lay: Layout,
     grid: _Grid,
     entry: str,
-    names: object,
+    names: Mapping[int, str],
     image: int,
     scratch: int,
 ) -> str:
-    known = cast("dict[int, str]", names)
     batch = len(c.dims) - 2
     bands, slabs, packs = -(-grid.rows // s.bh), -(-grid.cols // s.bw), -(-grid.blocks // s.og)
     tasks = bands * slabs * packs * c.groups * math.prod(c.dims[:-2])
     threads = min(s.threads, tasks)
     lines: list[str] = []
-    lines.append(f"const float* const x = {pointer(c.a, known)} + {c.a_walk.offset};")
+    lines.append(f"const float* const x = {pointer(c.a, names)} + {c.a_walk.offset};")
     if c.w_const:
         lines.append("const float* const w = (const float*)packed[0];")
     else:
-        lines.append(f"const float* const w = {pointer(c.w, known)} + {c.w_walk.offset};")
+        lines.append(f"const float* const w = {pointer(c.w, names)} + {c.w_walk.offset};")
     for leaf in leaves(c):
         source, walk = leaf.step.source, cast("Walk", leaf.step.walk)
         assert source is not None
-        lines.append(f"const float* const {leaf.name} = {pointer(source, known)} + {walk.offset};")
+        lines.append(f"const float* const {leaf.name} = {pointer(source, names)} + {walk.offset};")
     for k, (_, walk) in enumerate(c.outputs):
         lines.append(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};")
     if threads > 1:

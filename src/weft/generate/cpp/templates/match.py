@@ -74,8 +74,6 @@ class Pack:
     row_step: int
     col_step: int
     channel_step: int
-    prologue: tuple[Step, ...] = ()
-    """Elementwise steps before padding; walks: dims are the batch dimensions, then source row and column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,6 @@ class Contraction:
     w_const: bool
     body: tuple[Step, ...]
     outputs: tuple[tuple[Slot, Walk], ...]
-    transposed: tuple[int, int] | None = None
-    """Kernel of a transposed convolution whose stride equals it: output rows and columns split by it."""
     graph: Graph | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -500,7 +496,7 @@ class _Matcher:
 def _merge(c: Contraction) -> Contraction:
     """Join neighbouring loop dimensions that every walk crosses with one stride, and drop those of size 1."""
     if c.pack is not None or c.kernel != (1, 1):
-        return _squeeze_batch(c)
+        return c
     walks = [c.a_walk, c.w_walk, *(w for _, w in c.outputs), *(s.walk for s in c.body if s.walk is not None)]
     dims: list[int] = []
     steps: list[list[int]] = [[] for _ in walks]
@@ -549,10 +545,6 @@ def _insert_rows(c: Contraction) -> Contraction:
         outputs=tuple((slot, wide(w)) for slot, w in c.outputs),
         body=tuple(replace(s, walk=wide(s.walk)) if s.walk is not None else s for s in c.body),
     )
-
-
-def _squeeze_batch(c: Contraction) -> Contraction:
-    return c
 
 
 def constants_of(c: Contraction) -> Mapping[NodeId, np.ndarray]:
