@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +24,14 @@ import typer
 import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
-from weft.cli.show import Screen, microseconds, plain, print_pairs, summary
+from weft.cli.show import Screen, microseconds, plain, print_pairs, summary, visible
+from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
-from weft.options import Options
+from weft.options import Options, default_cache_dir
 
+PEERS = ("onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
 Budget = Annotated[float, typer.Option(help="seconds of tuning; 0: library plan, nothing is measured")]
@@ -37,21 +43,57 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=weft.__doc__,
 
 
 def run() -> None:
-    """Run the command line; every error of ours ends in its text and exit code, never in a traceback."""
+    """Run the command line; every error ends in its text and exit code, never in a traceback."""
     try:
         app()
     except WeftError as error:
-        print(f"weft: {error}", file=sys.stderr)
-        if error.exit_code == 70:
-            raise
+        for line in str(error).splitlines():
+            print(visible(line, 400) if line.startswith("  ") else f"weft: {visible(line, 400)}", file=sys.stderr)
+        if error.exit_code == 70 or getattr(error, "__notes__", None):
+            _point_to_log(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("weft: interrupted; what was measured is kept", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # the framework of commands catches the interrupt itself
+            print("weft: interrupted; what was measured is kept", file=sys.stderr)
+        raise
+    except Exception as error:
+        text = next(iter(str(error).splitlines()), "")
+        print(f"weft: internal error: {type(error).__name__}: {visible(text, 200)} [W900]", file=sys.stderr)
+        print("  this is a bug in Weft: please report it with the log", file=sys.stderr)
+        _point_to_log(error)
+        sys.exit(70)
+
+
+def _point_to_log(error: BaseException) -> None:
+    """Write traceback and notes to a file of the cache and name it."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder = private_directory(default_cache_dir(os.environ) / "logs")
+        path = folder / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, WeftError):
+        print("  no log could be written: the cache directory cannot be used", file=sys.stderr)
+    else:
+        print(f"  full log: {visible(str(path), 400)}", file=sys.stderr)
 
 
 def _options(budget: float) -> Options:
+    if not budget >= 0:
+        raise OptionError(option="--budget", problem=f"{budget} is no time")
     return replace(Options.from_environment(os.environ), budget_s=budget)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Whatever keeps a result from being written is told as an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(
+            where=visible(path.name),
+            problem=f"it cannot be written: {error.strerror}",
+            remedy="choose another place",
+        ) from None
 
 
 def _dims(pairs: list[str]) -> dict[str, int]:
@@ -85,7 +127,8 @@ def compile_command(
     compiled = _compile(model, budget, dim, device, screen)
     if output is not None:
         digest = compiled.save(output)
-        _record_path(output).write_text(json.dumps(to_json(compiled.record)))
+        with _writing(_record_path(output)):
+            _record_path(output).write_text(json.dumps(to_json(compiled.record)))
         screen.err.print(f"saved {plain(str(output))} (digest {digest})")
     if report is not None:
         compiled.report(report)
@@ -101,9 +144,11 @@ def _record(path: Path) -> CompileRecord:
     place = path if path.suffix == ".json" else _record_path(path)
     try:
         return from_json(CompileRecord, json.loads(place.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise ArtifactError(
-            where=plain(place.name), problem="no readable record beside the plan", remedy="`weft compile -o` writes it"
+            where=visible(place.name),
+            problem="no readable record beside the plan",
+            remedy="`weft compile -o` writes it",
         ) from None
 
 
@@ -118,16 +163,11 @@ def run_command(
     """Run a saved plan on .npy files. Example: weft run candy.weft --input x.npy."""
     screen = Screen(format)
     loaded = load(plan, trust=trust, options=Options.from_environment(os.environ))
-    tensors = []
-    for path in input:
-        try:
-            tensors.append(torch.from_numpy(np.load(path, allow_pickle=False)))
-        except (OSError, ValueError) as error:
-            raise OptionError(option="--input", problem=f"{plain(path.name)}: {error}") from None
-    result = loaded(*tensors)
+    result = loaded(*[_tensor(path) for path in input])
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     if output is not None:
-        np.savez(output, *[x.numpy() for x in outputs])
+        with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
+            np.savez(file, *[(x.float() if x.dtype == torch.bfloat16 else x).numpy() for x in outputs])
     rows = [_statistics(x) for x in outputs]
     if screen.json:
         screen.data(rows)
@@ -137,6 +177,14 @@ def run_command(
             for i, r in enumerate(rows)
         ]
         screen.table("", ["output", "shape", "type", "mean", "std"], shown)
+
+
+def _tensor(path: Path) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False))
+    except (OSError, ValueError, TypeError, EOFError, SyntaxError) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise OptionError(option="--input", problem=f"{visible(path.name)}: {visible(problem, 200)}") from None
 
 
 def _statistics(x: torch.Tensor) -> dict[str, object]:
@@ -150,27 +198,29 @@ def bench(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     against: Annotated[str, typer.Option(help="comma separated: onnxruntime, library")] = "onnxruntime",
     budget: Budget = 600.0,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 15,
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
 ) -> None:
     """Compile an ONNX file and time it against its peers in one interleaved run."""
     from weft.pipeline.finish import interleave
+    from weft.pipeline.reference import example_inputs
 
     screen = Screen(format)
+    peers = [peer for peer in against.split(",") if peer]
+    for peer in peers:
+        if peer not in PEERS:
+            raise OptionError(option="--against", problem=f"{peer!r} is not one of {', '.join(PEERS)}")
     compiled = _compile(model, budget, dim, "cpu", screen)
-    from weft.pipeline.reference import example_inputs
 
     inputs = example_inputs(compiled.executable.graph, 0)
     runs: dict[str, Callable[[], object]] = {"weft": partial(compiled, *inputs)}
-    for peer in filter(None, against.split(",")):
+    for peer in peers:
         if peer == "onnxruntime":
             runs[peer] = _onnxruntime(model, inputs)
-        elif peer == "library":
+        else:
             plain_plan = compile_model(model, options=_options(0.0), dims=_dims(dim))
             runs[peer] = partial(plain_plan, *inputs)
-        else:
-            raise OptionError(option="--against", problem=f"{peer!r} is not one of onnxruntime, library")
     samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     median = {k: statistics.median(v) for k, v in samples.items()}
     if screen.json:
@@ -187,7 +237,13 @@ def _onnxruntime(model: Path, inputs: list[torch.Tensor]) -> Callable[[], object
         raise OptionError(option="--against", problem="onnxruntime is not installed") from None
     chosen = onnxruntime.SessionOptions()
     chosen.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(model), chosen, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(model), chosen, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own classes, which have no common base
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise OptionError(
+            option="--against", problem=f"onnxruntime refuses the model: {visible(reason, 200)}"
+        ) from None
     feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=False)}
     return lambda: session.run(None, feeds)
 
@@ -205,12 +261,9 @@ def fission_command(
 
     screen = Screen(format)
     imported = import_onnx(model, dims=_dims(dim))
-    try:
-        output.write_bytes(export_onnx(imported.graph))
-    except OSError as error:
-        raise ArtifactError(
-            where=plain(output.name), problem=str(error.strerror), remedy="choose another place"
-        ) from None
+    exported = export_onnx(imported.graph)
+    with _writing(output):
+        output.write_bytes(exported)
     facts = {
         "operators": imported.operators,
         "primitives": len(imported.graph),
@@ -260,7 +313,7 @@ def explain(
     record = _record(plan)
     steps = [s for s in record.steps if node is None or _matches(node, s.position, s.nodes, s.operators)]
     if not steps:
-        raise OptionError(option="NODE", problem=f"no kernel of this plan matches {plain(node or '')!r}")
+        raise OptionError(option="NODE", problem=f"no kernel of this plan matches {visible(node or '')!r}")
     if screen.json:
         screen.data([to_json(s) for s in steps])
         return
@@ -270,7 +323,7 @@ def explain(
             screen,
             {
                 "  operators": ", ".join(plain(o) for o in s.operators) or "-",
-                "  primitives": ", ".join(s.primitives),
+                "  primitives": plain(", ".join(s.primitives), 400),
                 "  time": microseconds(s.cost_us),
                 "  model": f"{microseconds(s.predicted_us)}, bound {microseconds(s.bound_us)}",
                 "  runner-up": f"{plain(s.runner_up, 120)} {microseconds(s.runner_up_us)}" if s.runner_up else "none",
@@ -280,7 +333,7 @@ def explain(
         for n in s.neighbours:
             screen.out.print(
                 f"  not fused {plain(n.what, 90)}: "
-                f"{microseconds(n.cost_us)} against {microseconds(n.parts_us)}: {n.reason}"
+                f"{microseconds(n.cost_us)} against {microseconds(n.parts_us)}: {plain(n.reason, 160)}"
             )
 
 
@@ -300,12 +353,9 @@ def report(
     from weft.report import render
 
     screen = Screen(format)
-    try:
-        output.write_text(render(_record(plan)), encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(
-            where=plain(output.name), problem=str(error.strerror), remedy="choose another place"
-        ) from None
+    page = render(_record(plan))
+    with _writing(output):
+        output.write_text(page, encoding="utf-8")
     if screen.json:
         screen.data({"report": str(output)})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,19 @@ from rich.table import Table
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord
 
+REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the order of the text around them, so that a name could show as another."""
+
+
+def visible(text: str, limit: int = 64) -> str:
+    """A name from a model, fit for a terminal: control, ANSI and bidi characters become `?`, the rest is cut."""
+    kept = "".join(c if c.isprintable() and c not in REORDERING else "?" for c in text[: limit + 1])
+    return kept if len(text) <= limit else kept[: limit - 1] + "…"
+
 
 def plain(text: str, limit: int = 64) -> str:
-    """A name from a model, fit for a terminal: control, ANSI and bidi characters become `?`, the rest is cut."""
-    kept = "".join(
-        c if c.isprintable() and not "\u202a" <= c <= "\u202e" and not "\u2066" <= c <= "\u2069" else "?" for c in text
-    )
-    return escape(kept if len(kept) <= limit else kept[: limit - 1] + "…")
+    """`visible`, and safe from the markup of `Screen`."""
+    return escape(visible(text, limit))
 
 
 class Screen:
@@ -54,8 +61,8 @@ class Screen:
             self.err.print("\r\x1b[2K", end="")
 
     def data(self, value: object) -> None:
-        """Print one JSON value."""
-        print(json.dumps(value, indent=2, sort_keys=True))
+        """Print one JSON value; numbers that JSON lacks become null."""
+        print(json.dumps(_standard(value), indent=2, sort_keys=True, allow_nan=False))
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; the first column is text, the others are numbers."""
@@ -65,6 +72,19 @@ class Screen:
         for row in rows:
             table.add_row(*row)
         self.out.print(table)
+
+
+def _standard(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _standard(v) for k, v in value.items()}
+    return [_standard(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def memory(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
 def microseconds(value: float) -> str:
@@ -91,17 +111,17 @@ def summary(screen: Screen, record: CompileRecord) -> None:
             "measured": f"{r.measured} kernels now, {r.reused} known from the database",
             "rejected": ", ".join(f"{n} {plain(k, 90)}" for k, n in r.rejected_kernels[:8]) or "none",
             "fallbacks": ", ".join(f"{n} {plain(op)} ({plain(why, 90)})" for op, why, n in r.opaque) or "none",
-            "solver": f"{r.solver_status} in {r.solver_seconds:.2f} s, gap {r.solver_gap:.2%}",
+            "solver": f"{plain(r.solver_status)} in {r.solver_seconds:.2f} s, gap {r.solver_gap:.2%}",
             "kernels": f"{len(r.steps)} for {r.operators} operators",
-            "memory": f"arena {r.arena_bytes / 2**20:.1f} MiB, largest live set {r.live_bytes / 2**20:.1f} MiB",
+            "memory": f"arena {memory(r.arena_bytes)}, largest live set {memory(r.live_bytes)}",
             "predicted": microseconds(r.objective_us),
-            "chosen": f"{r.chosen} ({microseconds(r.median_us)})",
-            "time": ", ".join(f"{s.name} {s.seconds:.1f} s" for s in r.stages if s.seconds >= 0.05),
+            "chosen": f"{plain(r.chosen)} ({microseconds(r.median_us)})",
+            "time": ", ".join(f"{plain(s.name)} {s.seconds:.1f} s" for s in r.stages if s.seconds >= 0.05),
         },
     )
     rows = []
     for p in r.plans:
-        name = p.name + (" *" if p.name == r.chosen else "")
+        name = plain(p.name) + (" *" if p.name == r.chosen else "")
         predicted = microseconds(p.predicted_us or float("nan"))
         verified = "yes" if p.verified else f"NO: {plain(p.note, 60)}"
         count = str(p.kernels or "-")
