@@ -24,6 +24,7 @@ class FrameworkSubject:
     """The graph primitive by primitive through the framework, in its own types."""
 
     deterministic = False
+    transforms = False
 
     def __init__(self, graph: Graph) -> None:
         self._weights: dict[int, torch.Tensor] = {}

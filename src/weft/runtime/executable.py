@@ -108,6 +108,9 @@ class Executable:
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
         self._producer: dict[Key, int] = {}
+        """First step that writes a value."""
+        self._written: dict[Key, int] = {}
+        """Last step that writes it: a value may be computed twice."""
         self._readers: dict[Key, list[int]] = {}
         self._index_values()
         self._finals = [self._core(n) for n in self.graph.outputs]
@@ -132,6 +135,7 @@ class Executable:
             for key in step.outputs:
                 ready.add(key)
                 self._producer.setdefault(key, i)
+                self._written[key] = i
 
     def _core(self, node: NodeId) -> NodeId:
         """The stored value behind the free primitives at the end of a graph output."""
@@ -152,8 +156,9 @@ class Executable:
         for position, node in enumerate(self._finals):
             key = (node, Format.ROW)
             shares = self.graph.type_of(node).size == self.graph.type_of(self.graph.outputs[position]).size
-            written_once = key in self._producer and self._producer[key] in self._native
-            if written_once and shares and node not in direct and self._all_native(key):
+            writers = [i for i, s in enumerate(self.plan.steps) if key in s.outputs]
+            native = bool(writers) and all(i in self._native for i in writers)
+            if native and shares and node not in direct and self._all_native(key):
                 direct[node] = position
         return direct
 
@@ -165,7 +170,7 @@ class Executable:
         for key, first in self._producer.items():
             if key[1] is Format.ROW and key[0] in self._direct_outputs:
                 continue
-            last = end if key in kept else max(self._readers.get(key, [first]))
+            last = end if key in kept else max([self._written[key], *self._readers.get(key, [])])
             self._slots[key] = len(lifetimes)
             lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
         self._workspaces: dict[int, int] = {}

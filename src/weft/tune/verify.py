@@ -130,6 +130,9 @@ class Subject(Protocol):
     """A kernel that can be bound to buffers. `deterministic`: equal inputs must give equal bits."""
 
     deterministic: bool
+    transforms: bool
+    """The kernel works on transformed values (Winograd), which are not integers where inputs and results are: on the
+    integer set it must come nearest to the right integer; the error itself is judged on the normal set as always."""
 
     def bind(self, arena: Arena, poison: int) -> Binding:
         """Allocate scratch filled with `poison`, prepare the weights, and give back a call without arguments."""
@@ -145,6 +148,7 @@ class NativeSubject:
     def __init__(self, problem: Problem, source: KernelSource, path: str) -> None:
         """Load. DeviceError: the object cannot be loaded."""
         self._source = source
+        self.transforms = ("algorithm", "winograd4") in source.schedule.params
         self._kernel = NativeKernel(path, source.entry)
         self._entry = _ENTRY(self._kernel.address)
         self._weights = weight_positions(problem.graph)
@@ -174,6 +178,7 @@ class LibrarySubject:
     """A library call, run as a plan runs it."""
 
     deterministic = False
+    transforms = False
 
     def __init__(self, problem: Problem, call: LibraryCall) -> None:
         self._call = call
@@ -182,7 +187,9 @@ class LibrarySubject:
     def bind(self, arena: Arena, poison: int) -> Binding:  # noqa: ARG002 - nothing here to poison
         """See `Subject`; the framework allocates its own scratch."""
         bound = BoundCall(self._call, {k: arena.input_tensors[k] for k in sorted(self._weights)})
-        return Binding(bound.launcher(arena.input_tensors, arena.output_tensors), (), (bound,))
+        # the framework may give an `out` tensor other strides, and then fill it in another order than was asked for
+        outputs = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in arena.output_tensors]
+        return Binding(bound.launcher(arena.input_tensors, outputs), (), (bound,))
 
 
 def weight_positions(graph: Graph) -> frozenset[int]:
@@ -214,6 +221,10 @@ class Expected:
     """Elements that count: where the float64 value and the native one agree on the class; None: all."""
     skip: bool
     """The output depends on an undefined case."""
+
+
+NEAREST = 0.25
+"""What is nearer than this to an integer is nearest to it, with room for an epilogue's halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +421,20 @@ def _compare_equal(got: torch.Tensor, want: Expected, where: str) -> Finding:
     return Finding(Verdict.WRONG, f"{where}: {count} of {wrong.numel()} elements differ, [{at}] is {pair}", math.inf)
 
 
+def _compare_integers(got: torch.Tensor, want: Expected, where: str) -> Finding:
+    """Is every element nearest to the right value among those that whole inputs can lead to?
+
+    A lost or doubled term is off by at least 1; results that are no integers are left to the normal set.
+    """
+    whole = want.rounded == want.rounded.round()
+    wrong = whole & ~((got.double() - want.value.double()).abs() < NEAREST)
+    if want.skip or not bool(wrong.any()):
+        return Finding(Verdict.OK)
+    at = int(wrong.reshape(-1).nonzero()[0])
+    pair = f"{got.reshape(-1)[at].item()} instead of {want.rounded.reshape(-1)[at].item()}"
+    return Finding(Verdict.WRONG, f"{where}: {int(wrong.sum())} elements differ, [{at}] is {pair}", math.inf)
+
+
 def _compare_close(got: torch.Tensor, want: Expected, limits: Limits, where: str) -> Finding:
     error = got.double() - want.value.double()
     finite = torch.isfinite(error)
@@ -481,7 +506,7 @@ def verify(
             if number == 0 and not runs and first_call > slow_s:
                 return Verified(Finding(Verdict.SLOW, f"the first call took {first_call:.3f} s"))
             runs.append([b.bytes.clone() for b in arena.outputs])
-        finding = _compare_runs(arena, runs, case, subject.deterministic)
+        finding = _compare_runs(arena, runs, case, subject)
         ratio = max(ratio, finding.ratio)
         if finding.verdict is not Verdict.OK:
             return Verified(finding)
@@ -501,7 +526,7 @@ def _after_call(arena: Arena, binding: Binding, kind: InputSet) -> Finding:
     return Finding(Verdict.OK)
 
 
-def _compare_runs(arena: Arena, runs: list[list[torch.Tensor]], case: Case, deterministic: bool) -> Finding:
+def _compare_runs(arena: Arena, runs: list[list[torch.Tensor]], case: Case, subject: Subject) -> Finding:
     ratio = 0.0
     for k, t in enumerate(arena.output_types):
         where = f"{case.kind.value}, output {k}"
@@ -516,11 +541,15 @@ def _compare_runs(arena: Arena, runs: list[list[torch.Tensor]], case: Case, dete
             continue  # opaque: nothing to compare with
         for poison, run in zip(POISONS, runs, strict=True):
             arena.outputs[k].bytes.copy_(run[k])
-            finding = compare(arena.output_tensors[k], case.expected[k], f"{where}, poison {poison:#x}")
+            want = case.expected[k]
+            if subject.transforms and case.kind is InputSet.INTEGERS and t.dtype.is_float:
+                finding = _compare_integers(arena.output_tensors[k], want, f"{where}, poison {poison:#x}")
+            else:
+                finding = compare(arena.output_tensors[k], want, f"{where}, poison {poison:#x}")
             ratio = max(ratio, finding.ratio)
             if finding.verdict is not Verdict.OK:
                 return Finding(finding.verdict, finding.error, ratio)
-        if deterministic and not case.expected[k].skip and not torch.equal(first, second):
+        if subject.deterministic and not case.expected[k].skip and not torch.equal(first, second):
             return Finding(Verdict.UNSTABLE, f"{where}: two runs on the same inputs differ in bits", ratio)
     return Finding(Verdict.OK, "", ratio)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import LibraryCall, Schedule
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class LibraryGenerator:
         if form == "linear":
             return fused_linear(problem, schedule)
         program = Program(problem.graph)
+        row_major = set(problem.input_formats + problem.output_formats) <= {Format.ROW}
         if form == "primitives":
-            return program.finish(schedule)
+            return program.finish(schedule, row_major=row_major)
         row = OPERATORS.get(problem.origin_rule)
         if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operand_nodes[:1]:
             return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
@@ -69,4 +71,5 @@ class LibraryGenerator:
         if not program.run:
             return Declined("nothing left to run")
         stored, first = problem.graph.type_of(problem.graph.outputs[0]), problem.origin_operand_nodes[0]
-        return program.finish(schedule, in_place=problem.graph.type_of(first).shape == stored.shape)
+        same_shape = problem.graph.type_of(first).shape == stored.shape
+        return program.finish(schedule, in_place=same_shape, row_major=row_major)

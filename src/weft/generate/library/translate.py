@@ -88,12 +88,18 @@ class Program:
         self._refs[node] = Ref("in", position)
         self._weights.add(position)
 
-    def finish(self, schedule: Schedule, *, in_place: bool = True) -> LibraryCall:
-        """The call that yields the graph's outputs; `in_place` lets the last step write its output itself."""
+    def finish(self, schedule: Schedule, *, in_place: bool = True, row_major: bool = False) -> LibraryCall:
+        """The call that yields the graph's outputs; `in_place` lets the last step write its output itself.
+
+        `row_major`: inputs and outputs are; only then are operators admitted that would give their output other
+        strides than the plan wants.
+        """
         outputs = tuple(self.value(n) for n in self.graph.outputs)
         out = False
         if in_place and len(outputs) == 1 and self.run and outputs[0] == Ref("tmp", len(self.run) - 1):
             target = OUT_VARIANTS.get(self.run[-1].target)
+            if target is None and row_major:
+                target = ROW_MAJOR_OUT_VARIANTS.get(self.run[-1].target)
             if target is not None and self.run[-1].result == 0:
                 last = self.run[-1]
                 self.run[-1] = CallStep(target, last.args, last.kwargs, last.result)
@@ -427,17 +433,20 @@ TRANSLATE: Mapping[Prim, Translation] = {
     Prim.OPAQUE: _opaque,
 }
 
-_OUT = (
-    "neg abs exp expm1 log log1p sqrt rsqrt reciprocal erf tanh sin cos floor ceil trunc maximum minimum sigmoid gelu"
-)
-_OUT += " silu matmul cat index_select addmm bmm baddbmm mish hardswish linear leaky_relu elu softplus"
+_STRIDED = "neg abs exp expm1 log log1p sqrt rsqrt reciprocal erf tanh sin cos floor ceil trunc maximum minimum sigmoid"
+_STRIDED += " gelu silu mish hardswish leaky_relu elu softplus"
+_DENSE = "matmul cat index_select addmm bmm baddbmm linear"
 OUT_VARIANTS: Mapping[str, str] = {
-    **{f"aten.{name}.default": f"aten.{name}.out" for name in _OUT.split()},
+    **{f"aten.{name}.default": f"aten.{name}.out" for name in _STRIDED.split()},
     **{f"aten.{name}.Tensor": f"aten.{name}.out" for name in ("add", "sub", "mul", "div")},
     "aten.where.self": "aten.where.self_out",
     "aten.sum.dim_IntList": "aten.sum.IntList_out",
     "aten.amax.default": "aten.amax.out",
     "aten.amin.default": "aten.amin.out",
+}
+"""Operators that write a result of the right shape in place, whatever its strides."""
+ROW_MAJOR_OUT_VARIANTS: Mapping[str, str] = {
+    **{f"aten.{name}.default": f"aten.{name}.out" for name in _DENSE.split()},
     "aten.avg_pool2d.default": "aten.avg_pool2d.out",
     "aten._softmax.default": "aten._softmax.out",
     "aten._log_softmax.default": "aten._log_softmax.out",
@@ -446,4 +455,4 @@ OUT_VARIANTS: Mapping[str, str] = {
     "aten.upsample_bilinear2d.default": "aten.upsample_bilinear2d.out",
     "aten.reflection_pad2d.default": "aten.reflection_pad2d.out",
 }
-"""Operators that write a result of the right shape and any strides in place."""
+"""Operators that keep the strides of their output only where everything is row-major."""
