@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft.cli import app as cli
+from weft.device import facts
 from weft.device.files import private_directory
 from weft.errors import DeviceError, InvalidGraphError, ToolchainError
 
@@ -283,12 +284,34 @@ def test_doctor(run: Weft, cache: Path) -> None:
     assert "GFLOP/s" in run("doctor").out
 
 
-@pytest.mark.parametrize("action", ["stats", "verify", "prune"])
-def test_db(run: Weft, saved: Path, action: str) -> None:
-    done = run("db", action, "--format", "json")
-    assert done.code == 0, done.err
-    assert done.data is not None
-    assert run("db", action).out.strip()
+def test_db(run: Weft, saved: Path, cache: Path) -> None:
+    stats = run("db", "stats", "--format", "json").data
+    assert stats["rows"] >= 1 and stats["problems"] >= 1 and Path(stats["path"]) == cache
+    assert sum(stats["verdicts"].values()) == stats["rows"]
+    assert run("db", "verify", "--format", "json").data == {"good": stats["rows"], "bad": 0}
+    assert run("db", "prune", "--format", "json").data == {"removed": 0}
+    assert re.search(r"^rows +[1-9]", run("db").out, re.MULTILINE)
+    assert re.search(r"^good +[1-9]", run("db", "verify").out, re.MULTILINE)
+    assert re.search(r"^removed +0", run("db", "prune").out, re.MULTILINE)
+
+
+def test_a_cache_that_cannot_be_used(
+    run: Weft, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = facts.cpu_facts(cache)
+    monkeypatch.setattr(facts, "cpu_facts", lambda _: known)  # probing the machine takes seconds
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
+    assert "NOT writable" in run("doctor").out
+    stats = run("db", "--format", "json")
+    assert stats.code == 0 and stats.data["backend"] == "memory" and stats.data["rows"] == 0
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "compile_model", fail)
+    done = run("compile", model)
+    assert done.code == 70 and "no log could be written" in done.err
 
 
 # ---------------------------------------------------------------- exit codes, hostile names

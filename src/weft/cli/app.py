@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ import typer
 import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
-from weft.cli.show import Screen, microseconds, plain, print_pairs, summary, visible
+from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
 from weft.kernels.dataclass_json import from_json, to_json
@@ -394,7 +394,8 @@ def doctor(format: FormOption = "text") -> None:
         if isinstance(compiler, HostCompiler)
         else f"none ({compiler.reason}): library plans only",
         "cache": f"{options.cache}" + ("" if writable else " (NOT writable: nothing is kept)"),
-        "database": str(stats),
+        "database": f"{stats.rows} measurements of {stats.problems} problems in {stats.backend}, "
+        f"{memory(stats.size_bytes)}",
     }
     if screen.json:
         screen.data(found)
@@ -413,8 +414,21 @@ def database_command(
     screen = Screen(format)
     options = Options.from_environment(os.environ)
     with Database.open(options.cache) as database:
-        result = {"stats": database.stats, "verify": database.verify, "prune": database.prune}[action]()
+        if action == "stats":
+            stats = database.stats()
+            result = {f.name: getattr(stats, f.name) for f in fields(stats)}
+        elif action == "verify":
+            result = dict(zip(("good", "bad"), database.verify(), strict=True))
+        else:
+            result = {"removed": database.prune()}
     if screen.json:
-        screen.data(to_json(result))
+        screen.data(result)
     else:
-        screen.out.print(plain(str(result), 400))
+        print_pairs(screen, {k: plain(_told(v), 400) for k, v in result.items()})
+
+
+def _told(value: object) -> str:
+    """A value of the database's statistics in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{n} {k}" for k, n in value.items()) or "none"
+    return "; ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
