@@ -82,10 +82,8 @@ def compile_imported(
     if stored is not None:
         plan, old = stored
         executable = stages.run("link", link, graph, plan, setting)
-        record = from_json(CompileRecord, old)
-        return Compilation(
-            executable, replace(record, stages=tuple(stages.records), measured=0), record.chosen == "eager"
-        )
+        record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
+        return Compilation(executable, record, record.chosen == "eager")
     found = stages.run("enumerate", enumerate_candidates, graph, _limits(options), alternatives)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
@@ -204,6 +202,14 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
             make_kernels(entry, problems, makers, setting.facts, setting.options)
     ranked = choose.rank(problems, known.measurements, library_only=False)
     found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
+    for count, name in enumerate(choose.TRANSFORMED, 1):
+        used = {dict(s.kernel.schedule.params).get("algorithm") for p in found for s in p.steps}
+        if name in used:
+            plain = choose.rank(problems, known.measurements, library_only=False, avoid=choose.TRANSFORMED[:count])
+            offers = choose.offers(plain)
+            found.append(
+                choose.plain_plan(f"without-{name}", alternatives.graph, offers, alternatives, setting.options)
+            )
     calls = choose.rank(problems, known.measurements, library_only=True)
     return [*found, choose.library_plan(alternatives.graph, calls, alternatives, setting.options)]
 

@@ -43,16 +43,30 @@ class Offer:
     cut: Extracted
 
 
+TRANSFORMED = ("winograd4", "winograd2")
+"""Algorithms whose rounding is larger than that of a plain sum, worst first: each kernel is within its limits, but a
+deep network may add them up to more than the whole model may be off by."""
+
+
 def rank(
-    problems: Problems, measurements: Mapping[tuple[str, Schedule], Measurement], *, library_only: bool
+    problems: Problems,
+    measurements: Mapping[tuple[str, Schedule], Measurement],
+    *,
+    library_only: bool,
+    avoid: Sequence[str] = (),
 ) -> list[Ranked]:
-    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured."""
+    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured.
+
+    Kernels with an `algorithm` in `avoid` are left out.
+    """
     found = []
     for entry in problems.entries.values():
         timed = []
         rejected = 0
         for schedule, kernel in entry.kernels or ():
             if library_only and not isinstance(kernel, LibraryCall):
+                continue
+            if dict(schedule.params).get("algorithm") in avoid:
                 continue
             m = measurements.get((entry.problem.key, schedule))
             if m is not None and m.verdict is Verdict.OK:
@@ -88,6 +102,17 @@ def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) ->
             )
             made.append(Offer(priced, r, candidate, cut))
     return made
+
+
+def plain_plan(
+    name: str, graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options
+) -> Plan:
+    """The best solution alone."""
+    priced = [o.priced for o in available]
+    found = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=1)[
+        0
+    ]
+    return _plan(name, graph, available, found.chosen, alternatives, found)
 
 
 def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options) -> list[Plan]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from weft.ir.prims import FREE
 from weft.kernels.measurement import Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
-from weft.kernels.source import KernelSource, LibraryCall
+from weft.kernels.source import CallStep, CallValue, KernelSource, LibraryCall, Ref
 from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import Known
@@ -95,19 +95,44 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     )
 
 
+def renamed(
+    old: CompileRecord, model: str, imported: Imported, executable: Executable, stages: tuple[StageRecord, ...]
+) -> CompileRecord:
+    """The record of a plan that was chosen before, with the names of the model at hand.
+
+    Another model may have had the same graph.
+    """
+    graph, plan = executable.graph, executable.plan
+    steps = tuple(replace(s, operators=_operators(graph, step)) for s, step in zip(old.steps, plan.steps, strict=True))
+    return replace(
+        old,
+        model=model,
+        operators=imported.operators,
+        opaque=tuple((u.op, u.reason, u.count) for u in imported.opaque),
+        stages=stages,
+        measured=0,
+        steps=steps,
+        graph=_nodes(graph, plan),
+        seconds=sum(s.seconds for s in stages),
+    )
+
+
+def _operators(graph: Graph, step: Step) -> tuple[str, ...]:
+    origins = {graph.nodes[n].origin for n in step.members} - {-1}
+    return tuple(dict.fromkeys(graph.origins[o].source or graph.origins[o].rule for o in sorted(origins)))
+
+
 def _step(position: int, step: Step, parts: Parts) -> StepRecord:
     graph = parts.executable.graph
     entry = parts.problems.entries.get(step.problem_key)
     tried = [m for (key, _), m in parts.known.measurements.items() if key == step.problem_key]
-    origins = {graph.nodes[n].origin for n in step.members} - {-1}
-    sources = [graph.origins[o].source or graph.origins[o].rule for o in sorted(origins)]
     return StepRecord(
         position=position,
         schedule=str(step.kernel.schedule),
         kind=step.kind.value,
         primitives=tuple(graph.nodes[n].prim.value for n in step.members),
         nodes=step.members,
-        operators=tuple(dict.fromkeys(sources)),
+        operators=_operators(graph, step),
         inputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.inputs),
         outputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.outputs),
         cost_us=step.cost_us,
@@ -125,9 +150,23 @@ def _step(position: int, step: Step, parts: Parts) -> StepRecord:
 
 def call_text(call: LibraryCall) -> str:
     """A library call as readable lines."""
-    lines = [f"once: {s.target}({', '.join(map(str, s.args))})" for s in call.prepare]
-    lines += [f"call: {s.target}({', '.join(map(str, s.args))})" for s in call.run]
+    lines = [f"once  prep{i} = {_call_line(s)}" for i, s in enumerate(call.prepare)]
+    lines += [f"call  tmp{i} = {_call_line(s)}" for i, s in enumerate(call.run)]
     return "\n".join(lines)
+
+
+def _call_line(step: CallStep) -> str:
+    args = [_value_text(v) for v in step.args] + [f"{k}={_value_text(v)}" for k, v in step.kwargs]
+    return f"{step.target}({', '.join(args)})"
+
+
+def _value_text(value: CallValue) -> str:
+    if isinstance(value, Ref):
+        return f"{value.kind}{value.index}"
+    if isinstance(value, tuple):
+        shown = [_value_text(v) for v in value[:16]] + ["..."] * (len(value) > 16)
+        return f"({', '.join(shown)})"
+    return str(value)
 
 
 def _neighbours(step: Step, parts: Parts) -> tuple[Neighbour, ...]:

@@ -85,6 +85,10 @@ def runtime_header() -> str:
     return Path(__file__).with_name("weft_simd.h").read_text()
 
 
+SUM_BLOCK = 256
+"""Terms of a column's sum that go into one accumulator before it is added to the total; a power of two."""
+
+
 class KernelText:
     """Builds one kernel; `text` is the result."""
 
@@ -813,11 +817,61 @@ class KernelText:
         new = splat(position, kind) if wide else position
         self.nest.put(f"{acc}_at = w_select({name}, {new}, {acc}_at);")
 
+    # A column's sum runs over every reduced element in one accumulator. In f32 its rounding error grows with the
+    # length, so long ones are summed in blocks: the error then grows with the block and the number of blocks.
+
+    def _totals(self, body: Body, stage: Stage, loops: Loops, vector: bool) -> dict[NodeId, str]:
+        """Second accumulators of the sums that are long enough to need them."""
+        if math.prod(v.size for v in loops.reduced) < 2 * SUM_BLOCK or loops.reduced[-1].size < SUM_BLOCK // 16:
+            return {}
+        found = {}
+        for root in stage.reductions:
+            record = self.graph.nodes[root]
+            dtype = self.graph.type_of(record.inputs[0]).dtype
+            if record.prim is not Prim.REDUCE_SUM or not dtype.is_float:
+                continue
+            found[root] = body.name("rt")
+            zero = identity(record.prim, dtype)
+            kind = vector_type(dtype) if vector else c_type(dtype)
+            self.nest.put(f"{kind} {found[root]} = {splat(zero, dtype) if vector else zero};")
+        return found
+
+    def _flush(
+        self,
+        body: Body,
+        stage: Stage,
+        loops: Loops,
+        sums: list[tuple[dict[NodeId, str], dict[NodeId, str], tuple[dict[Var, Index], Lanes | None]]],
+    ) -> None:
+        """At the end of a block the accumulators move into the totals."""
+        if not any(totals for _, totals, _ in sums):
+            return
+        inner = loops.reduced[-1]
+        text = index_of(inner).text()
+        ends = (
+            f"({text} & {SUM_BLOCK - 1}) == {SUM_BLOCK - 1}"
+            if inner.size > SUM_BLOCK
+            else f"{text} == {inner.size - 1}"
+        )
+        with body.block(f"if ({ends})"):
+            for names, totals, (_, lanes) in sums:
+                for root, total in totals.items():
+                    dtype = self.graph.type_of(self.graph.nodes[root].inputs[0]).dtype
+                    zero = identity(Prim.REDUCE_SUM, dtype)
+                    self.nest.put(f"{total} = w_plus({total}, {names[root]});")
+                    self.nest.put(f"{names[root]} = {splat(zero, dtype) if lanes is not None else zero};")
+
+    def _join(self, stage: Stage, names: dict[NodeId, str], totals: dict[NodeId, str]) -> None:
+        """What is left of the last block."""
+        for root, total in totals.items():
+            self.nest.put(f"{names[root]} = w_plus({total}, {names[root]});")
+
     def _reduce_columns(
         self, body: Body, stage: Stage, loops: Loops, copies: list[tuple[dict[Var, Index], Lanes | None]]
     ) -> None:
         """Lanes are results; the reduced loops run inside."""
         states = [self._state(body, stage, lanes is not None) for _, lanes in copies]
+        totals = [self._totals(body, stage, loops, lanes is not None) for _, lanes in copies]
         with self._nested(body, loops.reduced):
             for (values, lanes), names in zip(copies, states, strict=True):
                 body.lanes = lanes
@@ -825,6 +879,9 @@ class KernelText:
                 self._store_pre(body, stage, at)
                 self._accumulate(body, stage, at, names, across=False)
                 body.lanes = None
+            self._flush(body, stage, loops, list(zip(states, totals, copies, strict=True)))
+        for names, total in zip(states, totals, strict=True):
+            self._join(stage, names, total)
         for (values, lanes), names in zip(copies, states, strict=True):
             body.lanes = lanes
             self._finish(body, stage, self._zeroed(stage, self._moved(loops, values)), names)
@@ -933,6 +990,7 @@ class KernelText:
 
                 def columns(copies: list[tuple[dict[Var, Index], Lanes | None]]) -> None:
                     states = [self._state(body, stage, lanes is not None) for _, lanes in copies]
+                    totals = [self._totals(body, stage, loops, lanes is not None) for _, lanes in copies]
                     with self._nested(body, loops.reduced, bounds):
                         for (values, lanes), names in zip(copies, states, strict=True):
                             body.lanes = lanes
@@ -940,6 +998,9 @@ class KernelText:
                             self._store_pre(body, stage, at)
                             self._accumulate(body, stage, at, names, across=False)
                             body.lanes = None
+                        self._flush(body, stage, loops, list(zip(states, totals, copies, strict=True)))
+                    for names, total in zip(states, totals, strict=True):
+                        self._join(stage, names, total)
                     for (values, lanes), names in zip(copies, states, strict=True):
                         body.lanes = lanes
                         keep(names, values)
