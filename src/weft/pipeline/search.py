@@ -57,6 +57,9 @@ class Known:
                 for schedule, _ in entry.kernels or ()
                 if (m := self.measurements.get((entry.problem.key, schedule))) is not None and m.verdict is Verdict.OK
             ]
+            tried = [(entry.problem.key, schedule) in self.measurements for schedule, _ in entry.kernels or ()]
+            if entry.kernels is None or (not times and not all(tried)):
+                continue  # time ran out before it was its turn
             best = self.best_us[entry.problem.key] = min(times, default=math.inf)
             if math.isfinite(best) and entry.estimate_us > 0:
                 self.ratios[entry.family].append(math.log(max(best, 1e-3) / entry.estimate_us))
@@ -95,13 +98,18 @@ def search(
             known.complete = True
             break
         quick = heuristic(graph, offers, alternatives=alternatives)
-        wanted |= _unmeasured(solutions[1:], owners, known) | {
-            owners[i].problem.key: owners[i] for i in quick if owners[i].problem.key not in known.best_us
-        }
-        say(f"round {number + 1}: {len(wanted)} problems to measure, plan at {solutions[0].cost_us:.0f} us")
-        entries = list(wanted.values())
+        also = _unmeasured(solutions[1:], owners, known)
+        also |= {owners[i].problem.key: owners[i] for i in quick if owners[i].problem.key not in known.best_us}
+        # what the best plan needs goes first, the longest first: time may run out
+        entries = sorted(wanted.values(), key=_weight)
+        entries += sorted((e for k, e in also.items() if k not in wanted), key=_weight)
+        say(f"round {number + 1}: {len(entries)} problems to measure, plan at {solutions[0].cost_us:.0f} us")
         known.learn(entries, measure(entries))
     return known
+
+
+def _weight(entry: Entry) -> float:
+    return -entry.estimate_us * len(entry.uses)
 
 
 def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[Entry]]:
