@@ -22,7 +22,7 @@ def corpus() -> dict[str, str]:
     """Name -> text: every kernel of every candidate, and the plan, of each graph."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional as F  # noqa: N812 - the name everybody uses
 
     from weft.device.facts import CpuFacts
     from weft.frontends.torch import import_exported

@@ -38,7 +38,8 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
     "conv": ([IMAGE, (4, 6, 3, 3), (4,)], {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1),
                                             "groups": 1}),
     "sdpa": ([(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)], {"causal": False}),
-    "max_pool": ([IMAGE], {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}),
+    "max_pool": ([IMAGE], {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1),
+                           "dilations": (1, 1)}),
     "avg_pool": ([IMAGE], {"kernel": (2, 2), "strides": (2, 2), "pads_lo": (0, 0), "pads_hi": (0, 0)}),
     "reduce_mean": ([IMAGE], {"axes": (2, 3), "keepdims": True}),
 }  # fmt: skip
