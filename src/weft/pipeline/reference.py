@@ -11,9 +11,8 @@ from weft.generate.library.translate import Program
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
-from weft.ir.types import Array
 from weft.kernels.source import Schedule
-from weft.pipeline.finish import as_array
+from weft.pipeline.finish import Expected, as_array
 from weft.runtime.executable import to_torch
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Mode, evaluate
@@ -26,18 +25,17 @@ def example_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
 
 def outputs(
     graph: Graph, inputs: Sequence[torch.Tensor], eager: Callable[..., Sequence[torch.Tensor]] | None
-) -> list[Array]:
-    """The graph as it was imported (before any clean-up), in float64.
+) -> Expected:
+    """The graph as it was imported (before any clean-up), in float64 and in its own types.
 
-    The framework's own result stands in where an operator has no meaning outside it.
+    The framework's own result stands in for float64 where an operator has no meaning outside it.
     """
     with torch.no_grad():
+        plain = [as_array(x) for x in primitive_by_primitive(graph, inputs)]
         found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0)
         if not isinstance(found, Declined):
-            return [as_array(x) for x in found.outputs]
-        if eager is not None:
-            return [as_array(x) for x in eager(*inputs)]
-        return [as_array(x) for x in primitive_by_primitive(graph, inputs)]
+            return Expected([as_array(x) for x in found.outputs], plain)
+        return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
 
 
 def primitive_by_primitive(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -839,7 +839,6 @@ class KernelText:
     def _flush(
         self,
         body: Body,
-        stage: Stage,
         loops: Loops,
         sums: list[tuple[dict[NodeId, str], dict[NodeId, str], tuple[dict[Var, Index], Lanes | None]]],
     ) -> None:
@@ -861,7 +860,7 @@ class KernelText:
                     self.nest.put(f"{total} = w_plus({total}, {names[root]});")
                     self.nest.put(f"{names[root]} = {splat(zero, dtype) if lanes is not None else zero};")
 
-    def _join(self, stage: Stage, names: dict[NodeId, str], totals: dict[NodeId, str]) -> None:
+    def _join(self, names: dict[NodeId, str], totals: dict[NodeId, str]) -> None:
         """What is left of the last block."""
         for root, total in totals.items():
             self.nest.put(f"{names[root]} = w_plus({total}, {names[root]});")
@@ -879,9 +878,9 @@ class KernelText:
                 self._store_pre(body, stage, at)
                 self._accumulate(body, stage, at, names, across=False)
                 body.lanes = None
-            self._flush(body, stage, loops, list(zip(states, totals, copies, strict=True)))
+            self._flush(body, loops, list(zip(states, totals, copies, strict=True)))
         for names, total in zip(states, totals, strict=True):
-            self._join(stage, names, total)
+            self._join(names, total)
         for (values, lanes), names in zip(copies, states, strict=True):
             body.lanes = lanes
             self._finish(body, stage, self._zeroed(stage, self._moved(loops, values)), names)
@@ -998,9 +997,9 @@ class KernelText:
                             self._store_pre(body, stage, at)
                             self._accumulate(body, stage, at, names, across=False)
                             body.lanes = None
-                        self._flush(body, stage, loops, list(zip(states, totals, copies, strict=True)))
+                        self._flush(body, loops, list(zip(states, totals, copies, strict=True)))
                     for names, total in zip(states, totals, strict=True):
-                        self._join(stage, names, total)
+                        self._join(names, total)
                     for (values, lanes), names in zip(copies, states, strict=True):
                         body.lanes = lanes
                         keep(names, values)
