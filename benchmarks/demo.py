@@ -59,7 +59,7 @@ def main() -> None:
     rows = [[k, microseconds(v), f"{v / median['weft']:.2f}"] for k, v in median.items()]
     screen.table(f"interleaved, {torch.get_num_threads()} threads, fp32, batch 1", ["", "median", "× weft"], rows)
     agrees = "agrees with" if check.ok else "DIFFERS from"
-    console.print(f"\noutput {agrees} the framework (largest difference {check.worst:.1e})")
+    console.print(f"\noutput {agrees} the framework within the tolerance table (largest difference {check.worst:.1e})")
     console.print(f"all of it took {time.perf_counter() - start:.0f} s")
 
 

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.api import Compiled, compile, load
+    from weft.api import Compiled, compile, load  # noqa: A004 - the name users call
     from weft.errors import UserError, WeftError
     from weft.options import Options
 
