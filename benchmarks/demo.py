@@ -18,7 +18,7 @@ from weft.ir.types import DType
 from weft.pipeline.finish import interleave
 from weft.tune.tolerance import gate_b
 
-BUDGET_S = 240.0
+BUDGET_S = 150.0
 REPORT = Path("build") / "candy.html"
 
 
