@@ -35,4 +35,8 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    found = getattr(importlib.import_module(home), name)
+    if name == "compile":
+        # a source tree has no installed entry point; with one this changes nothing
+        importlib.import_module("weft.torch_backend").register()
+    return found

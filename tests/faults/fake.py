@@ -121,6 +121,7 @@ class FakeKernel:
     cost_ns: int
     device: FakeTransport
     deterministic: bool = True
+    transforms: bool = False
     calls: int = 0
 
     def bind(self, arena: Arena, poison: int) -> Binding:

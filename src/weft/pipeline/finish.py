@@ -86,7 +86,7 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
     finite = np.isfinite(truth) & np.isfinite(theirs)
     if not np.array_equal(mine[~finite], theirs[~finite], equal_nan=True):
         return False
-    mine, theirs = np.abs(mine - truth)[finite], np.abs(theirs - truth)[finite]
+    mine, theirs = np.abs(mine[finite] - truth[finite]), np.abs(theirs[finite] - truth[finite])
     if mine.size == 0:
         return True
     limits = TOLERANCES[dtype]
