@@ -112,16 +112,16 @@ def plain_plan(
     found = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=1)[
         0
     ]
-    return _plan(name, graph, available, found.chosen, alternatives, found)
+    return _plan(name, available, found.chosen, alternatives, found)
 
 
 def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options) -> list[Plan]:
     """Up to three solutions of the integer program, and the heuristic plan."""
     priced = [o.priced for o in available]
     solutions = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s)
-    found = [_plan(f"solution-{i + 1}", graph, available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
+    found = [_plan(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
     quick = heuristic(graph, priced, alternatives=alternatives)
-    found.append(_plan("heuristic", graph, available, quick, alternatives, None))
+    found.append(_plan("heuristic", available, quick, alternatives, None))
     return found
 
 
@@ -135,12 +135,11 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     ]
     priced = [replace(o.priced, cost_us=1.0) for o in available]
     fewest = select(graph, priced, alternatives=alternatives, gap=0.0, seconds=options.solver_s, plans=1)[0]
-    return _plan("library", graph, available, fewest.chosen, alternatives, None)
+    return _plan("library", available, fewest.chosen, alternatives, None)
 
 
 def _plan(
     name: str,
-    graph: Graph,
     available: Sequence[Offer],
     chosen: Sequence[int],
     alternatives: Alternatives,
@@ -154,8 +153,8 @@ def _plan(
         steps.append(
             Step(
                 kernel=ranked.kernels[0][1],
-                inputs=_stored(graph, cut.inputs, cut.problem.input_formats, classes),
-                outputs=_stored(graph, cut.outputs, cut.problem.output_formats, classes),
+                inputs=_stored(cut.inputs, cut.problem.input_formats, classes),
+                outputs=_stored(cut.outputs, cut.problem.output_formats, classes),
                 members=tuple(bits(offer.candidate.members)),
                 kind=offer.candidate.kind,
                 problem_key=cut.problem.key,
@@ -169,7 +168,6 @@ def _plan(
 
 
 def _stored(
-    graph: Graph, nodes: Sequence[NodeId], formats: Sequence[Format], classes: Mapping[NodeId, NodeId]
+    nodes: Sequence[NodeId], formats: Sequence[Format], classes: Mapping[NodeId, NodeId]
 ) -> tuple[tuple[NodeId, Format], ...]:
-    del graph
     return tuple((classes.get(n, n), f) for n, f in zip(nodes, formats, strict=True))

@@ -178,7 +178,7 @@ def _neighbours(step: Step, parts: Parts) -> tuple[Neighbour, ...]:
     steps = parts.executable.plan.steps
     found = []
     for entry in parts.problems.entries.values():
-        for candidate, cut in entry.uses[:1]:
+        for candidate, _ in entry.uses[:1]:
             members = frozenset(bits(candidate.members))
             if not mine < members:
                 continue
@@ -188,7 +188,6 @@ def _neighbours(step: Step, parts: Parts) -> tuple[Neighbour, ...]:
             parts_us = sum(s.cost_us for s in replaced)
             cost, reason = _why_not(entry, parts, parts_us)
             added = ", ".join(graph.nodes[n].prim.value for n in sorted(members - mine))
-            del cut
             found.append(Neighbour(f"+ {added}", cost, parts_us, reason))
     found.sort(key=lambda n: n.cost_us - n.parts_us)
     return tuple(found[:MAX_NEIGHBOURS])

@@ -865,13 +865,18 @@ class KernelText:
         for root, total in totals.items():
             self.nest.put(f"{names[root]} = w_plus({total}, {names[root]});")
 
-    def _reduce_columns(
-        self, body: Body, stage: Stage, loops: Loops, copies: list[tuple[dict[Var, Index], Lanes | None]]
-    ) -> None:
-        """Lanes are results; the reduced loops run inside."""
+    def _run_columns(
+        self,
+        body: Body,
+        stage: Stage,
+        loops: Loops,
+        copies: list[tuple[dict[Var, Index], Lanes | None]],
+        bounds: dict[Var, tuple[str, str]],
+    ) -> list[dict[NodeId, str]]:
+        """The reduced loops within `bounds`, lanes being results; returns the accumulators of each copy."""
         states = [self._state(body, stage, lanes is not None) for _, lanes in copies]
         totals = [self._totals(body, stage, loops, lanes is not None) for _, lanes in copies]
-        with self._nested(body, loops.reduced):
+        with self._nested(body, loops.reduced, bounds):
             for (values, lanes), names in zip(copies, states, strict=True):
                 body.lanes = lanes
                 at = self._moved(loops, values)
@@ -881,6 +886,13 @@ class KernelText:
             self._flush(body, loops, list(zip(states, totals, copies, strict=True)))
         for names, total in zip(states, totals, strict=True):
             self._join(names, total)
+        return states
+
+    def _reduce_columns(
+        self, body: Body, stage: Stage, loops: Loops, copies: list[tuple[dict[Var, Index], Lanes | None]]
+    ) -> None:
+        """Lanes are results; the reduced loops run inside."""
+        states = self._run_columns(body, stage, loops, copies, {})
         for (values, lanes), names in zip(copies, states, strict=True):
             body.lanes = lanes
             self._finish(body, stage, self._zeroed(stage, self._moved(loops, values)), names)
@@ -988,18 +1000,7 @@ class KernelText:
             with self._nested(body, outer):
 
                 def columns(copies: list[tuple[dict[Var, Index], Lanes | None]]) -> None:
-                    states = [self._state(body, stage, lanes is not None) for _, lanes in copies]
-                    totals = [self._totals(body, stage, loops, lanes is not None) for _, lanes in copies]
-                    with self._nested(body, loops.reduced, bounds):
-                        for (values, lanes), names in zip(copies, states, strict=True):
-                            body.lanes = lanes
-                            at = self._moved(loops, values)
-                            self._store_pre(body, stage, at)
-                            self._accumulate(body, stage, at, names, across=False)
-                            body.lanes = None
-                        self._flush(body, loops, list(zip(states, totals, copies, strict=True)))
-                    for names, total in zip(states, totals, strict=True):
-                        self._join(names, total)
+                    states = self._run_columns(body, stage, loops, copies, bounds)
                     for (values, lanes), names in zip(copies, states, strict=True):
                         body.lanes = lanes
                         keep(names, values)
