@@ -112,16 +112,16 @@ def plain_plan(
     found = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=1)[
         0
     ]
-    return _plan(name, available, found.chosen, alternatives, found)
+    return assemble(name, available, found.chosen, alternatives, found)
 
 
 def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options) -> list[Plan]:
     """Up to three solutions of the integer program, and the heuristic plan."""
     priced = [o.priced for o in available]
     solutions = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s)
-    found = [_plan(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
+    found = [assemble(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
     quick = heuristic(graph, priced, alternatives=alternatives)
-    found.append(_plan("heuristic", available, quick, alternatives, None))
+    found.append(assemble("heuristic", available, quick, alternatives, None))
     return found
 
 
@@ -135,16 +135,17 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     ]
     priced = [replace(o.priced, cost_us=1.0) for o in available]
     fewest = select(graph, priced, alternatives=alternatives, gap=0.0, seconds=options.solver_s, plans=1)[0]
-    return _plan("library", available, fewest.chosen, alternatives, None)
+    return assemble("library", available, fewest.chosen, alternatives, None)
 
 
-def _plan(
+def assemble(
     name: str,
     available: Sequence[Offer],
     chosen: Sequence[int],
     alternatives: Alternatives,
     solution: Solution | None,
 ) -> Plan:
+    """A plan of the fastest kernels of the `chosen` offers, in that order."""
     classes = alternatives.classes
     steps = []
     for index in chosen:
