@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from weft.device.facts import CpuFacts
+from weft.device.any import DeviceFacts
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Kernel, Schedule
@@ -17,7 +17,7 @@ class Generator(Protocol):
     name: str
     """First word of every schedule that it lists."""
 
-    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
+    def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
         """Ways to run the problem, the most promising first, or the reason why it cannot be made."""
 
     def emit(self, problem: Problem, schedule: Schedule) -> Kernel | Declined:

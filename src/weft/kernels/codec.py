@@ -6,7 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from weft.errors import ArtifactError
-from weft.kernels.source import CallStep, CallValue, Kernel, KernelSource, LibraryCall, Ref, Schedule, ScheduleParam
+from weft.kernels.source import (
+    CallStep,
+    CallValue,
+    CudaArgument,
+    CudaSource,
+    Kernel,
+    KernelSource,
+    Launch,
+    LibraryCall,
+    Pointer,
+    Ref,
+    Schedule,
+    ScheduleParam,
+    TensorMap,
+)
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -78,8 +92,109 @@ def _step_from_json(data: Json) -> CallStep:
     )
 
 
+def _argument_to_json(argument: CudaArgument) -> Json:
+    if isinstance(argument, Pointer):
+        return {"pointer": argument.kind, "index": argument.index}
+    return {
+        "map": _argument_to_json(argument.base),
+        "dtype": argument.dtype,
+        "sizes": list(argument.sizes),
+        "strides_bytes": list(argument.strides_bytes),
+        "box": list(argument.box),
+        "element_strides": list(argument.element_strides),
+        "swizzle_bytes": argument.swizzle_bytes,
+    }
+
+
+def _ints(data: Json) -> tuple[int, ...]:
+    return tuple(int(x) for x in cast("Sequence[int]", data))
+
+
+def _argument_from_json(data: Json) -> CudaArgument:
+    record = cast("Mapping[str, Json]", data)
+    if "pointer" in record:
+        return Pointer(str(record["pointer"]), int(cast("int", record["index"])))
+    base = _argument_from_json(record["map"])
+    if not isinstance(base, Pointer):
+        raise TypeError("a tensor map of a tensor map")
+    return TensorMap(
+        base,
+        str(record["dtype"]),
+        _ints(record["sizes"]),
+        _ints(record["strides_bytes"]),
+        _ints(record["box"]),
+        _ints(record["element_strides"]),
+        int(cast("int", record["swizzle_bytes"])),
+    )
+
+
+def _launch_to_json(launch: Launch) -> Json:
+    return {
+        "entry": launch.entry,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "arguments": [_argument_to_json(x) for x in launch.arguments],
+        "shared_bytes": launch.shared_bytes,
+        "cluster": list(launch.cluster),
+        "dependent": launch.dependent,
+    }
+
+
+def _launch_from_json(data: Json) -> Launch:
+    record = cast("Mapping[str, Json]", data)
+    grid, block, cluster = (_ints(record[name]) for name in ("grid", "block", "cluster"))
+    if not len(grid) == len(block) == len(cluster) == 3:
+        raise ValueError("three dimensions")
+    return Launch(
+        entry=str(record["entry"]),
+        grid=(grid[0], grid[1], grid[2]),
+        block=(block[0], block[1], block[2]),
+        arguments=tuple(_argument_from_json(x) for x in cast("Sequence[Json]", record["arguments"])),
+        shared_bytes=int(cast("int", record["shared_bytes"])),
+        cluster=(cluster[0], cluster[1], cluster[2]),
+        dependent=bool(record["dependent"]),
+    )
+
+
+def _cuda_to_json(kernel: CudaSource) -> Json:
+    return {
+        "kind": "cuda",
+        "schedule": schedule_to_json(kernel.schedule),
+        "text": kernel.text,
+        "launches": [_launch_to_json(x) for x in kernel.launches],
+        "pack": [_launch_to_json(x) for x in kernel.pack],
+        "workspace_bytes": kernel.workspace_bytes,
+        "state_bytes": kernel.state_bytes,
+        "packed_bytes": list(kernel.packed_bytes),
+        "replaces_weights": list(kernel.replaces_weights),
+        "capability": kernel.capability,
+        "exact_arch": kernel.exact_arch,
+        "flags": list(kernel.flags),
+        "max_registers": kernel.max_registers,
+        "transforms": kernel.transforms,
+    }
+
+
+def _cuda_from_json(record: Mapping[str, Json]) -> CudaSource:
+    return CudaSource(
+        schedule=schedule_from_json(record["schedule"]),
+        text=str(record["text"]),
+        launches=tuple(_launch_from_json(x) for x in cast("Sequence[Json]", record["launches"])),
+        pack=tuple(_launch_from_json(x) for x in cast("Sequence[Json]", record["pack"])),
+        workspace_bytes=int(cast("int", record["workspace_bytes"])),
+        state_bytes=int(cast("int", record["state_bytes"])),
+        packed_bytes=_ints(record["packed_bytes"]),
+        replaces_weights=_ints(record["replaces_weights"]),
+        capability=int(cast("int", record["capability"])),
+        exact_arch=bool(record["exact_arch"]),
+        flags=tuple(cast("Sequence[str]", record["flags"])),
+        max_registers=int(cast("int", record["max_registers"])),
+        transforms=bool(record["transforms"]),
+    )
+
+
 def kernel_to_json(kernel: Kernel) -> Json:
-    """A tagged record: `{"kind": "source" | "call", ...}`."""
+    """A tagged record: `{"kind": "source" | "cuda" | "call", ...}`."""
     if isinstance(kernel, KernelSource):
         return {
             "kind": "source",
@@ -91,6 +206,8 @@ def kernel_to_json(kernel: Kernel) -> Json:
             "replaces_weights": list(kernel.replaces_weights),
             "flags": list(kernel.flags),
         }
+    if isinstance(kernel, CudaSource):
+        return _cuda_to_json(kernel)
     return {
         "kind": "call",
         "schedule": schedule_to_json(kernel.schedule),
@@ -120,6 +237,8 @@ def kernel_from_json(data: Json) -> Kernel:
                 replaces_weights=tuple(cast("Sequence[int]", record["replaces_weights"])),
                 flags=tuple(cast("Sequence[str]", record["flags"])),
             )
+        if record["kind"] == "cuda":
+            return _cuda_from_json(record)
         return LibraryCall(
             schedule=schedule,
             prepare=tuple(_step_from_json(s) for s in cast("Sequence[Json]", record["prepare"])),

@@ -98,7 +98,98 @@ class LibraryCall:
     """True when the last step writes straight into the planned output buffer (passed as `out=`)."""
 
 
-Kernel = KernelSource | LibraryCall
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An argument of a CUDA kernel: the device address of a buffer."""
+
+    kind: str
+    """`in`, `out` (positions among the problem's inputs and outputs), `packed` (a buffer of `packed_bytes`), `work`
+    or `state` (a byte offset into that buffer)."""
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """An argument of a CUDA kernel: a tiled tensor map (`const __grid_constant__ CUtensorMap`, 128 bytes, by value).
+
+    Dimensions are innermost first, as in cuTensorMapEncodeTiled.
+    """
+
+    base: Pointer
+    dtype: str
+    """Element type by its name in `ir.types.DType` (`bf16`, `f16`, `f32`, `u8`, ...), or `tf32`."""
+    sizes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    """Of dimensions 1 and up; multiples of 16."""
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle_bytes: int = 0
+    """0, 32, 64 or 128."""
+
+
+CudaArgument = Pointer | TensorMap
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of one entry point. Shapes are baked into the text, so the arguments are addresses only."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: tuple[CudaArgument, ...]
+    shared_bytes: int = 0
+    """Dynamic shared memory."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    dependent: bool = True
+    """The kernel waits for its predecessors itself (griddepcontrol.wait, in every thread, before it touches memory
+    that another kernel may write or read), so it may be launched while they still run."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSource:
+    """A generated CUDA C++ kernel: one translation unit without headers, and how it is launched.
+
+    Every entry is `extern "C" __global__ void ENTRY(...)`, its parameters the launch's arguments in order. Buffers are
+    256-byte aligned. The launches run in order on one stream, each seeing what the former ones wrote.
+    """
+
+    schedule: Schedule
+    text: str
+    launches: tuple[Launch, ...]
+    pack: tuple[Launch, ...] = ()
+    """Run once at link time to fill `packed`; only inputs that are weights are valid then."""
+    workspace_bytes: int = 0
+    """Scratch with arbitrary content at each call."""
+    state_bytes: int = 0
+    """Memory of this step alone, zero before the first call; every call must leave it zero (counters and the like)."""
+    packed_bytes: tuple[int, ...] = ()
+    replaces_weights: tuple[int, ...] = ()
+    """Positions of weight inputs that no launch reads because they are in `packed`."""
+    capability: int = 80
+    """Least compute capability (major * 10 + minor)."""
+    exact_arch: bool = False
+    """True: uses instructions of one architecture only (`sm_90a`), so it is compiled for exactly that."""
+    flags: tuple[str, ...] = ()
+    """Further compiler options, from a closed list that the toolchain knows."""
+    max_registers: int = 0
+    """Cap handed to the compiler; 0: none."""
+    transforms: bool = False
+    """Works on transformed values (Winograd): on integer inputs it comes nearest to the right integer."""
+
+    @property
+    def entry(self) -> str:
+        """The first entry point: a synthetic identifier that names the kernel."""
+        return self.launches[0].entry
+
+    @property
+    def sha256(self) -> str:
+        """Identity of everything that decides what runs."""
+        parts = [self.text, repr(self.launches), repr(self.pack), *self.flags, str(self.max_registers)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+Kernel = KernelSource | CudaSource | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import cast, final
 
+from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
 from weft.generate.cpp import templates
 from weft.generate.cpp.kernel import Form, KernelText, Oversized
@@ -44,8 +45,10 @@ class CppGenerator:
 
     name = "cpp"
 
-    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
+    def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
         """Some forms, the most promising first; a decline names the primitive that stands in the way."""
+        if not isinstance(facts, CpuFacts):
+            return Declined("C++ kernels run on the CPU")
         if _has_contraction(problem.graph):
             return templates.schedules(problem, facts)
         declined = _refuse(problem)

@@ -16,7 +16,7 @@ from weft.kernels.formats import Format
 from weft.kernels.source import LibraryCall, Schedule
 
 if TYPE_CHECKING:
-    from weft.device.facts import CpuFacts
+    from weft.device.any import DeviceFacts
 
 
 def _schedule(form: str, **params: bool) -> Schedule:
@@ -29,7 +29,7 @@ class LibraryGenerator:
 
     name = "library"
 
-    def schedules(self, problem: Problem, facts: CpuFacts) -> Sequence[Schedule] | Declined:
+    def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
         """Forms worth measuring. Groups of several primitives without a library form are declined."""
         del facts
         prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
