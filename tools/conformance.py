@@ -1,10 +1,16 @@
 """Operator conformance: the test cases that ship with ONNX, run through Weft.
 
-    python tools/conformance.py [--engine reference|compiled] [--suites node,simple,...] [--match TEXT] [--no-record]
+    python -m tools.conformance [--engine reference|compiled] [--suites node,simple,...] [--match TEXT] [--jobs 2]
+                                [--resume] [--no-record]
 
 The oracle is the expected output of each case, with the suite's own tolerances. Per case one JSON line:
 status is `native` (passed, every operator taken apart), `fallback` (passed, with opaque operators), `refused`
 (a named error), `skipped` (needs a download), `wrong` or `crashed`. Exit status 1 if anything is wrong or crashed.
+
+The compiled engine builds each case's distinct plans of `weft.pipeline.untuned` with the product's compiler and flags;
+every one of them must give the expected output. `generated` in a line says how many kernels were generated, `calls` how
+many library calls the plan with the fewest has. Cases run in worker processes: one that dies or hangs is `crashed`.
+Finished cases are kept under build/conformance; `--resume` takes them from there.
 """
 
 from __future__ import annotations
@@ -12,13 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from tools import pool
 from weft.errors import WeftError
 from weft.frontends.imported import Imported
 from weft.frontends.onnx.importer import ExampleInput
@@ -43,15 +51,24 @@ SUITES = {
     "pytorch-operator": "conformance-onnx-pytorch-operator",
     "pytorch-converted": "conformance-onnx-pytorch-converted",
 }
-Engine = Callable[[Imported, Sequence[Array]], Sequence[Array]]
+PROGRESS = Path("build/conformance")
+CACHE = PROGRESS / "cache"
+"""Of compiled kernels: apart from the user's own."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The outputs of one data set, by way of computing them, and what is worth noting."""
+
+    outputs: Mapping[str, Sequence[Array]]
+    notes: Mapping[str, int]
+
+
+Engine = Callable[[Imported, Sequence[Array]], Run]
 
 
 class RefusedError(Exception):
     """The case cannot enter Weft, for a reason that is named."""
-
-
-class OutOfTimeError(Exception):
-    """The case took too long."""
 
 
 def opaque(attrs: OpaqueAttrs, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -59,27 +76,29 @@ def opaque(attrs: OpaqueAttrs, inputs: Sequence[Array]) -> Sequence[Array]:
     return run_onnx(attrs.payload, inputs)
 
 
-def reference(imported: Imported, inputs: Sequence[Array]) -> Sequence[Array]:
+def reference(imported: Imported, inputs: Sequence[Array]) -> Run:
     """Primitive by primitive, in NumPy."""
-    return evaluate(imported.graph, inputs, opaque=opaque)
+    return Run({"reference": evaluate(imported.graph, inputs, opaque=opaque)}, {})
 
 
-def compiled(imported: Imported, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Through the whole compiler, without measuring: plans from the cost model, linked, verified and run."""
+def compiled(imported: Imported, inputs: Sequence[Array]) -> Run:
+    """Through the whole compiler, without measuring: every distinct plan, linked and run."""
     import torch
 
+    from weft.kernels.source import LibraryCall
     from weft.options import Options
-    from weft.pipeline import compile_imported
     from weft.pipeline.finish import as_array as to_numpy
+    from weft.pipeline.untuned import build
 
     types = [imported.graph.type_of(i) for i in imported.graph.inputs]
     tensors = [
         torch.from_numpy(np.array(x)).to(torch.bfloat16) if t.dtype is DType.BF16 else torch.from_numpy(np.array(x))
         for x, t in zip(inputs, types, strict=True)
     ]
-    made = compile_imported(imported, Options(budget_s=0.0), example_inputs=tensors)
-    result = made.executable(*tensors)
-    return [to_numpy(y) for y in ([result] if isinstance(result, torch.Tensor) else result)]
+    made = build(imported, Options(cache_dir=CACHE))
+    outputs = {way: [to_numpy(y) for y in run(*tensors)] for way, run in made.executables.items()}
+    calls = min(sum(isinstance(s.kernel, LibraryCall) for s in e.plan.steps) for e in made.executables.values())
+    return Run(outputs, {"plans": len(outputs), "generated": made.generated, "calls": calls})
 
 
 ENGINES: dict[str, Engine] = {"reference": reference, "compiled": compiled}
@@ -173,7 +192,7 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
     if case.url and not (case.model_dir and Path(case.model_dir).is_dir()):
         return {"status": "skipped", "reason": "needs a download"}
     imported = None
-    note = ""
+    notes: dict[str, Any] = {}
     try:
         raw = (
             case.model.SerializeToString()
@@ -187,19 +206,19 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
             # inputs that have defaults are graph inputs of older files too; a case may give fewer
             examples = [ExampleInput(d, a.shape, a) for d, a in given]
             imported, _ = read_model(raw, examples=examples)
-            got = engine(imported, [a for _, a in given])
-            problem = compare(got, want, case.rtol, case.atol)
-            if problem and more_exact(imported, [a for _, a in given], got, want):
-                note = "the expected output is rounding noise: closer to float64 than it is"
-            elif problem:
-                return {"status": "wrong", "reason": problem, "opaque": [u.op for u in imported.opaque]}
+            run = engine(imported, [a for _, a in given])
+            notes.update(run.notes)
+            for way, got in run.outputs.items():
+                problem = compare(got, want, case.rtol, case.atol)
+                if problem and more_exact(imported, [a for _, a in given], got, want):
+                    notes["note"] = "the expected output is rounding noise: closer to float64 than it is"
+                elif problem:
+                    return {"status": "wrong", "reason": f"{way}: {problem}", "opaque": [u.op for u in imported.opaque]}
     except RefusedError as error:
         return {"status": "refused", "reason": f"{error}: outside of Weft's closed set"}
     except WeftError as error:
         kind = "crashed" if error.code.startswith("W9") else "refused"
         return {"status": kind, "reason": str(error).splitlines()[0][:300], "code": error.code}
-    except OutOfTimeError:
-        return {"status": "crashed", "reason": "out of time"}
     except Exception as error:
         trace = traceback.extract_tb(error.__traceback__)[-1]
         return {
@@ -212,42 +231,70 @@ def run_case(case: Any, engine: Engine) -> dict[str, Any]:
         line: dict[str, Any] = {"status": "fallback", "opaque": {u.op: u.reason for u in imported.opaque}}
     else:
         line = {"status": "native"}
-    return {**line, "note": note} if note else line
+    return {**line, **notes}
 
 
-def _alarm(_signal: int, _frame: Any) -> None:
-    raise OutOfTimeError
-
-
-def run_suite(kind: str, engine: Engine, match: str, timeout_s: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """All cases of a suite, and its summary."""
+@cache
+def cases_of(kind: str) -> Mapping[str, Any]:
+    """The cases of a suite by name, without those for other devices."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cases = [c for c in load_model_tests(kind=kind) if match in c.name and "_cuda" not in c.name]
-    lines, counts = [], Counter[str]()
-    signal.signal(signal.SIGALRM, _alarm)
-    for case in cases:
-        signal.alarm(timeout_s)
-        started = time.perf_counter()
-        try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")
-                line = run_case(case, engine)
-        except OutOfTimeError:
-            line = {"status": "crashed", "reason": "out of time"}
-        finally:
-            signal.alarm(0)
-        counts[line["status"]] += 1
-        elapsed = time.perf_counter() - started
-        lines.append({"record": "case", "suite": SUITES[kind], "case": case.name, **line, "seconds": round(elapsed, 3)})
-    summary = {
+        return {c.name: c for c in load_model_tests(kind=kind) if "_cuda" not in c.name}
+
+
+def work(task: tuple[str, str, str]) -> dict[str, Any]:
+    """One case of (suite, name, engine) as a line of the record."""
+    kind, name, engine = task
+    started = time.perf_counter()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        line = run_case(cases_of(kind)[name], ENGINES[engine])
+    return _line(kind, name, line, time.perf_counter() - started)
+
+
+def _line(kind: str, name: str, found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    return {"record": "case", "suite": SUITES[kind], "case": name, **found, "seconds": round(seconds, 3)}
+
+
+def run_suite(
+    kind: str, engine: str, names: Sequence[str], *, jobs: int, timeout_s: int, progress: Path | None, resume: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Some cases of a suite, and its summary. `progress` is a file of finished cases, read again by `resume`."""
+    done: dict[str, dict[str, Any]] = {}
+    if progress is not None:
+        progress.parent.mkdir(parents=True, exist_ok=True)
+        if resume and progress.exists():
+            found = [json.loads(x) for x in progress.read_text().splitlines()]
+            done = {x["case"]: x for x in found if x["case"] in names}
+        else:
+            progress.write_text("")
+    tasks = [(kind, name, engine) for name in names if name not in done]
+    for (_, name, _), outcome in pool.run(work, tasks, jobs=jobs, timeout_s=timeout_s):
+        if isinstance(outcome, pool.Lost):
+            outcome = _line(kind, name, {"status": "crashed", "reason": outcome.reason}, 0.0)
+        done[name] = outcome
+        if progress is not None:
+            with progress.open("a") as file:
+                file.write(json.dumps(outcome) + "\n")
+    lines = [done[name] for name in names]
+    return lines, summary_of(kind, lines)
+
+
+def summary_of(kind: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts over the lines of a suite."""
+    counts = Counter(x["status"] for x in lines)
+    found: dict[str, Any] = {
         "record": "summary",
         "suite": SUITES[kind],
-        "total": len(cases),
+        "total": len(lines),
         "passed": counts["native"] + counts["fallback"],
         **{k: counts[k] for k in ("native", "fallback", "refused", "skipped", "wrong", "crashed")},
     }
-    return lines, summary
+    if any("plans" in x for x in lines):
+        native = [x for x in lines if x["status"] == "native"]
+        found["without_calls"] = sum(x["calls"] == 0 for x in native)
+        found["kernels"] = sum(x.get("generated", 0) for x in lines)
+    return found
 
 
 def environment(engine: str) -> dict[str, Any]:
@@ -265,7 +312,7 @@ def environment(engine: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "versions": versions,
         "engine": engine,
-        "command": "python tools/conformance.py " + " ".join(sys.argv[1:]),
+        "command": "python -m tools.conformance " + " ".join(x for x in sys.argv[1:] if x != "--resume"),
     }
 
 
@@ -278,12 +325,24 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=60, help="seconds per case")
     parser.add_argument("--record", type=Path, default=Path("benchmarks/results/cpu"), help="folder of the records")
     parser.add_argument("--no-record", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
+    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run of this engine finished")
     chosen = parser.parse_args()
     bad = 0
     for kind in chosen.suites.split(","):
-        lines, summary = run_suite(kind, ENGINES[chosen.engine], chosen.match, chosen.timeout)
-        for line in (*lines, summary):
-            print(json.dumps(line))
+        names = [name for name in cases_of(kind) if chosen.match in name]
+        lines, summary = run_suite(
+            kind,
+            chosen.engine,
+            names,
+            jobs=chosen.jobs,
+            timeout_s=chosen.timeout,
+            progress=None if chosen.match else PROGRESS / f"{SUITES[kind]}-{chosen.engine}.jsonl",
+            resume=chosen.resume,
+        )
+        shown = lines if chosen.match else [x for x in lines if x["status"] in ("wrong", "crashed")]
+        for line in (*shown, summary):
+            print(json.dumps(line), flush=True)
         bad += summary["wrong"] + summary["crashed"]
         if not chosen.no_record and not chosen.match:
             chosen.record.mkdir(parents=True, exist_ok=True)
