@@ -49,6 +49,8 @@ class Options:
     compile_timeout_s: float = 60.0
     max_plans: int = 8
     """Compiled shapes kept per dynamic model."""
+    freeze_weights: bool = True
+    """`torch.compile` without gradients: weights are constants, compiled again when they change."""
     allow_library: bool = True
     allow_generated: bool = True
     seed: int = 0

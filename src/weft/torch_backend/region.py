@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -16,37 +19,72 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch import Program, Result, import_fx_program
 from weft.options import Options
 from weft.torch_backend.engine import Engine, Run
+from weft.torch_backend.weights import MAX_RENEWALS, Weights, can_watch
 
 log = logging.getLogger("weft")
 Compiled = Callable[[list[Any]], list[Any]]
+_NO_WEIGHTS: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 def _summary(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
+@dataclass(frozen=True)
+class Linked:
+    """What runs a region, and the weights that it holds as constants."""
+
+    program: Program
+    run: Run
+    weights: Weights
+
+
 @final
 class Region:
-    """Called with a list of arguments, which it empties (the boxed convention of aot_autograd)."""
+    """Called with a list of arguments, which it empties (the boxed convention of aot_autograd).
 
-    def __init__(self, gm: fx.GraphModule, name: str) -> None:
+    Compiled with the values of `weights`, by position; a call that brings others compiles again, and a tensor that
+    keeps changing becomes an argument.
+    """
+
+    def __init__(self, gm: fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor] = _NO_WEIGHTS) -> None:
         self.name = name
         self.fallback = ""
         """Why eager runs the region; empty while the executable does."""
-        self.program: Program | None = None
+        self.compilations = 0
         self._gm = gm
-        self._run: Run | None = None
-        self._lock = threading.Lock()
+        self._constants = dict(weights)
+        self._changes: Counter[int] = Counter()
+        self._linked: Linked | None = None
+        self._build: Callable[[], Linked] | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def program(self) -> Program | None:
+        """What was imported; None while eager runs the region."""
+        return self._linked.program if self._linked is not None else None
 
     def compile(self, example_inputs: Sequence[object], options: Options, engine: Engine) -> None:
         """Import and compile; whatever goes wrong leaves the region to eager, with one warning."""
-        try:
+
+        def build() -> Linked:
             with _disable_current_modes(), torch.no_grad():
-                self.program = import_fx_program(self._gm, example_inputs, device=options.device)
-                if self.program.imported.graph.outputs:
-                    self._run = engine(self.program.imported, options, eager_of(self._gm, self.program))
-                else:
-                    self._run = _nothing
+                weights = Weights(self._constants)  # first: a change from here on is noticed
+                constants = weights.tensors
+                program = import_fx_program(self._gm, example_inputs, device=options.device, constants=constants)
+                if not program.imported.graph.outputs:
+                    return Linked(program, _nothing, weights)
+                eager = eager_of(self._gm, program, constants)
+                return Linked(program, engine(program.imported, options, eager), weights)
+
+        self._build = build
+        self._link()
+
+    def _link(self) -> None:
+        assert self._build is not None
+        try:
+            self.compilations += 1
+            self._linked = self._build()
         except UnsupportedError as error:
             self._fall_back(error, "is run by eager")
         except WeftError as error:
@@ -58,7 +96,7 @@ class Region:
 
     def _fall_back(self, error: BaseException, what: str) -> None:
         with self._lock:
-            first, self.fallback, self._run = not self.fallback, _summary(error), None
+            first, self.fallback, self._linked = not self.fallback, _summary(error), None
         if first:
             log.warning("weft: %s %s: %s", self.name, what, _summary(error))
 
@@ -66,11 +104,12 @@ class Region:
         """Results in the order of the graph; arguments that it mutates are written at the end."""
         given = list(arguments)
         arguments.clear()
-        run, program = self._run, self.program
-        if run is None or program is None:
+        linked = self._current(given)
+        if linked is None:
             return self._eager(given)
+        program = linked.program
         try:
-            found = list(run([given[k] for k in program.arguments]))
+            found = list(linked.run([given[k] for k in program.arguments]))
             results = [_result(r, given, found) for r in program.results]
         except Exception as error:
             # nothing has been written yet, so eager may run the same call
@@ -79,6 +118,23 @@ class Region:
         for position, value in program.mutations:
             given[position].copy_(found[value])
         return results
+
+    def _current(self, given: Sequence[Any]) -> Linked | None:
+        """What was compiled with the weights of this call, compiled again if need be; None: eager."""
+        linked = self._linked
+        if linked is None or not linked.weights.changed(given):
+            return linked
+        with self._lock:
+            while self._linked is not None and (changed := self._linked.weights.changed(given)):
+                self._changes.update(changed)
+                for position in changed:
+                    if self._changes[position] > MAX_RENEWALS or not can_watch(given[position]):
+                        del self._constants[position]
+                    else:
+                        self._constants[position] = given[position]
+                log.debug("weft: %s: %d weights changed and are compiled in again", self.name, len(changed))
+                self._link()
+            return self._linked
 
     def boxed(self) -> Compiled:
         """The region as a function that dynamo may wrap without losing the mark of the boxed convention."""
@@ -98,7 +154,7 @@ def _nothing(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return []
 
 
-def eager_of(gm: fx.GraphModule, program: Program) -> Run:
+def eager_of(gm: fx.GraphModule, program: Program, constants: Mapping[int, torch.Tensor] = _NO_WEIGHTS) -> Run:
     """The framework's own execution of what the primitive graph computes: its inputs in, its outputs out."""
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
     flat = _pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
@@ -112,7 +168,7 @@ def eager_of(gm: fx.GraphModule, program: Program) -> Run:
         graph.erase_node(found[copy])
     module = fx.GraphModule(gm, graph)
     template = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
-    fixed = [None if isinstance(x, torch.Tensor) else x for x in template]
+    fixed = [constants.get(k, None if isinstance(x, torch.Tensor) else x) for k, x in enumerate(template)]
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = list(fixed)

@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -38,6 +39,7 @@ _ADMITTED = frozenset({"aten", "prims"})
 _READS_MEMORY = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
+_NONE: Mapping[int, torch.Tensor] = MappingProxyType({})
 _FILE_LINE = re.compile(r'File "([^"]*)", line (\d+)')
 
 
@@ -407,11 +409,18 @@ def _results(
     return outputs, results
 
 
-def import_fx_program(gm: fx.GraphModule, example_inputs: Sequence[object], *, device: str = "cpu") -> Program:
+def import_fx_program(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    device: str = "cpu",
+    constants: Mapping[int, torch.Tensor] = _NONE,
+) -> Program:
     """A functional graph of core ATen, as `aot_autograd` makes them, with its calling convention.
 
     `copy_` into arguments may stand at the end (input mutation kept in the graph): it is listed, not imported.
     A graph of another kind (modules, methods, Python operators) is traced to ATen first.
+    Arguments at the positions of `constants`, which the graph must not write, are compiled in with those values.
 
     Raises:
         UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
@@ -425,7 +434,9 @@ def import_fx_program(gm: fx.GraphModule, example_inputs: Sequence[object], *, d
     for position, node in enumerate(placeholders):
         arguments[node] = position
         value = node.meta.get("val", example_inputs[position] if position < len(example_inputs) else None)
-        if isinstance(value, torch.Tensor):
+        if position in constants:
+            importer.env[node] = importer.constant(constants[position], str(node.target))
+        elif isinstance(value, torch.Tensor):
             node.meta.setdefault("val", value)
             importer.input(node, str(node.target))
             positions.append(position)
