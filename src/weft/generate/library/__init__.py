@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
@@ -19,8 +20,21 @@ if TYPE_CHECKING:
     from weft.device.any import DeviceFacts
 
 
-def _schedule(form: str, **params: bool) -> Schedule:
-    return Schedule("library", (*sorted(params.items()), ("form", form)))
+def _schedule(form: str, **params: bool | str) -> Schedule:
+    return Schedule("library", tuple(sorted([*params.items(), ("form", form)])))
+
+
+CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention"})
+
+
+def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    from weft.generate.library.fused_cuda import attention, cublaslt_linear, cudnn_conv
+
+    made = {"cudnn": cudnn_conv, "cublaslt": cublaslt_linear, "attention": attention}[form](problem, schedule)
+    fused = isinstance(made, LibraryCall) and any("cudnn_convolution_" in s.target for s in made.run)
+    if form == "cudnn" and fused and schedule.param("tuned"):
+        return Declined("the fused form has one algorithm")
+    return made
 
 
 @final
@@ -31,12 +45,18 @@ class LibraryGenerator:
 
     def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
         """Forms worth measuring. Groups of several primitives without a library form are declined."""
-        del facts
+        on_gpu = isinstance(facts, GpuFacts)
         prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
         found: list[Schedule] = []
-        if Prim.CONV in prims:
+        if on_gpu and Prim.CONV in prims:
+            found += [_schedule("cudnn", tuned=False), _schedule("cudnn", tuned=True)]
+        if on_gpu and Prim.MATMUL in prims:
+            found.append(_schedule("cublaslt"))
+        if on_gpu and problem.origin_rule == "sdpa":
+            found += [_schedule("attention", backend=name) for name in ("flash", "efficient", "cudnn")]
+        if not on_gpu and Prim.CONV in prims:
             found += [_schedule("conv", channels_last=True), _schedule("conv", channels_last=False)]
-        if Prim.MATMUL in prims:
+        if not on_gpu and Prim.MATMUL in prims:
             found.append(_schedule("linear"))
         if problem.origin_rule:
             found.append(_schedule("operator"))
@@ -51,6 +71,8 @@ class LibraryGenerator:
         from weft.generate.library.translate import Program
 
         form = schedule.param("form")
+        if form in CUDA_FORMS:
+            return _cuda_form(str(form), problem, schedule)
         if form == "conv":
             return fused_conv(problem, schedule)
         if form == "linear":

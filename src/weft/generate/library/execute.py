@@ -6,7 +6,8 @@ admitted, so that a plan from elsewhere cannot name anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -33,8 +34,10 @@ TORCH_DTYPE: Mapping[DType, torch.dtype] = {
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def _tensor(values: Sequence[float], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype).reshape(tuple(shape))
+def _tensor(
+    values: Sequence[float], dtype: torch.dtype, shape: Sequence[int], device: torch.device | None = None
+) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).reshape(tuple(shape))
 
 
 def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
@@ -46,7 +49,8 @@ def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
 def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
     from weft.generate.library.opaque_onnx import run_onnx
 
-    return torch.from_numpy(run_onnx(payload, [x.contiguous().numpy() for x in inputs])[result])
+    made = torch.from_numpy(run_onnx(payload, [x.contiguous().cpu().numpy() for x in inputs])[result])
+    return made.to(inputs[0].device) if inputs else made
 
 
 _SPECIAL: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -76,15 +80,46 @@ def resolve(target: str) -> Callable[..., Any]:
         raise ArtifactError(problem=f"this torch has no operator {target!r}", remedy=remedy) from None
 
 
+_CREATORS = frozenset({"weft.tensor", "aten.arange.default", "aten.full.default"})
+"""Steps that make a tensor out of nothing: they are told where."""
+
+
+def is_capturable(call: LibraryCall) -> bool:
+    """Whether a call may be recorded into a CUDA graph: ONNX Runtime's operators run on the host."""
+    return not any(step.target == "weft.opaque_onnx" for step in call.run)
+
+
+@contextmanager
+def plain_math(*, allow_tf32: bool = False) -> Iterator[None]:
+    """Products of f32 in f32 and sums of 16-bit products in f32, whatever the process has set; restored on leaving."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    saved = (
+        matmul.allow_tf32,
+        cudnn.allow_tf32,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = allow_tf32
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = saved[:2]
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = saved[2:]
+
+
 class BoundCall:
     """A library call whose operators are resolved and whose weights are prepared.
 
     Tensors have the problem's logical shapes; their strides carry the formats.
     """
 
-    def __init__(self, call: LibraryCall, weights: Mapping[int, torch.Tensor]) -> None:
-        """Run the prepare steps; `weights` holds the inputs that are constant, by position."""
+    def __init__(
+        self, call: LibraryCall, weights: Mapping[int, torch.Tensor], *, device: torch.device | None = None
+    ) -> None:
+        """Run the prepare steps; `weights` holds the inputs that are constant, by position, on `device` (None: CPU)."""
         self._call = call
+        self._device = device
         self._prepared: list[Any] = []
         none: Sequence[torch.Tensor] = ()
         for step in call.prepare:
@@ -108,7 +143,10 @@ class BoundCall:
                 return _FORMATS[v[7:]]
             return v
 
-        return resolve(step.target), [value(v) for v in step.args], {k: value(v) for k, v in step.kwargs}
+        kwargs = {k: value(v) for k, v in step.kwargs}
+        if self._device is not None and step.target in _CREATORS:
+            kwargs["device"] = self._device
+        return resolve(step.target), [value(v) for v in step.args], kwargs
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call once and give the results back as they come (any strides)."""

@@ -83,16 +83,17 @@ def _channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeI
     return source
 
 
-def _is_weight(graph: Graph, node: NodeId) -> bool:
+def is_weight(graph: Graph, node: NodeId) -> bool:
+    """Whether a value is known at link time."""
     n = graph.nodes[node]
     if n.prim is Prim.CONSTANT:
         return True
     if isinstance(n.attrs, a.InputAttrs):
         return n.attrs.is_weight
-    return n.prim in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST) and _is_weight(graph, n.inputs[0])
+    return n.prim in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST) and is_weight(graph, n.inputs[0])
 
 
-class _Tail:
+class Tail:
     """What follows the product: bias, then residual, then activation, each optional."""
 
     def __init__(self, graph: Graph, product: NodeId, axis: int) -> None:
@@ -112,7 +113,7 @@ class _Tail:
                 break
             other = n.inputs[1] if n.inputs[0] == at else n.inputs[0]
             bias = _channel_bias(graph, other, channels, axis)
-            if bias is not None and self.bias is None and _is_weight(graph, bias):
+            if bias is not None and self.bias is None and is_weight(graph, bias):
                 self.bias = bias
             elif graph.nodes[other].prim is Prim.INPUT and graph.type_of(other) == graph.type_of(at):
                 self.residual = other
@@ -138,9 +139,9 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     x, w = n.inputs
     if n.type.dtype is not DType.F32 or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
         return Declined("not a plain 2-d f32 convolution")
-    if graph.nodes[x].prim is not Prim.INPUT or not _is_weight(graph, w) or 0 in n.type.shape:
+    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w) or 0 in n.type.shape:
         return Declined("the operand is computed inside, or the weight is not constant")
-    tail = _Tail(graph, convs[0], 1)
+    tail = Tail(graph, convs[0], 1)
     if not tail.matched:
         return Declined("what follows the convolution is no bias + residual + activation")
     p = Program(graph)
@@ -177,9 +178,9 @@ def fused_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined
         return Declined("not one product with one result")
     n = graph.nodes[products[0]]
     x, w = n.inputs
-    if n.type.dtype is not DType.F32 or n.type.rank != 2 or not _is_weight(graph, w) or 0 in n.type.shape:
+    if n.type.dtype is not DType.F32 or n.type.rank != 2 or not is_weight(graph, w) or 0 in n.type.shape:
         return Declined("not a 2-d f32 product with a constant right operand")
-    tail = _Tail(graph, products[0], 1)
+    tail = Tail(graph, products[0], 1)
     if not tail.matched or tail.residual is not None:
         return Declined("what follows the product is no bias + activation")
     p = Program(graph)

@@ -1,0 +1,134 @@
+"""Products with what follows them as one call of cuDNN or cuBLASLt, and attention by each of the framework's kernels.
+
+What follows the product is recognised as in `fused`: the same fission rule on an input of the same type.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from weft.generate.library.fused import Tail, is_weight
+from weft.generate.library.translate import Program
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CallValue, LibraryCall, Schedule
+
+ATTENTION_BACKENDS = ("flash", "efficient", "cudnn")
+_TYPES = (DType.F16, DType.BF16, DType.F32)
+
+
+def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """CONV (+ bias)(+ residual)(+ relu) on cuDNN: `cudnn_convolution`, `_relu` and `_add_relu`."""
+    graph = problem.graph
+    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
+    if len(convs) != 1 or len(graph.outputs) != 1:
+        return Declined("not one convolution with one result")
+    n = graph.nodes[convs[0]]
+    at = cast("a.ConvAttrs", n.attrs)
+    x, w = n.inputs
+    if n.type.dtype not in _TYPES or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
+        return Declined("not a plain 2-d convolution of floats")
+    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w) or 0 in n.type.shape:
+        return Declined("the operand is computed inside, or the weight is not constant")
+    tail = Tail(graph, convs[0], 1)
+    name = tail.activation[0]
+    if not tail.matched or name not in ("none", "relu"):
+        return Declined("what follows the convolution is no bias + residual + relu")
+    if name == "none" and (tail.bias is not None or tail.residual is not None):
+        return Declined("cuDNN adds a bias or a residual only before a relu")
+    p = Program(graph)
+    last = problem.input_formats[graph.inputs.index(x)] is Format.LAST
+    layout = "format:channels_last" if last else "format:contiguous"
+    weight = p.call("aten.clone.default", p.value(w), memory_format=layout)
+    bias = None if tail.bias is None else p.call("aten.reshape.default", p.value(tail.bias), (n.type.shape[1],))
+    data = p.value(x)
+    common: tuple[CallValue, ...] = (at.strides, at.pads_lo, at.dilations, at.groups)
+    if name == "none":
+        tuned = bool(schedule.param("tuned"))
+        out = p.call(
+            "aten.cudnn_convolution.default", data, weight, at.pads_lo, at.strides, at.dilations, at.groups,
+            tuned, True, False,
+        )  # fmt: skip
+    elif tail.residual is None:
+        out = p.call("aten.cudnn_convolution_relu.default", data, weight, bias, *common)
+    else:
+        other = p.value(tail.residual)
+        out = p.call("aten.cudnn_convolution_add_relu.default", data, weight, other, 1.0, bias, *common)
+    p.bind(graph.outputs[0], out)
+    return p.finish(schedule)
+
+
+def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """MATMUL with a constant right operand (+ bias)(+ relu or tanh-GELU) as one cuBLASLt call."""
+    graph = problem.graph
+    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
+    if len(products) != 1 or len(graph.outputs) != 1:
+        return Declined("not one product with one result")
+    n = graph.nodes[products[0]]
+    x, w = n.inputs
+    if n.type.dtype not in _TYPES or n.type.rank != 2 or not is_weight(graph, w) or 0 in n.type.shape:
+        return Declined("not a 2-d product of floats with a constant right operand")
+    tail = Tail(graph, products[0], 1)
+    if not tail.matched:
+        return Declined("what follows the product is no bias + residual + activation")
+    p = Program(graph)
+    columns_first = p.call("aten.permute.default", p.value(w), (1, 0))
+    dense = p.call("aten.clone.default", columns_first, memory_format="format:contiguous")
+    weight = p.call("aten.permute.default", dense, (1, 0))
+    bias = None if tail.bias is None else p.call("aten.reshape.default", p.value(tail.bias), (n.type.shape[1],))
+    data, (name, _, algorithm) = p.value(x), tail.activation
+    if tail.residual is not None:
+        if name != "none" or tail.bias is not None:
+            return Declined("cuBLASLt adds a residual only to a bare product")
+        out = p.call("aten.addmm.default", p.value(tail.residual), data, weight)
+    elif name == "none":
+        out = (
+            p.call("aten.mm.default", data, weight)
+            if bias is None
+            else p.call("aten.addmm.default", bias, data, weight)
+        )
+    elif name == "relu" or (name == "gelu" and algorithm == "tanh"):
+        if bias is None:
+            return Declined("cuBLASLt's activation comes with a bias")
+        out = p.call("aten._addmm_activation.default", bias, data, weight, use_gelu=name == "gelu")
+    else:
+        return Declined(f"cuBLASLt has no {name}")
+    p.bind(graph.outputs[0], out)
+    return p.finish(schedule)
+
+
+def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """One source operator `sdpa` by a chosen kernel of the framework."""
+    graph = problem.graph
+    params = dict(problem.origin_params)
+    operands = problem.origin_operand_nodes
+    if problem.origin_rule != "sdpa" or len(graph.outputs) != 1 or -1 in operands[:3]:
+        return Declined("no attention")
+    if bool(params.get("enable_gqa", False)) or graph.type_of(operands[0]).rank != 4:
+        return Declined("grouped heads, or not four dimensions")
+    p = Program(graph)
+    q, k, v = (p.value(i) for i in operands[:3])
+    bias = p.value(operands[3]) if len(operands) > 3 and operands[3] >= 0 else None
+    causal = bool(params.get("causal", False))
+    scale = params.get("scale", 0.0)
+    factor = float(cast("float", scale)) if scale else None
+    backend = schedule.param("backend")
+    if backend == "flash":
+        if bias is not None:
+            return Declined("flash attention takes no mask")
+        args: tuple[CallValue, ...] = (q, k, v, 0.0, causal, False)
+        out = p.call("aten._scaled_dot_product_flash_attention.default", *args, scale=factor)
+    elif backend == "efficient":
+        args = (q, k, v, bias, False, 0.0, causal)
+        out = p.call("aten._scaled_dot_product_efficient_attention.default", *args, scale=factor)
+    else:
+        args = (q, k, v, bias, False, 0.0, causal, False)
+        out = p.call("aten._scaled_dot_product_cudnn_attention.default", *args, scale=factor)
+    p.bind(graph.outputs[0], out)
+    if len(p.used_inputs()) < len(graph.inputs):
+        return Declined("an operand of the attention was changed by the clean-ups")
+    return p.finish(schedule)
