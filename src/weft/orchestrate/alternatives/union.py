@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
-
-import numpy as np
-import numpy.typing as npt
 
 from weft.errors import InvalidGraphError
-from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, NodeId, bits, mask_of
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import Array, DType
@@ -77,26 +72,14 @@ class Alternatives:
         return self.groups[index - 1][0] if index else 0
 
 
-def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
-    """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
-
-    The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
-    """
-    if strict:
-        return Alternatives(graph, {})
-    maker = _Maker(graph)
-    for rule in (merge_contractions, divide_after_product, sum_as_product, fold_scale):
-        rule(maker)
-    return maker.finish()
+FLOATS = frozenset({DType.F32, DType.F64})
+"""Where sums that are not divided yet, and weights multiplied in advance, keep their digits."""
 
 
-_Numbers = npt.NDArray[np.floating[npt.NBitBase]]
-MAX_MERGED = 8
-"""Contractions merged into one."""
-_FLOATS = frozenset({DType.F32, DType.F64})
+MAX_PER_VALUE = 4
 
 
-class _Maker:
+class Maker:
     """A copy of a graph that grows, and what the new nodes stand for."""
 
     def __init__(self, graph: Graph) -> None:
@@ -115,9 +98,15 @@ class _Maker:
             return self.b.constant(self.graph.constant(i), node.type.dtype)
         return self.b.add(node.prim, *node.inputs, attrs=node.attrs)
 
+    @property
+    def room(self) -> bool:
+        """False once the graph has doubled: then no further alternative is begun."""
+        return len(self.b) < 2 * len(self.graph) + 16
+
     def stands_for(self, extra: NodeId, original: NodeId) -> None:
-        """Note an alternative; one that turned out to be an old node is none."""
-        if extra >= len(self.graph) and self.b.type_of(extra) == self.graph.type_of(original):
+        """Note an alternative; one that turned out to be an old node is none, nor is one of too many."""
+        fits = extra >= len(self.graph) and self.b.type_of(extra) == self.graph.type_of(original)
+        if fits and sum(o == original for o, _ in self.found) < MAX_PER_VALUE:
             self.found.append((original, extra))
 
     def factor(self, node: NodeId, rank: int, axis: int) -> Array | None:
@@ -139,8 +128,9 @@ class _Maker:
         return self.graph.constant(chain).reshape(-1)
 
     def finish(self) -> Alternatives:
+        """The union graph; the old one where nothing was found."""
         old = len(self.graph)
-        if not self.sound or not self.found or len(self.b) > 2 * old + 16:
+        if not self.sound or not self.found:
             return Alternatives(self.graph, {})
         extended = self.b.build(self.graph.outputs)
         union = replace(
@@ -177,157 +167,3 @@ def _inner(graph: Graph, roots: Iterable[NodeId], old: int) -> Mask:
             found |= 1 << node
             waiting.extend(graph.nodes[node].inputs)
     return found
-
-
-def merge_contractions(m: _Maker) -> None:
-    """x @ A, x @ B → slices of x @ [A | B]; the same for convolutions of one input (A3).
-
-    Conditions: constant weights, equal attributes; biases that are the only readers of every product are merged along.
-    Products and sums per result are the same, in an order that the library may change with the width.
-    """
-    graph = m.graph
-    groups: dict[object, list[NodeId]] = {}
-    for i, node in enumerate(graph.nodes):
-        if node.prim not in (Prim.MATMUL, Prim.CONV) or graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT:
-            continue
-        weight = graph.type_of(node.inputs[1])
-        if node.prim is Prim.MATMUL and weight.rank == 2:
-            groups.setdefault((node.inputs[0], "matmul"), []).append(i)
-        elif isinstance(node.attrs, a.ConvAttrs) and node.attrs.groups == 1 and not node.attrs.transposed:
-            groups.setdefault((node.inputs[0], node.attrs, weight.shape[2:]), []).append(i)
-    for group in groups.values():
-        if 2 <= len(group) <= MAX_MERGED:
-            _merge(m, group)
-
-
-def _merge(m: _Maker, group: list[NodeId]) -> None:
-    graph, first = m.graph, m.graph.nodes[group[0]]
-    is_conv = first.prim is Prim.CONV
-    rank = first.type.rank
-    axis = 1 if is_conv else rank - 1
-    weights = [graph.constant(graph.nodes[i].inputs[1]) for i in group]
-    joined = m.b.constant(np.concatenate(weights, axis=0 if is_conv else 1), first.type.dtype)
-    product = m.b.add(first.prim, first.inputs[0], joined, attrs=first.attrs)
-    sizes = [graph.type_of(i).shape[axis] for i in group]
-    biased = [_bias_of(m, i, rank, axis) for i in group]
-    originals = list(group)
-    if all(b is not None for b in biased):
-        pairs = [b for b in biased if b is not None]
-        originals = [node for node, _ in pairs]
-        values = [np.broadcast_to(v, (n,)) for (_, v), n in zip(pairs, sizes, strict=True)]
-        product = _add_along(m, Prim.ADD, product, np.concatenate(values), axis)
-    start = 0
-    shape = m.b.type_of(product).shape
-    for original, size in zip(originals, sizes, strict=True):
-        starts = tuple(start if i == axis else 0 for i in range(rank))
-        sliced = tuple(size if i == axis else n for i, n in enumerate(shape))
-        m.stands_for(m.b.slice(product, starts, sliced, (1,) * rank), original)
-        start += size
-
-
-def _bias_of(m: _Maker, node: NodeId, rank: int, axis: int) -> tuple[NodeId, Array] | None:
-    """The addition of a per-channel constant that is the only reader of a product."""
-    users = m.users[node]
-    if len(users) != 1 or node in m.graph.outputs or m.graph.nodes[users[0]].prim is not Prim.ADD:
-        return None
-    other = [i for i in m.graph.nodes[users[0]].inputs if i != node]
-    values = m.factor(other[0], rank, axis) if len(other) == 1 else None
-    return None if values is None else (users[0], values)
-
-
-def _add_along(m: _Maker, prim: Prim, x: NodeId, values: Array, axis: int) -> NodeId:
-    """x (prim) values, which lie along one axis of x."""
-    type = m.b.type_of(x)
-    constant = m.b.constant(np.ascontiguousarray(values), type.dtype)
-    shaped = m.b.reshape(constant, (len(values), *(1,) * (type.rank - 1 - axis)))
-    return m.b.add(prim, x, m.b.broadcast(shaped, type.shape))
-
-
-def divide_after_product(m: _Maker) -> None:
-    """(e / s) @ v → (e @ v) / s, where s is constant along the contraction (A2).
-
-    Conditions: f32 or f64, so that the undivided sums do not overflow where the divided ones do not by design:
-    e = exp(x - max) is at most 1, so a sum is at most the length of the row times max |v|.
-    """
-    graph = m.graph
-    for i, node in enumerate(graph.nodes):
-        if node.prim is not Prim.MATMUL or node.type.dtype not in _FLOATS:
-            continue
-        quotient = graph.nodes[node.inputs[0]]
-        if quotient.prim is not Prim.DIV or quotient.type.shape[:-2] != node.type.shape[:-2]:
-            continue
-        e, divisor = quotient.inputs
-        if graph.nodes[divisor].prim is not Prim.BROADCAST or graph.nodes[e].prim is not Prim.EXP:
-            continue  # only exponentials are known to be bounded
-        s = graph.nodes[divisor].inputs[0]
-        if graph.type_of(s).shape[-1:] == (1,):
-            product = m.b.add(Prim.MATMUL, e, node.inputs[1])
-            m.stands_for(m.b.add(Prim.DIV, product, m.b.broadcast(s, node.type.shape)), i)
-
-
-def sum_as_product(m: _Maker) -> None:
-    """sum over the last axis of e → e @ 1, where e is the left operand of a product anyway (A1)."""
-    graph = m.graph
-    for i, node in enumerate(graph.nodes):
-        if node.prim is not Prim.REDUCE_SUM or node.type.dtype not in _FLOATS or node.type.rank < 2:
-            continue
-        e = node.inputs[0]
-        axes = cast("a.ReduceAttrs", node.attrs).axes
-        if axes == (node.type.rank - 1,) and _multiplied(m, e):
-            ones = np.ones((graph.type_of(e).shape[-1], 1), node.type.dtype.numpy)
-            m.stands_for(m.b.add(Prim.MATMUL, e, m.b.constant(ones, node.type.dtype)), i)
-
-
-def _multiplied(m: _Maker, e: NodeId) -> bool:
-    """True if a product reads e on the left, or e over a row-wise divisor."""
-    nodes = m.graph.nodes
-    for u in m.users[e]:
-        if nodes[u].prim is Prim.MATMUL and nodes[u].inputs[0] == e:
-            return True
-        if nodes[u].prim is Prim.DIV and nodes[u].inputs[0] == e:
-            return any(nodes[w].prim is Prim.MATMUL and nodes[w].inputs[0] == u for w in m.users[u])
-    return False
-
-
-def fold_scale(m: _Maker) -> None:
-    """conv(x, w)·s + t → conv(x, w·s) + t, where others read the product too (A6); the same for x @ w.
-
-    Conditions: constant weights, s and t per output channel, scaled weights finite. Where nobody else reads it the
-    clean-up has folded it already.
-    """
-    graph = m.graph
-    for i, node in enumerate(graph.nodes):
-        if node.prim not in (Prim.MATMUL, Prim.CONV) or graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT:
-            continue
-        attrs = node.attrs
-        if isinstance(attrs, a.ConvAttrs) and attrs.transposed:
-            continue
-        weight = graph.constant(node.inputs[1])
-        is_conv = node.prim is Prim.CONV
-        if node.type.dtype not in _FLOATS or (not is_conv and weight.ndim != 2):
-            continue
-        axis = 1 if is_conv else node.type.rank - 1
-        for scaled in m.users[i]:
-            s = _operand(m, scaled, i, Prim.MUL, axis)
-            if s is None or len(m.users[i]) == 1:
-                continue
-            column = s.reshape(-1, *(1,) * (weight.ndim - 1)) if is_conv else s.reshape(1, -1)
-            with np.errstate(over="ignore"):
-                folded = np.multiply(cast("_Numbers", weight), cast("_Numbers", column)).astype(weight.dtype)
-            if not np.isfinite(folded).all():
-                continue
-            product = m.b.add(node.prim, node.inputs[0], m.b.constant(folded, node.type.dtype), attrs=attrs)
-            shifts = [(u, t) for u in m.users[scaled] if (t := _operand(m, u, scaled, Prim.ADD, axis)) is not None]
-            if len(m.users[scaled]) == 1 and shifts and scaled not in graph.outputs:
-                u, t = shifts[0]
-                values = np.broadcast_to(t, (node.type.shape[axis],))
-                m.stands_for(_add_along(m, Prim.ADD, product, values, axis), u)
-            else:
-                m.stands_for(product, scaled)
-
-
-def _operand(m: _Maker, node: NodeId, x: NodeId, prim: Prim, axis: int) -> Array | None:
-    """The constant along `axis` that `node` = x (prim) constant takes; None if it is no such node."""
-    n = m.graph.nodes[node]
-    other = [i for i in n.inputs if i != x]
-    return m.factor(other[0], n.type.rank, axis) if n.prim is prim and len(other) == 1 else None

@@ -1,0 +1,24 @@
+"""Further ways to compute a value, in the same graph: one file per family of rewrites."""
+
+from __future__ import annotations
+
+from weft.ir.graph import Graph
+from weft.orchestrate.alternatives.attention import divide_after_product, sum_as_product
+from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
+from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
+from weft.orchestrate.alternatives.union import Alternatives, Maker
+
+__all__ = ["Alternatives", "find_alternatives"]
+
+
+def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
+    """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
+
+    The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
+    """
+    if strict:
+        return Alternatives(graph, {})
+    maker = Maker(graph)
+    for rule in (merge_contractions, divide_after_product, sum_as_product, fold_scale, mix_channels_elsewhere):
+        rule(maker)
+    return maker.finish()
