@@ -33,16 +33,12 @@ class MemoryPlan:
         return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
-def _round(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def plan_memory(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
-    """Best of several first-fit orders (by size, by length, by area, by start).
+def plan_memory(lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT) -> MemoryPlan:
+    """Best of several first-fit orders (by size, by length, by area, by start); offsets are multiples of `alignment`.
 
     Cost: O(n^2) per order. Source: greedy by size, as in Pisarchyk and Lee, arXiv:2001.03288, section 5.
     """
-    sizes = [_round(x.size) for x in lifetimes]
+    sizes = [-(-x.size // alignment) * alignment for x in lifetimes]
     keys = (
         lambda i: (-sizes[i], lifetimes[i].first),
         lambda i: (-(lifetimes[i].last - lifetimes[i].first), -sizes[i]),

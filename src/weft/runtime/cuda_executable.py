@@ -1,0 +1,264 @@
+"""A plan on an NVIDIA GPU: memory laid out once, weights packed once, all launches in CUDA graphs.
+
+A call copies the inputs into static buffers (so that the recorded addresses stay valid), replays the graph, and
+gives back copies of the outputs, all on the caller's current stream without waiting for the device. `replay` runs on
+the static buffers alone: one launch and nothing else. Calls from several threads or streams are ordered, because
+they share the buffers.
+Inside a caller's own stream capture the launches are issued one by one, so that they become part of that graph.
+
+Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+
+from weft.errors import InvalidGraphError
+from weft.generate.bind import BoundCuda
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall, is_capturable, plain_math
+from weft.ir import attrs as a
+from weft.ir.graph import NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import TensorType
+from weft.kernels.formats import Format
+from weft.kernels.plan import Step
+from weft.kernels.source import CudaSource, KernelSource, LibraryCall
+from weft.runtime.executable import InputError, Linked, to_torch
+from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
+from weft.runtime.values import Key, Values, survey
+
+ALIGNMENT = 256
+"""Bytes: what the kernels' contract promises, and what tensor maps and wide loads need."""
+Step0 = Callable[[], None]
+
+
+@final
+class CudaExecutable:
+    """Callable on CUDA tensors of the compiled signature; returns a tuple of fresh tensors.
+
+    Raises (on call):
+        InputError: wrong number, shape, type or device of the tensors [W011].
+    """
+
+    def __init__(self, linked: Linked, *, device: torch.device | None = None) -> None:
+        """Allocate, pack weights, run once, and record the graphs.
+
+        Raises:
+            InvalidGraphError: the plan reads a value before a step wrote it: our bug.
+            DeviceError: a cubin cannot be loaded, or a launch fails.
+        """
+        self.linked, self.graph, self.plan = linked, linked.graph, linked.plan
+        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self._lock = threading.Lock()
+        self._values: Values = survey(self.graph, self.plan)
+        self._constants: dict[NodeId, torch.Tensor] = {}
+        self._packed: list[torch.Tensor] = []
+        self._state: list[torch.Tensor] = []
+        self._bound: list[object] = []
+        with torch.cuda.device(self.device), plain_math(), torch.no_grad():
+            self.memory = self._allocate()
+            self.static_inputs = tuple(self._static[n, Format.ROW] for n in self.graph.inputs)
+            self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
+            self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
+            self._segments = self._record()
+        self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
+        self._last_stream: torch.cuda.Stream | None = None
+
+    # -- memory
+
+    def _allocate(self) -> MemoryPlan:
+        end = len(self.plan.steps)
+        kept = {(n, Format.ROW) for n in self._values.finals}
+        lifetimes: list[Lifetime] = []
+        slots: dict[Key, int] = {}
+        for key, first in self._values.first_write.items():
+            last = end if key in kept else self._values.last_use(key)
+            slots[key] = len(lifetimes)
+            lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
+        self._workspaces: dict[int, int] = {}
+        for i, step in enumerate(self.plan.steps):
+            if isinstance(step.kernel, CudaSource) and step.kernel.workspace_bytes:
+                self._workspaces[i] = len(lifetimes)
+                lifetimes.append(Lifetime(step.kernel.workspace_bytes, i, i))
+        memory = plan_memory(lifetimes, alignment=ALIGNMENT)
+        self._arena = torch.empty(max(memory.arena_bytes, 1), dtype=torch.uint8, device=self.device)
+        self._static: dict[Key, torch.Tensor] = {
+            key: _typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
+            for key, slot in slots.items()
+        }
+        for node in self.graph.inputs:
+            t = self.graph.type_of(node)
+            raw = torch.zeros(max(t.nbytes, 1), dtype=torch.uint8, device=self.device)
+            self._static[node, Format.ROW] = _typed(raw, t, Format.ROW, 0)
+        return memory
+
+    def _constant(self, node: NodeId) -> torch.Tensor:
+        if node not in self._constants:
+            host = to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
+            self._constants[node] = host.to(self.device)
+        return self._constants[node]
+
+    # -- launches
+
+    def _bind(self, i: int, step: Step) -> Step0:
+        if isinstance(step.kernel, CudaSource):
+            return self._bind_source(i, step, step.kernel)
+        if isinstance(step.kernel, KernelSource):
+            raise InvalidGraphError(problem=f"step {i} is a kernel for the CPU in a plan for a GPU")
+        return self._bind_call(step, step.kernel)
+
+    def _bind_source(self, i: int, step: Step, source: CudaSource) -> Step0:
+        bound = BoundCuda(source, self._cubin(source))
+        inputs = [self._address(key) for key in step.inputs]
+        outputs = [self._static[key].data_ptr() for key in step.outputs]
+        packed = [torch.empty(max(n, 1), dtype=torch.uint8, device=self.device) for n in source.packed_bytes]
+        addresses = [x.data_ptr() for x in packed]
+        bound.pack(inputs, addresses, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.current_stream().synchronize()
+        for slot in source.replaces_weights:
+            self._release(step.inputs[slot], i)
+        state = 0
+        if source.state_bytes:
+            self._state.append(torch.zeros(source.state_bytes, dtype=torch.uint8, device=self.device))
+            state = self._state[-1].data_ptr()
+        work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
+        self._packed += packed
+        self._bound.append(bound)
+
+        def launch() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            bound.launch(inputs, outputs, addresses, work, state, stream)
+
+        return launch
+
+    def _cubin(self, source: CudaSource) -> Path:
+        return self.linked.objects[source.sha256]
+
+    def _address(self, key: Key) -> int:
+        if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
+            return self._constant(key[0]).data_ptr()
+        return self._static[key].data_ptr()
+
+    def _release(self, key: Key, reader: int) -> None:
+        """Drop a weight that only this step reads, now that it was packed."""
+        if all(r == reader for r in self._values.readers.get(key, [])) and key[0] not in self._values.finals:
+            self._constants.pop(key[0], None)
+
+    def _bind_call(self, step: Step, call: LibraryCall) -> Step0:
+        weights = {
+            slot: self._constant(node)
+            for slot, (node, _) in enumerate(step.inputs)
+            if self.graph.nodes[node].prim is Prim.CONSTANT
+        }
+        inputs = [weights[k] if k in weights else self._static[key] for k, key in enumerate(step.inputs)]
+        outputs = [self._static[key] for key in step.outputs]
+        return BoundCall(call, weights, device=self.device).launcher(inputs, outputs)
+
+    # -- graphs
+
+    def _record(self) -> list[Step0]:
+        """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for launch in self._launches:
+                launch()
+        stream.synchronize()
+        segments: list[Step0] = []
+        run: list[Step0] = []
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        pool = torch.cuda.graph_pool_handle()
+
+        def flush() -> None:
+            if run:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    for launch in run:
+                        launch()
+                self._graphs.append(graph)
+                segments.append(graph.replay)
+                run.clear()
+
+        for step, launch in zip(self.plan.steps, self._launches, strict=True):
+            if isinstance(step.kernel, LibraryCall) and not is_capturable(step.kernel):
+                flush()
+                segments.append(launch)
+            else:
+                run.append(launch)
+        flush()
+        return segments
+
+    # -- calling
+
+    def replay(self) -> tuple[torch.Tensor, ...]:
+        """Run on whatever `static_inputs` hold; the results stand in `static_outputs` until the next run."""
+        with self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._order()
+            for segment in self._segments:
+                segment()
+        return self.static_outputs
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run once."""
+        if len(tensors) != len(self._input_types):
+            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
+        for position, tensor in enumerate(tensors):
+            self._check(position, tensor)
+        with self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._order()
+            for static, tensor in zip(self.static_inputs, tensors, strict=True):
+                static.copy_(tensor)
+            captured = torch.cuda.is_current_stream_capturing()
+            for segment in self._launches if captured else self._segments:
+                segment()
+            return tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
+
+    def _order(self) -> None:
+        """The buffers are shared: a call on another stream than the last waits for it."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream()
+        if self._last_stream is not None and self._last_stream != stream:
+            stream.wait_stream(self._last_stream)
+        self._last_stream = stream
+
+    def _check(self, position: int, tensor: torch.Tensor) -> None:
+        expected = self._input_types[position]
+        if tuple(tensor.shape) != expected.shape or tensor.dtype is not TORCH_DTYPE[expected.dtype]:
+            got = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise InputError(position=position, problem=f"expected {expected}, got {got}")
+        if tensor.device != self.device:
+            raise InputError(position=position, problem=f"expected a tensor on {self.device}, got {tensor.device}")
+
+    def _shaped(self, node: NodeId) -> torch.Tensor:
+        n = self.graph.nodes[node]
+        if n.prim is Prim.RESHAPE:
+            return self._shaped(n.inputs[0]).reshape(n.type.shape)
+        if n.prim is Prim.BROADCAST:
+            return self._shaped(n.inputs[0]).expand(n.type.shape)
+        if n.prim is Prim.CONSTANT:
+            return self._constant(node)
+        if isinstance(n.attrs, a.IotaAttrs):
+            size = n.type.shape[n.attrs.axis]
+            line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype], device=self.device)
+            return line.reshape([size if k == n.attrs.axis else 1 for k in range(n.type.rank)]).expand(n.type.shape)
+        return self._static[node, Format.ROW]
+
+    @property
+    def kernels(self) -> int:
+        """Number of launches per replay that are ours, plus one per library call."""
+        return sum(len(s.kernel.launches) if isinstance(s.kernel, CudaSource) else 1 for s in self.plan.steps)
+
+    def step_launches(self) -> Sequence[Step0]:
+        """One function per step, in order, that issues it on the current stream: for timing steps in place."""
+        return self._launches
+
+
+def _typed(memory: torch.Tensor, type: TensorType, format: Format, offset: int) -> torch.Tensor:
+    raw = memory[offset : offset + type.nbytes].view(TORCH_DTYPE[type.dtype])
+    return raw.as_strided(type.shape, format.strides(type.shape), raw.storage_offset())
