@@ -35,8 +35,10 @@ Output = torch.Tensor | tuple[torch.Tensor, ...]
 class Compiled:
     """A compiled model: callable on tensors of the shapes it was compiled for, and of others within `max_plans`.
 
-    A call with new shapes compiles another plan (the least recently used one is dropped beyond
-    `options.max_plans`). A model with one output gives a tensor, with several a tuple. Thread-safe.
+    A call with new shapes, or with other values where a guard holds the old ones, compiles another plan while its
+    caller waits; beyond `options.max_plans` (at least 1) the least recently used one is dropped. The plan of the
+    example inputs is what `save` and `record` speak of, and stays. An exported program, whose shapes are fixed,
+    refuses others. A model with one output gives a tensor, with several a tuple. Thread-safe.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Compiled:
                 return self.executable
             else:
                 found = self._plans[key] = self._again(inputs)
-                while len(self._plans) > self._options.max_plans:
+                while len(self._plans) > max(self._options.max_plans, 1):
                     self._plans.popitem(last=False)
         compilation = found[0]
         if compilation.eager_won and self._eager is not None:

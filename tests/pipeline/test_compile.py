@@ -154,6 +154,39 @@ def test_new_shapes_get_plans_of_their_own_within_the_bound(model: nn.Module, tm
     assert len(compiled._plans) == 2
 
 
+@pytest.mark.parametrize("bound", [2, 1, 0, -3])
+def test_the_least_recently_used_plan_is_dropped(cache: Path, bound: int) -> None:
+    module = nn.Linear(4, 3).eval()
+    x = {n: torch.randn(n, 4) for n in (1, 2, 3)}
+    compiled = weft.compile(module, x[1], options=weft.Options(budget_s=0, cache_dir=cache, max_plans=bound))
+    again, built = compiled._again, []
+    assert again is not None
+    compiled._again = lambda inputs: (built.append(len(inputs[0])), again(inputs))[1]
+    for n in (2, 1, 3, 1, 2):
+        close(compiled(x[n]), module(x[n]))
+        assert len(compiled._plans) <= max(bound, 1)
+    assert built == ([2, 3, 2] if bound == 2 else [2, 1, 3, 1, 2])
+    assert compiled.executable.graph.type_of(0).shape == (1, 4), "the example's plan stays"
+
+
+def test_a_new_shape_that_fails_leaves_the_plans_as_they_were(cache: Path) -> None:
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    compiled = weft.compile(module, x, options=weft.Options(budget_s=0, cache_dir=cache))
+    with pytest.raises(Exception, match="same reduction dim"):
+        compiled(torch.randn(2, 5))
+    close(compiled(x), module(x))
+    assert len(compiled._plans) == 1
+
+
+def test_an_exported_program_refuses_other_shapes(cache: Path) -> None:
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    compiled = weft.compile(torch.export.export(module, (x,)), options=weft.Options(budget_s=0, cache_dir=cache))
+    close(compiled(x), module(x))
+    with pytest.raises(InputError, match=r"input 0: .*W011"):
+        compiled(torch.randn(3, 4))
+    assert len(compiled._plans) == 1
+
+
 def test_a_saved_plan_gives_the_same_bits(compiled: Compiled, x: torch.Tensor, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.weft"
     digest = compiled.save(path)

@@ -40,7 +40,7 @@ def _session() -> AbstractContextManager[None]:
 
 @final
 class Specialised:
-    """Compiles on the first call with each combination of shapes and keeps the last `limit` of them."""
+    """Compiles on the first call with each combination of shapes; the `limit` (at least 1) used last are kept."""
 
     def __init__(self, build: Callable[[Sequence[Any]], Callable[..., Any]], limit: int) -> None:
         self._build = build
