@@ -115,7 +115,7 @@ def test_division_moves_behind_the_product():
     graph = transformer(1)
     found = find_alternatives(graph)
     moved = [e for e, o in found.classes.items() if found.graph.nodes[e].prim is Prim.DIV]
-    assert len(moved) == 1
+    assert len(moved) == 2, "over the sum as it is (A2), and over a column of the product (A4)"
     check_values(found)
 
 
@@ -123,6 +123,101 @@ def test_sum_of_a_left_operand_becomes_a_product_with_ones():
     found = find_alternatives(transformer(1))
     sums = [o for o in found.classes.values() if found.graph.nodes[o].prim is Prim.REDUCE_SUM]
     assert len(sums) == 1, "the softmax; norms feed no product with their operand"
+
+
+def attention(*, queries=6, keys=5, width=8, batch=(2,), shift=None, over=None) -> tuple[Net, list[NodeId]]:
+    """exp(q) over the sum of its rows, times v."""
+    net = Net()
+    b = net.b
+    e = b.apply(Prim.EXP, net.input(*batch, queries, keys))
+    v = net.input(*batch, keys, width)
+    s = b.reduce(Prim.REDUCE_SUM, e if over is None else over(net, e), (len(batch) + 1,))
+    p = b.apply(Prim.DIV, e, s if shift is None else b.apply(Prim.ADD, s, shift))
+    return net, [b.add(Prim.MATMUL, p, v)]
+
+
+def quotients_of_one_product(found: Alternatives) -> list[NodeId]:
+    """Extra divisions of which both operands are columns of one product (A4)."""
+    nodes = found.graph.nodes
+    sliced = []
+    for e in found.classes:
+        if nodes[e].prim is Prim.DIV:
+            x, y = nodes[e].inputs
+            y = nodes[y].inputs[0] if nodes[y].prim is Prim.BROADCAST else y
+            if nodes[x].prim is nodes[y].prim is Prim.SLICE and nodes[x].inputs == nodes[y].inputs:
+                sliced.append(e)
+    return sliced
+
+
+@pytest.mark.parametrize(("width", "columns"), [(8, 16), (7, 8), (15, 16), (23, 24), (32, 40)])
+def test_a_column_of_ones_gives_the_sum(width, columns):
+    net, outputs = attention(width=width)
+    found = alternatives_of(*outputs, net=net)
+    assert len(quotients_of_one_product(found)) == (columns <= 1.5 * width)
+    products = {found.graph.type_of(i).shape[-1] for i in bits(found.extra) if found.graph.nodes[i].prim is Prim.MATMUL}
+    assert (columns in products) == (columns <= 1.5 * width), (
+        "padded to the width of the units, unless that is too wide"
+    )
+    check_values(found)
+
+
+def test_a_column_of_ones_without_a_quotient():
+    """Linear attention: numerator and denominator are products of the same operand already."""
+    net = Net()
+    b = net.b
+    e, v = net.input(6, 5), net.input(5, 16)
+    outputs = [b.add(Prim.MATMUL, e, v), b.reduce(Prim.REDUCE_SUM, e, (1,))]
+    found = alternatives_of(*outputs, net=net)
+    sliced = {o for x, o in found.classes.items() if found.graph.nodes[x].prim is Prim.SLICE}
+    assert sliced == set(outputs)
+    check_values(found)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shift": 1e-6},
+        {"over": lambda net, e: net.b.apply(Prim.ABS, e)},
+        {"width": 4},
+    ],
+    ids=["a sum that is shifted", "a sum of something else", "few columns"],
+)
+def test_no_column_of_ones_where_it_gives_something_else(changed):
+    net, outputs = attention(**{"width": 32} | changed)
+    found = alternatives_of(*outputs, net=net)
+    assert not quotients_of_one_product(found)
+    assert not any(found.graph.nodes[i].prim is Prim.PAD and changed != {"shift": 1e-6} for i in bits(found.extra))
+
+
+def test_no_column_of_ones_for_a_sum_over_another_axis():
+    net = Net()
+    b = net.b
+    e, v = net.input(5, 5), net.input(5, 16)
+    found = alternatives_of(b.add(Prim.MATMUL, e, v), b.reduce(Prim.REDUCE_SUM, e, (0,)), net=net)
+    assert not found.classes
+
+
+def test_no_column_of_ones_for_values_of_fewer_batches():
+    net = Net()
+    b = net.b
+    e, v = net.input(3, 6, 5), net.input(5, 16)
+    found = alternatives_of(b.add(Prim.MATMUL, e, v), b.reduce(Prim.REDUCE_SUM, e, (2,)), net=net)
+    assert Prim.PAD.value not in prims(found)
+
+
+def test_a_sum_that_its_values_are_made_of_closes_no_cycle():
+    """v needs the sum of e, so the sum must not come from e @ [v | 1]; the rest is offered all the same."""
+    net = Net()
+    b = net.b
+    e = net.input(5, 5)
+    s = b.reduce(Prim.REDUCE_SUM, e, (1,))
+    v = b.apply(Prim.MUL, net.input(5, 16), s)
+    found = alternatives_of(b.add(Prim.MATMUL, e, v), net=net)
+    assert found.acyclic()
+    by_class = {o: x for x, o in found.classes.items()}
+    assert found.graph.nodes[by_class[s]].prim is Prim.MATMUL, "as e @ 1"
+    assert Prim.SLICE.value in prims(found)
+    check_values(found)
 
 
 def test_scale_folds_where_others_read_the_product():

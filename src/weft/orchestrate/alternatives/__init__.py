@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.graph import Graph
-from weft.orchestrate.alternatives.attention import divide_after_product, sum_as_product
+from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.union import Alternatives, Maker
@@ -19,6 +19,17 @@ def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
     if strict:
         return Alternatives(graph, {})
     maker = Maker(graph)
-    for rule in (merge_contractions, divide_after_product, sum_as_product, fold_scale, mix_channels_elsewhere):
+    for rule in _RULES:
         rule(maker)
     return maker.finish()
+
+
+_RULES = (
+    merge_contractions,
+    divide_after_product,
+    sum_as_product,
+    fold_scale,
+    mix_channels_elsewhere,
+    column_of_ones,
+)
+"""Those with the published gains first: the graph may double, no more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.errors import InvalidGraphError
@@ -57,6 +57,14 @@ class Alternatives:
         for extra, original in classes.items():
             ranks[extra] = ranks[original]
         return ranks
+
+    def acyclic(self) -> bool:
+        """Whether every value can be computed before its readers, whichever alternatives are taken."""
+        try:
+            self.ranks()
+        except InvalidGraphError:
+            return False
+        return True
 
     @property
     def versions(self) -> int:
@@ -140,21 +148,28 @@ class Maker:
             input_names=self.graph.input_names,
             output_names=self.graph.output_names,
         )
-        versions: list[dict[NodeId, NodeId]] = []
-        for original, extra in self.found:
-            home = next((v for v in versions if original not in v), None)
-            if home is None:
-                home = {}
-                versions.append(home)
-            home[original] = extra
-        groups = tuple((_inner(union, version.values(), old), version) for version in versions)
-        classes = {extra: original for original, extra in self.found}
-        made = Alternatives(union, classes, mask_of(range(old, len(union))), groups)
-        try:
-            made.ranks()
-        except InvalidGraphError:
-            return Alternatives(self.graph, {})  # two of them wait for each other
+        found = self.found
+        made = _assemble(union, found, old)
+        if not made.acyclic():
+            found = []
+            for pair in self.found:  # some wait for each other: the later ones go
+                if _assemble(union, [*found, pair], old).acyclic():
+                    found.append(pair)
+            made = _assemble(union, found, old)
         return made
+
+
+def _assemble(union: Graph, found: Sequence[tuple[NodeId, NodeId]], old: int) -> Alternatives:
+    versions: list[dict[NodeId, NodeId]] = []
+    for original, extra in found:
+        home = next((v for v in versions if original not in v), None)
+        if home is None:
+            home = {}
+            versions.append(home)
+        home[original] = extra
+    groups = tuple((_inner(union, version.values(), old), version) for version in versions)
+    classes = {extra: original for original, extra in found}
+    return Alternatives(union, classes, mask_of(range(old, len(union))), groups)
 
 
 def _inner(graph: Graph, roots: Iterable[NodeId], old: int) -> Mask:
