@@ -14,7 +14,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
-from weft.kernels.candidate import Kind
+from weft.kernels.candidate import Kind, Problem
 from weft.kernels.source import LibraryCall
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
@@ -45,16 +45,15 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", CASES)
-def test_one_call_equals_the_primitives(rule: str) -> None:
-    shapes, params = CASES[rule]
+def calls_of(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]) -> list[tuple[Problem, object]]:
+    """What the library says to the problem that is exactly one operator."""
     b = GraphBuilder()
     ids = [b.input(TensorType(DType.F32, s)) for s in shapes]
     operands = [*ids, -1] if rule == "sdpa" else ids
     results = fission.apply(b, rule, operands, params)
     assert not isinstance(results, Declined)
     graph = b.build(results)
-    found = 0
+    found = []
     for candidate in enumerate_candidates(graph).candidates:
         if candidate.kind is Kind.CONVERT:
             continue
@@ -65,18 +64,55 @@ def test_one_call_equals_the_primitives(rule: str) -> None:
         schedules = LibraryGenerator().schedules(cut.problem, None)  # type: ignore[arg-type]
         assert not isinstance(schedules, Declined)
         operator = next(s for s in schedules if s.param("form") == "operator")
-        call = LibraryGenerator().emit(cut.problem, operator)
-        assert isinstance(call, LibraryCall), call
-        rng = np.random.default_rng(0)
-        arrays = [
-            rng.standard_normal(cut.problem.graph.type_of(i).shape).astype(np.float32) for i in cut.problem.graph.inputs
-        ]
-        want = evaluate(cut.problem.graph, arrays)[0]
-        out = torch.empty(want.shape)
-        BoundCall(call, {}).launcher([torch.from_numpy(x) for x in arrays], [out])()
-        np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
-        found += 1
-    assert found == 1
+        found.append((cut.problem, LibraryGenerator().emit(cut.problem, operator)))
+    return found
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_one_call_equals_the_primitives(rule: str) -> None:
+    ((problem, call),) = calls_of(rule, *CASES[rule])
+    assert isinstance(call, LibraryCall), call
+    right(problem, call)
+
+
+def right(problem: Problem, call: LibraryCall) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(problem.graph.type_of(i).shape).astype(np.float32) for i in problem.graph.inputs]
+    want = evaluate(problem.graph, arrays)[0]
+    out = torch.empty(want.shape)
+    BoundCall(call, {}).launcher([torch.from_numpy(x) for x in arrays], [out])()
+    np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
+
+
+HEADS = [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
+POOL = {"kernel": (2, 2), "strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1)}
+CHANGED: list[tuple[str, list[tuple[int, ...]], dict[str, object], bool]] = [
+    ("sdpa", HEADS, {"softcap": 2.0}, False),
+    ("sdpa", HEADS, {"causal": True, "causal_offset": 1}, False),
+    ("sdpa", HEADS, {"softcap": 0.0, "causal": True, "causal_offset": 0}, True),
+    ("silu", [ROWS], {"alpha": 1.7}, False),
+    ("silu", [ROWS], {"alpha": 1.0}, True),
+    ("elu", [ROWS], {"alpha": 1.5, "scale": 1.25, "input_scale": 0.5}, True),
+    ("avg_pool", [IMAGE], {**POOL, "dilations": (2, 2)}, False),
+    ("avg_pool", [IMAGE], {**POOL, "count_include_pad": True}, True),
+]
+
+
+@pytest.mark.parametrize(("rule", "shapes", "params", "taken"), CHANGED)
+def test_a_parameter_is_meant_or_declined(
+    rule: str, shapes: list[tuple[int, ...]], params: dict[str, object], taken: bool
+) -> None:
+    for problem, call in calls_of(rule, shapes, params):
+        assert isinstance(call, LibraryCall) is taken, call
+        if isinstance(call, LibraryCall):
+            right(problem, call)
+
+
+def test_a_parameter_that_no_row_reads_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPERATORS, "leaky_relu", lambda o: o.call("aten.leaky_relu.default", o.ref(0)))
+    ((_, call),) = calls_of("leaky_relu", [ROWS], {"alpha": 0.2})
+    assert isinstance(call, Declined)
+    assert "alpha" in call.reason
 
 
 def test_a_result_of_another_shape_is_stored_as_the_primitives_store_it() -> None:

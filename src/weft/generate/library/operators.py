@@ -6,7 +6,7 @@ where ATen's operator means something else (other axes, other formula).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from weft.generate.library.translate import Program, convolution
@@ -24,6 +24,7 @@ class Operator:
         self.graph = problem.graph
         self.operands = problem.origin_operand_nodes
         self._params = dict(problem.origin_params)
+        self._read: set[str] = set()
 
     def has(self, position: int) -> bool:
         """True when an optional operand is present."""
@@ -39,16 +40,25 @@ class Operator:
 
     def param(self, name: str, default: OriginParam) -> OriginParam:
         """A keyword argument of the rule."""
+        self._read.add(name)
         return self._params.get(name, default)
 
     def number(self, name: str, default: float) -> float:
         """A numeric keyword argument."""
-        return float(cast("float", self._params.get(name, default)))
+        return float(cast("float", self.param(name, default)))
 
     def ints(self, name: str) -> tuple[int, ...]:
         """A tuple-valued keyword argument; empty if absent."""
-        value = self._params.get(name, ())
+        value = self.param(name, ())
         return value if isinstance(value, tuple) else (int(cast("int", value)),)
+
+    def implied(self, *names: str) -> None:
+        """These keyword arguments reach the call another way."""
+        self._read.update(names)
+
+    def unread(self) -> set[str]:
+        """Keyword arguments that a row never looked at: its call cannot mean them."""
+        return set(self._params) - self._read
 
     def call(self, target: str, *args: CallValue, result: int = 0) -> Ref:
         """One step of the program."""
@@ -62,8 +72,12 @@ class Operator:
 Row = Callable[[Operator], Ref | None]
 
 
-def _unary(target: str, *params: tuple[str, float]) -> Row:
+def _unary(target: str, *params: tuple[str, float], fixed: Sequence[tuple[str, float]] = ()) -> Row:
+    """A call of x and some numbers; parameters in `fixed` must have the one value that the call implies."""
+
     def row(o: Operator) -> Ref | None:
+        if any(o.number(name, value) != value for name, value in fixed):
+            return None
         return o.call(target, o.ref(0), *(o.number(name, default) for name, default in params))
 
     return row
@@ -119,6 +133,7 @@ def _conv(o: Operator) -> Ref | None:
     x, w = o.ref(0), o.ref(1)
     if len(convs) != 1 or x is None or w is None:
         return None
+    o.implied("strides", "pads_lo", "pads_hi", "dilations", "groups")
     return convolution(o.program, convs[0], x, w, o.ref(2))
 
 
@@ -126,7 +141,7 @@ def _sdpa(o: Operator) -> Ref | None:
     scale = o.param("scale", 0.0)
     causal = bool(o.param("causal", False))
     grouped = bool(o.param("enable_gqa", False))
-    if o.has(3) and causal:
+    if (o.has(3) and causal) or o.number("softcap", 0.0) or o.number("causal_offset", 0):
         return None
     return o.program.call(
         "aten.scaled_dot_product_attention.default",
@@ -150,7 +165,9 @@ def _avg_pool(o: Operator) -> Ref | None:
     if not _pool_plain(o):
         return None
     divisor = int(cast("int", o.param("divisor", 0)))
-    counted = bool(o.param("count_include_pad", True))
+    counted = bool(o.param("count_include_pad", False))
+    if set(o.ints("dilations")) - {1}:
+        return None
     args = (o.ints("kernel"), o.ints("strides"), o.ints("pads_lo"))
     return o.call("aten.avg_pool2d.default", o.ref(0), *args, bool(o.param("ceil", False)), counted, divisor or None)
 
@@ -170,12 +187,12 @@ OPERATORS: Mapping[str, Row] = {
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "gelu": _gelu,
-    "silu": _unary("aten.silu.default"),
+    "silu": _unary("aten.silu.default", fixed=(("alpha", 1.0),)),
     "mish": _unary("aten.mish.default"),
     "sigmoid": _unary("aten.sigmoid.default"),
     "hard_swish": _unary("aten.hardswish.default"),
     "softplus": _unary("aten.softplus.default", ("beta", 1.0), ("threshold", 20.0)),
-    "elu": _unary("aten.elu.default", ("alpha", 1.0)),
+    "elu": _unary("aten.elu.default", ("alpha", 1.0), ("scale", 1.0), ("input_scale", 1.0)),
     "leaky_relu": _unary("aten.leaky_relu.default", ("alpha", 0.01)),
     "linear": _linear,
     "addmm": _addmm,
