@@ -1,6 +1,6 @@
 """Conformance of `torch.compile(backend="weft")` with eager over torch's own operator samples (OpInfo).
 
-    python -m tools.opinfo [--engine reference|compiled] [--samples 2] [--only REGEX] [--jobs 2]
+    python -m tools.opinfo [--engine reference|compiled] [--samples 2] [--only REGEX] [--jobs 2] [--resume]
 
 One line per operator and element type; a sample's outcome is one of
 
@@ -8,7 +8,7 @@ One line per operator and element type; a sample's outcome is one of
     fallback    some calls are opaque: ATen runs them inside the executable
     eager       the graph was refused by name, or dynamo captured none
     wrong       differs from eager by more than torch.testing allows
-    crashed     raises where eager does not
+    crashed     raises where eager does not, or meets a bug in Weft; or its process dies or hangs
     skipped     random, uninitialised or not runnable by eager; the reason is counted
 
 A float32 result outside torch.testing's default limits is judged once more against eager in float64: it passes where
@@ -26,24 +26,29 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tools import pool
+from weft.frontends.imported import Imported
 from weft.options import Options
-from weft.torch_backend import Backend, Engine, Region, compiling_engine, reference_engine
+from weft.torch_backend import Backend, Engine, Region, reference_engine
+from weft.torch_backend.engine import Run
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
-ENGINES: dict[str, Engine] = {"reference": reference_engine, "compiled": compiling_engine}
+PROGRESS = Path("build/conformance")
+CACHE = PROGRESS / "cache"
+"""Of compiled kernels: apart from the user's own."""
 OUTCOMES = ("native", "fallback", "eager", "wrong", "crashed", "skipped")
 SEVERITY = ("crashed", "wrong", "eager", "fallback", "native", "skipped")
 """The outcome of an operator is the first of its samples' in this order."""
+_REFUSED = re.compile(r"\[W2\d\d\]$")
+"""Ends the reason of a region that is refused by name; any other reason is a bug that eager hides from the user."""
 UNINITIALISED = frozenset(
     {
         "empty",
@@ -73,6 +78,34 @@ class Line:
         return next((o for o in SEVERITY if self.samples[o]), "skipped")
 
 
+ENGINES: dict[str, Engine | None] = {"reference": reference_engine, "compiled": None}
+"""None: all plans of the compiler, see `Ways`."""
+TIMEOUT_S = 180.0
+"""For all samples of one operator and element type."""
+
+
+@final
+class Ways:
+    """An engine whose executables switch between a region's plans, between calls."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        """Of the plans that some region has."""
+        self.now = ""
+        self.generated = 0
+
+    def __call__(self, imported: Imported, options: Options, eager: Run) -> Run:
+        """See `weft.torch_backend.Engine`."""
+        from weft.pipeline.untuned import build
+
+        del eager
+        plans = build(imported, options)
+        self.names.update(dict.fromkeys(plans.executables))
+        self.generated += plans.generated
+        first = next(iter(plans.executables.values()))
+        return lambda tensors: plans.executables.get(self.now, first)(*tensors)
+
+
 def _clone(value: Any) -> Any:
     return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, value)
 
@@ -96,9 +129,15 @@ def _call(op: Callable[..., Any], sample: Any) -> tuple[Callable[..., Any], list
     return call, [leaves[i].detach() for i in where]
 
 
+def _with_arguments(call: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """What a call returns, and what it leaves in its arguments."""
+    given = _clone(list(tensors))
+    return call(*given), given
+
+
 def _eager(call: Callable[..., Any], tensors: Sequence[torch.Tensor], seed: int) -> Any:
     torch.manual_seed(seed)
-    return call(*_clone(list(tensors)))
+    return _with_arguments(call, tensors)
 
 
 def _same(found: Any, wanted: Any) -> None:
@@ -130,14 +169,17 @@ def _outcome(regions: Sequence[Region]) -> tuple[str, str]:
     if not regions:
         return "eager", "dynamo captured no graph"
     fallen = [r.fallback for r in regions if r.fallback]
+    for reason in fallen:
+        if not _REFUSED.search(reason):
+            return "crashed", reason
     if fallen:
         return "eager", fallen[0]
     opaque = [f"{u.op}: {u.reason}" for r in regions if r.program for u in r.program.imported.opaque]
     return ("fallback", opaque[0]) if opaque else ("native", "")
 
 
-def run_sample(info: Any, sample: Any, engine: Engine) -> tuple[str, str]:
-    """Outcome of one sample, and why."""
+def run_sample(info: Any, sample: Any, engine: Engine | None) -> tuple[str, str]:
+    """Outcome of one sample, and why; without an engine, of all plans of the compiler."""
     if any(t.layout is not torch.strided for t in tree_flatten((sample.input, sample.args))[0] if torch.is_tensor(t)):
         return "skipped", "sparse sample"
     call, tensors = _call(info.op, sample)
@@ -150,46 +192,47 @@ def run_sample(info: Any, sample: Any, engine: Engine) -> tuple[str, str]:
     except Exception:
         return "skipped", "random"
     regions: list[Region] = []
+    ways = Ways() if engine is None else None
     torch._dynamo.reset()
-    backend = Backend(Options(), engine, regions.append)
+    backend = Backend(Options(cache_dir=CACHE), ways or engine, regions.append)
+    found: list[tuple[str, Any]] = []
     try:
         with torch.no_grad():
-            found = torch.compile(call, backend=backend, fullgraph=False)(*_clone(tensors))
+            compiled = torch.compile(call, backend=backend, fullgraph=False)
+            found.append(("", _with_arguments(compiled, tensors)))
+            for way in list(ways.names)[1:] if ways else []:
+                ways.now = way  # type: ignore[union-attr]
+                found.append((f"{way}: ", _with_arguments(compiled, tensors)))
     except Exception as error:
         return "crashed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
     outcome, reason = _outcome(regions)
-    try:
-        _same(found, wanted)
-    except AssertionError as error:
-        if not _as_good_as_eager(found, wanted, call, tensors):
-            return "wrong", re.sub(r"\s+", " ", str(error))[:300]
-        reason = reason or "outside the float32 limits, but as near to float64 as eager"
+    for way, result in found:
+        try:
+            _same(result, wanted)
+        except AssertionError as error:
+            if not _as_good_as_eager(result, wanted, call, tensors):
+                return "wrong", way + re.sub(r"\s+", " ", str(error))[:300]
+            reason = reason or "outside the float32 limits, but as near to float64 as eager"
     return outcome, reason
 
 
-def run_operator(index: int, engine: str, samples: int) -> list[Line]:
-    """All element types of one operator."""
+def run_operator(index: int, dtype: torch.dtype, engine: str, samples: int) -> Line:
+    """One operator with one element type."""
     info = op_db[index]
-    lines = []
-    for dtype in DTYPES:
-        if not info.supports_dtype(dtype, "cpu"):
-            continue
-        line = Line(info.formatted_name, str(dtype).removeprefix("torch."))
-        if info.name in UNINITIALISED:
-            line.samples["skipped"] += 1
-            line.reasons["uninitialised"] += 1
-            lines.append(line)
-            continue
-        for _, sample in zip(range(samples), _samples(info, dtype), strict=False):
-            if isinstance(sample, Exception):
-                outcome, reason = "skipped", f"no samples: {type(sample).__name__}"
-            else:
-                outcome, reason = run_sample(info, sample, ENGINES[engine])
-            line.samples[outcome] += 1
-            if reason:
-                line.reasons[reason] += 1
-        lines.append(line)
-    return lines
+    line = Line(info.formatted_name, str(dtype).removeprefix("torch."))
+    if info.name in UNINITIALISED:
+        line.samples["skipped"] += 1
+        line.reasons["uninitialised"] += 1
+        return line
+    for _, sample in zip(range(samples), _samples(info, dtype), strict=False):
+        if isinstance(sample, Exception):
+            outcome, reason = "skipped", f"no samples: {type(sample).__name__}"
+        else:
+            outcome, reason = run_sample(info, sample, ENGINES[engine])
+        line.samples[outcome] += 1
+        if reason:
+            line.reasons[reason] += 1
+    return line
 
 
 def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
@@ -200,34 +243,54 @@ def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
         yield error
 
 
-def _quiet() -> None:
+def work(job: tuple[int, int, str, int]) -> Line:
+    """One operator with one element type, in a process of its own settings."""
+    index, dtype, engine, samples = job
     warnings.simplefilter("ignore")
     logging.getLogger("weft").setLevel(logging.ERROR)
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64
+    return run_operator(index, DTYPES[dtype], engine, samples)
 
 
-def _work(job: tuple[int, str, int]) -> list[Line]:
-    _quiet()
-    return run_operator(*job)
+def jobs_of(engine: str, samples: int, only: str) -> list[tuple[int, int, str, int]]:
+    """All operators whose name matches, with each element type that they take."""
+    return [
+        (i, k, engine, samples)
+        for i, info in enumerate(op_db)
+        if re.search(only, info.formatted_name)
+        for k, dtype in enumerate(DTYPES)
+        if info.supports_dtype(dtype, "cpu")
+    ]
 
 
-def run(engine: str, samples: int, only: str, jobs: int) -> tuple[list[Line], float]:
-    """All operators whose name matches; lines in the order of OpInfo, and seconds."""
+def run(
+    engine: str, samples: int, only: str, jobs: int, *, progress: Path | None = None, resume: bool = False
+) -> tuple[list[Line], float]:
+    """Lines in the order of OpInfo, and seconds. `progress` is a file of finished lines, read again by `resume`."""
     started = time.monotonic()
-    chosen = [(i, engine, samples) for i, info in enumerate(op_db) if re.search(only, info.formatted_name)]
-    if jobs <= 1:
-        threads = torch.get_num_threads()
-        try:
-            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=64):
-                found = [_work(job) for job in chosen]
-        finally:
-            torch.set_num_threads(threads)
-    else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
-            found = list(pool.map(_work, chosen, chunksize=8))
-    return [line for lines in found for line in lines], time.monotonic() - started
+    done: dict[tuple[int, int], Line] = {}
+    if progress is not None:
+        progress.parent.mkdir(parents=True, exist_ok=True)
+        if resume and progress.exists():
+            for text in progress.read_text().splitlines():
+                kept = json.loads(text)
+                line = Line(kept["op"], kept["dtype"], Counter(kept["samples"]), Counter(kept["reasons"]))
+                done[tuple(kept["key"])] = line  # type: ignore[index]
+        else:
+            progress.write_text("")
+    todo = [job for job in jobs_of(engine, samples, only) if job[:2] not in done]
+    for job, outcome in pool.run(work, todo, jobs=jobs, timeout_s=TIMEOUT_S):
+        if isinstance(outcome, pool.Lost):
+            name = op_db[job[0]].formatted_name
+            dtype = str(DTYPES[job[1]]).removeprefix("torch.")
+            outcome = Line(name, dtype, Counter(crashed=1), Counter({outcome.reason: 1}))
+        done[job[:2]] = outcome
+        if progress is not None:
+            with progress.open("a") as file:
+                file.write(json.dumps({"key": job[:2], **asdict(outcome)}) + "\n")
+    return [done[key] for key in sorted(done)], time.monotonic() - started
 
 
 def records(lines: Sequence[Line]) -> Iterator[dict[str, object]]:
@@ -266,8 +329,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="regular expression on operator names")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/cpu/opinfo.jsonl for a whole run")
+    parser.add_argument("--resume", action="store_true", help="keep what an interrupted run of this engine finished")
     chosen = parser.parse_args(arguments)
-    lines, seconds = run(chosen.engine, chosen.samples, chosen.only, chosen.jobs)
+    progress = None if chosen.only else PROGRESS / f"opinfo-{chosen.engine}.jsonl"
+    lines, seconds = run(
+        chosen.engine, chosen.samples, chosen.only, chosen.jobs, progress=progress, resume=chosen.resume
+    )
     found = list(records(lines))
     output = chosen.output
     if output is None and not chosen.only:
