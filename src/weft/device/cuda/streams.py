@@ -1,0 +1,100 @@
+"""Streams, device memory and graphs of our own, for calibration and tests; a framework brings its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+from weft.device.cuda.api import call, driver_api
+
+
+@contextlib.contextmanager
+def device_memory(size_bytes: int) -> Iterator[int]:
+    """Address of uninitialised device memory, freed at the end.
+
+    Raises:
+        CudaError: there is not so much [W302].
+    """
+    api = driver_api()
+    pointer = call(api.cuMemAlloc, size_bytes, detail=f"{size_bytes} bytes")
+    try:
+        yield int(pointer)
+    finally:
+        call(api.cuMemFree, pointer)
+
+
+def fill(address: int, byte: int, size_bytes: int) -> None:
+    """Set memory, after all work of the default stream."""
+    call(driver_api().cuMemsetD8, address, byte, size_bytes)
+
+
+def read_back(address: int, size_bytes: int) -> bytes:
+    """Copy device memory to the host, after all work of the default stream."""
+    data = bytearray(size_bytes)
+    call(driver_api().cuMemcpyDtoH, data, address, size_bytes)
+    return bytes(data)
+
+
+def write(address: int, data: bytes) -> None:
+    """Copy host memory to the device."""
+    call(driver_api().cuMemcpyHtoD, address, data, len(data))
+
+
+@final
+class Stream:
+    """A stream that does not wait for the default one."""
+
+    def __init__(self) -> None:
+        api = driver_api()
+        self._stream = call(api.cuStreamCreate, 1)
+        self._events = tuple(call(api.cuEventCreate, 0) for _ in range(2))
+        self.handle = int(self._stream)
+
+    def synchronise(self) -> None:
+        """Wait for all its work; an error of a kernel is raised here [W302]."""
+        call(driver_api().cuStreamSynchronize, self._stream)
+
+    def time_us(self, work: Callable[[int], None]) -> float:
+        """Microseconds between two events around the work that is put on the stream."""
+        api = driver_api()
+        first, last = self._events
+        call(api.cuEventRecord, first, self._stream)
+        work(self.handle)
+        call(api.cuEventRecord, last, self._stream)
+        call(api.cuEventSynchronize, last)
+        return float(call(api.cuEventElapsedTime, first, last)) * 1e3
+
+    @contextlib.contextmanager
+    def graph(self, work: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
+        """Capture work that is put on the stream; gives what launches it as one graph on a stream."""
+        api = driver_api()
+        call(api.cuStreamBeginCapture, self._stream, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            work(self.handle)
+        except BaseException:
+            _, broken = api.cuStreamEndCapture(self._stream)
+            if int(broken or 0):
+                api.cuGraphDestroy(broken)
+            raise
+        graph = call(api.cuStreamEndCapture, self._stream)
+        try:
+            executable = call(api.cuGraphInstantiate, graph, 0)
+        finally:
+            call(api.cuGraphDestroy, graph)
+        try:
+            yield lambda stream: _launch(api, executable, stream)
+        finally:
+            self.synchronise()
+            call(api.cuGraphExecDestroy, executable)
+
+    def close(self) -> None:
+        """Give the stream and its events back."""
+        api = driver_api()
+        for event in self._events:
+            call(api.cuEventDestroy, event)
+        call(api.cuStreamDestroy, self._stream)
+
+
+def _launch(api: Any, executable: Any, stream: int) -> None:
+    call(api.cuGraphLaunch, executable, stream)
