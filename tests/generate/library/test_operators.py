@@ -95,6 +95,9 @@ CHANGED: list[tuple[str, list[tuple[int, ...]], dict[str, object], bool]] = [
     ("elu", [ROWS], {"alpha": 1.5, "scale": 1.25, "input_scale": 0.5}, True),
     ("avg_pool", [IMAGE], {**POOL, "dilations": (2, 2)}, False),
     ("avg_pool", [IMAGE], {**POOL, "count_include_pad": True}, True),
+    ("avg_pool", [IMAGE], {**POOL, "pads_lo": (2, 2), "pads_hi": (2, 2), "count_include_pad": True}, False),
+    ("max_pool", [IMAGE], {**POOL, "pads_lo": (2, 2), "pads_hi": (2, 2)}, False),
+    ("max_pool", [IMAGE], {**POOL, "dilations": (2, 2)}, True),
 ]
 
 

@@ -151,7 +151,12 @@ def _sdpa(o: Operator) -> Ref | None:
 
 
 def _pool_plain(o: Operator) -> bool:
-    return len(o.shape(0)) == 4 and o.ints("pads_lo") == o.ints("pads_hi")
+    """ATen's pools take two spatial axes and equal pads of at most half a window on both sides."""
+    kernel, dilations = o.ints("kernel"), o.ints("dilations") or (1, 1)
+    pads = o.ints("pads_lo")
+    if len(o.shape(0)) != 4 or pads != o.ints("pads_hi"):
+        return False
+    return all(2 * p <= d * (k - 1) + 1 for p, k, d in zip(pads, kernel, dilations, strict=True))
 
 
 def _max_pool(o: Operator) -> Ref | None:
