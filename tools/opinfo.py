@@ -26,7 +26,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -71,6 +71,10 @@ class Line:
     dtype: str
     samples: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+
+    def kept(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {"op": self.op, "dtype": self.dtype, "samples": dict(self.samples), "reasons": dict(self.reasons)}
 
     @property
     def outcome(self) -> str:
@@ -281,7 +285,7 @@ def run(
         else:
             progress.write_text("")
     todo = [job for job in jobs_of(engine, samples, only) if job[:2] not in done]
-    for job, outcome in pool.run(work, todo, jobs=jobs, timeout_s=TIMEOUT_S):
+    for job, outcome in _outcomes(todo, jobs):
         if isinstance(outcome, pool.Lost):
             name = op_db[job[0]].formatted_name
             dtype = str(DTYPES[job[1]]).removeprefix("torch.")
@@ -289,8 +293,27 @@ def run(
         done[job[:2]] = outcome
         if progress is not None:
             with progress.open("a") as file:
-                file.write(json.dumps({"key": job[:2], **asdict(outcome)}) + "\n")
+                file.write(json.dumps({"key": job[:2], **outcome.kept()}) + "\n")
     return [done[key] for key in sorted(done)], time.monotonic() - started
+
+
+def _outcomes(todo: Sequence[tuple[int, int, str, int]], jobs: int) -> Iterator[tuple[Any, Any]]:
+    """In worker processes; with no jobs in this one, for tests."""
+    if jobs:
+        yield from pool.run(work, todo, jobs=jobs, timeout_s=TIMEOUT_S)
+        return
+    threads, limit = torch.get_num_threads(), torch._dynamo.config.recompile_limit
+    levels = {name: logging.getLogger(name).level for name in ("weft", "torch")}
+    try:
+        for job in todo:
+            with warnings.catch_warnings():
+                found = work(job)
+            yield job, found
+    finally:
+        torch.set_num_threads(threads)
+        torch._dynamo.config.recompile_limit = limit
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def records(lines: Sequence[Line]) -> Iterator[dict[str, object]]:

@@ -18,7 +18,7 @@ def sample_of(name, dtype=torch.float32):
 
 
 def test_outcomes_of_some_operators():
-    lines, _ = run("reference", 1, "^(softmax|cumsum|fft_rfft|empty|logical_and)$", jobs=1)
+    lines, _ = run("reference", 1, "^(softmax|cumsum|fft_rfft|empty|logical_and)$", jobs=0)
     outcome = {(x.op, x.dtype): x.outcome for x in lines}
     assert outcome["softmax", "float32"] == "native"
     assert outcome["logical_and", "bool"] == "native"
@@ -50,7 +50,7 @@ def test_a_result_as_near_as_eager_passes():
 
 def test_the_command(tmp_path, capsys):
     output = tmp_path / "out.jsonl"
-    assert main(["--only", "^(relu|neg)$", "--jobs", "1", "--samples", "1", "--output", str(output)]) == 0
+    assert main(["--only", "^(relu|neg)$", "--jobs", "0", "--samples", "1", "--output", str(output)]) == 0
     found = [json.loads(x) for x in output.read_text().splitlines()]
     assert found[0]["record"] == "environment"
     assert found[0]["engine"] == "reference"
