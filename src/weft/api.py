@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from weft.frontends.onnx import Limits
 
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
 Output = torch.Tensor | tuple[torch.Tensor, ...]
@@ -144,13 +147,15 @@ def compile(
     device: str = "cpu",
     options: Options | None = None,
     dims: Mapping[str, int] | None = None,
+    limits: Limits | None = None,
     name: str = "model",
     say: Say = silent,
 ) -> Compiled:
     """Compile a model for the shapes of `example_inputs`.
 
     A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
-    inputs have symbolic dimensions. The module is compiled for inference as it stands: call `.eval()` first.
+    inputs have symbolic dimensions; `limits` bound what is read of it. The module is compiled for inference as it
+    stands: call `.eval()` first.
 
     Raises:
         ModelError: the model is refused [W1xx].
@@ -162,7 +167,7 @@ def compile(
         raise OptionError(option="device", problem=f"{device!r}: only 'cpu' is implemented")
     inputs = _as_tensors(example_inputs)
     if isinstance(model, str | os.PathLike | bytes):
-        return _compile_onnx(model, inputs, options, dict(dims or {}), name, say)
+        return _compile_onnx(model, inputs, options, dict(dims or {}), limits, name, say)
     return _compile_torch(model, inputs, options, name, say)
 
 
@@ -180,16 +185,17 @@ def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[t
 
 def _compile_onnx(
     model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, options: Options,
-    dims: dict[str, int], name: str, say: Say,
+    dims: dict[str, int], limits: Limits | None, name: str, say: Say,
 ) -> Compiled:  # fmt: skip
-    from weft.frontends.onnx import import_onnx
+    from weft.frontends.onnx import Limits, import_onnx
 
     source = model if isinstance(model, bytes) else Path(model)
+    bounds = limits or Limits()
 
     def build(examples: Sequence[torch.Tensor] | None) -> tuple[Compilation, Imported]:
         arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
         say("import", "")
-        imported = import_onnx(source, dims=dims, example_inputs=arrays)
+        imported = import_onnx(source, limits=bounds, dims=dims, example_inputs=arrays)
         label = name if isinstance(source, bytes) else source.stem
         return compile_imported(imported, options, example_inputs=examples, model=label, say=say), imported
 

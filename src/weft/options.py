@@ -1,12 +1,14 @@
-"""One frozen `Options`; the environment is read in one place, by `cli` and `torch_backend` only."""
+"""One frozen `Options`; environment and options file are read in one place, by `cli` and `torch_backend` only."""
 
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from weft.errors import OptionError
 
@@ -21,7 +23,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything a caller may choose. Each field is also an environment variable `WEFT_<FIELD>`."""
+    """Everything a caller may choose. Each field is also a variable `WEFT_<FIELD>` and a key of the options file."""
 
     device: str = "cpu"
     budget_s: float = 600.0
@@ -65,28 +67,108 @@ class Options:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Options with each `WEFT_<FIELD>` that is set.
+        """Options with each `WEFT_<FIELD>` that is set, else as the options file has it (see `options_table`).
 
         Raises:
-            OptionError: a variable that does not parse [W001].
+            OptionError: a variable or a line of the file that does not parse [W001].
         """
-        found: dict[str, object] = {}
-        for f in fields(cls):
-            text = environ.get(f"WEFT_{f.name.upper()}")
-            if text is None or text == "":
-                continue
-            found[f.name] = _parse(f.name, str(f.type), text)
-        return cls(**found)  # type: ignore[arg-type]
+        table = options_table(environ)
+        names = {f.name: f.name for f in fields(cls)}
+        known = {*names, *SECTIONS}
+        unknown = sorted(set(table) - known)
+        if unknown:
+            raise OptionError(option=unknown[0], problem=f"the options file {table.path} has it, Weft does not")
+        chosen = read_fields(cls, names, environ, {k: v for k, v in table.items() if k not in SECTIONS}, table.path)
+        return cls(**chosen)  # type: ignore[arg-type]
 
 
-def _parse(name: str, kind: str, text: str) -> object:
+SECTIONS = ("limits",)
+"""Tables of the options file that others than `Options` read."""
+_SIZE = re.compile(r"(-?[0-9][0-9_]*) ?(?:([KMGT])iB)?")
+
+
+class OptionsTable(dict[str, object]):
+    """The options file as a table; empty where there is none."""
+
+    path: str = ""
+
+
+def options_table(environ: Mapping[str, str]) -> OptionsTable:
+    """The TOML file that `WEFT_CONFIG` names (empty: none), else `weft/weft.toml` in XDG's configuration directory.
+
+    Never a file of the working directory: a folder that came with a model must not choose the cache, whose binaries
+    are trusted. What is set nearer wins: an argument or flag, the environment, the file, the default.
+
+    Raises:
+        OptionError: a file that cannot be read or is no TOML [W001].
+    """
+    named = environ.get("WEFT_CONFIG")
+    table = OptionsTable()
+    if named == "":
+        return table
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/nonexistent")) / ".config")
+    path = Path(named) if named else Path(base) / "weft" / "weft.toml"
+    try:
+        table.update(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        if named:
+            raise OptionError(option="WEFT_CONFIG", problem=f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise OptionError(option="WEFT_CONFIG", problem=f"{path}: {error}") from None
+    table.path = str(path)
+    return table
+
+
+def read_fields(
+    kind: type[Any], names: Mapping[str, str], environ: Mapping[str, str], table: Mapping[str, object], path: str
+) -> dict[str, object]:
+    """Fields of a dataclass that are set: `WEFT_<NAME>` first, then `name` in the table; `names` by field.
+
+    Raises:
+        OptionError: a value of another type [W001].
+    """
+    found: dict[str, object] = {}
+    for f in fields(kind):
+        name = names[f.name]
+        text = environ.get(f"WEFT_{name.upper()}")
+        if text:
+            found[f.name] = parse_text(f"WEFT_{name.upper()}", str(f.type), text)
+        elif name in table:
+            found[f.name] = _take(f"{name} in {path}", str(f.type), table[name])
+    return found
+
+
+def parse_text(option: str, kind: str, text: str) -> object:
+    """The value of a text for a field of type `kind`, as its annotation spells it.
+
+    Raises:
+        OptionError: it is none [W001]; `option` is how the user named it.
+    """
     try:
         if kind == "bool":
             return {"0": False, "1": True, "false": False, "true": True}[text.lower()]
         if kind == "int":
-            return int(text)
+            return _integer(text)
         if kind == "float":
             return float(text)
         return Path(text) if kind.startswith("Path") else text
     except (KeyError, ValueError):
-        raise OptionError(option=f"WEFT_{name.upper()}", problem=f"{text!r} is not a {kind}") from None
+        raise OptionError(option=option, problem=f"{text!r} is not a {kind}") from None
+
+
+def _integer(text: str) -> int:
+    """A whole number, also in the units KiB to TiB."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(text)
+    return int(found[1]) << (10 * (" KMGT".index(found[2]) if found[2] else 0))
+
+
+def _take(option: str, kind: str, value: object) -> object:
+    """A value of TOML, which has types of its own; a text is parsed like a variable's."""
+    if isinstance(value, str):
+        return parse_text(option, kind, value)
+    fits = {"bool": (bool,), "int": (int,), "float": (int, float)}.get(kind, ())
+    if not isinstance(value, fits) or (isinstance(value, bool) and kind != "bool"):
+        raise OptionError(option=option, problem=f"{value!r} is not a {kind}")
+    return float(value) if kind == "float" and isinstance(value, int) else value

@@ -24,6 +24,7 @@ import typer
 import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
+from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
@@ -34,7 +35,7 @@ from weft.options import Options, default_cache_dir
 PEERS = ("onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
-Budget = Annotated[float, typer.Option(help="seconds of tuning; 0: library plan, nothing is measured")]
+Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: library plan, nothing is measured")]
 Dims = Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")]
 Device = Annotated[str, typer.Option(help="cpu")]
 
@@ -77,10 +78,13 @@ def _point_to_log(error: BaseException) -> None:
         print(f"  full log: {visible(str(path), 400)}", file=sys.stderr)
 
 
-def _options(budget: float) -> Options:
+def _options(budget: float | None) -> Options:
+    options = Options.from_environment(os.environ)
+    if budget is None:
+        return options
     if not budget >= 0:
         raise OptionError(option="--budget", problem=f"{budget} is no time")
-    return replace(Options.from_environment(os.environ), budget_s=budget)
+    return replace(options, budget_s=budget)
 
 
 @contextmanager
@@ -106,25 +110,36 @@ def _dims(pairs: list[str]) -> dict[str, int]:
     return found
 
 
-def _compile(model: Path, budget: float, dims: list[str], device: str, screen: Screen) -> Compiled:
-    compiled = compile_model(model, device=device, options=_options(budget), dims=_dims(dims), say=screen.progress)
+def _compile(
+    model: Path, budget: float | None, dims: list[str], device: str, limits: Mapping[str, str], screen: Screen
+) -> Compiled:
+    compiled = compile_model(
+        model,
+        device=device,
+        options=_options(budget),
+        dims=_dims(dims),
+        limits=limits_of(limits),
+        say=screen.progress,
+    )
     screen.done()
     return compiled
 
 
 @app.command("compile")
+@with_limits
 def compile_command(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="where to save the plan")] = None,
     report: Annotated[Path | None, typer.Option(help="also write the HTML report")] = None,
-    budget: Budget = 600.0,
+    budget: Budget = None,
     dim: Dims = [],  # noqa: B006
     device: Device = "cpu",
     format: FormOption = "text",
+    limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Compile an ONNX file to the fastest verified plan. Example: weft compile candy.onnx -o candy.weft."""
     screen = Screen(format)
-    compiled = _compile(model, budget, dim, device, screen)
+    compiled = _compile(model, budget, dim, device, limits, screen)
     if output is not None:
         digest = compiled.save(output)
         with _writing(_record_path(output)):
@@ -194,13 +209,15 @@ def _statistics(x: torch.Tensor) -> dict[str, object]:
 
 
 @app.command()
+@with_limits
 def bench(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     against: Annotated[str, typer.Option(help="comma separated: onnxruntime, library")] = "onnxruntime",
-    budget: Budget = 600.0,
+    budget: Budget = None,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 15,
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
+    limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Compile an ONNX file and time it against its peers in one interleaved run."""
     from weft.pipeline.finish import interleave
@@ -211,7 +228,7 @@ def bench(
     for peer in peers:
         if peer not in PEERS:
             raise OptionError(option="--against", problem=f"{peer!r} is not one of {', '.join(PEERS)}")
-    compiled = _compile(model, budget, dim, "cpu", screen)
+    compiled = _compile(model, budget, dim, "cpu", limits, screen)
 
     inputs = example_inputs(compiled.executable.graph, 0)
     runs: dict[str, Callable[[], object]] = {"weft": partial(compiled, *inputs)}
@@ -219,7 +236,7 @@ def bench(
         if peer == "onnxruntime":
             runs[peer] = _onnxruntime(model, inputs)
         else:
-            plain_plan = compile_model(model, options=_options(0.0), dims=_dims(dim))
+            plain_plan = compile_model(model, options=_options(0.0), dims=_dims(dim), limits=limits_of(limits))
             runs[peer] = partial(plain_plan, *inputs)
     samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     median = {k: statistics.median(v) for k, v in samples.items()}
@@ -249,18 +266,20 @@ def _onnxruntime(model: Path, inputs: list[torch.Tensor]) -> Callable[[], object
 
 
 @app.command("fission")
+@with_limits
 def fission_command(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     output: Annotated[Path, typer.Argument(help="where to write the primitive graph as ONNX")],
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
+    limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Write the graph of primitives as an ONNX file with equal outputs."""
     from weft.frontends.onnx import import_onnx
     from weft.frontends.onnx.export import export_onnx
 
     screen = Screen(format)
-    imported = import_onnx(model, dims=_dims(dim))
+    imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim))
     exported = export_onnx(imported.graph)
     with _writing(output):
         output.write_bytes(exported)
@@ -276,16 +295,18 @@ def fission_command(
 
 
 @app.command()
+@with_limits
 def check(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
+    limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Say what Weft can do with a model, without compiling it: every operator that falls back, and why."""
     from weft.frontends.onnx import import_onnx
 
     screen = Screen(format)
-    imported = import_onnx(model, dims=_dims(dim))
+    imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim))
     if screen.json:
         opaque = [{"op": u.op, "reason": u.reason, "count": u.count} for u in imported.opaque]
         notes = list(imported.notes)

@@ -20,7 +20,7 @@ from weft.frontends.onnx.errors import (
     OpsetError,
     UnknownOperatorError,
 )
-from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
 
 AP = onnx.AttributeProto
@@ -68,7 +68,7 @@ def parse(data: bytes | memoryview, limits: Limits) -> onnx.ModelProto:
     if len(data) > limits.model_bytes:
         raise LimitError(
             problem=f"the model has {len(data)} bytes, the limit is {limits.model_bytes}",
-            remedy="raise it with --max-model-bytes",
+            remedy=raised_by("model_bytes"),
         )
     if not len(data):
         raise GarbledModelError(problem="the file is empty", remedy=remedy)
@@ -152,7 +152,7 @@ class _Counter:
     def add(self, n: int) -> None:
         self.nodes += n
         if self.nodes > self.limits.nodes:
-            raise LimitError(problem=f"more than {self.limits.nodes} nodes", remedy="raise the limit with --max-nodes")
+            raise LimitError(problem=f"more than {self.limits.nodes} nodes", remedy=raised_by("nodes"))
 
 
 def _text(where: str, *values: object) -> None:
@@ -189,7 +189,7 @@ def _check_graph(
         raise LimitError(
             where=where,
             problem=f"subgraphs are nested deeper than {counter.limits.graph_depth}",
-            remedy="flatten the control flow, or raise the limit with --max-depth",
+            remedy=f"flatten the control flow, or {raised_by('graph_depth')}",
         )
     _names((i.name for i in graph.input), where)
     _text(where, graph.name, *(o.name for o in graph.output))
@@ -431,5 +431,5 @@ def _check_calls(functions: Mapping[FunctionKey, onnx.FunctionProto], limits: Li
     if worst > limits.call_depth:
         raise BadFunctionError(
             problem=f"function calls are nested {worst} deep, the limit is {limits.call_depth}",
-            remedy="inline functions before the export, or raise the limit with --max-depth",
+            remedy=f"inline functions before the export, or {raised_by('call_depth')}",
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.frontends.onnx.errors import ExternalKeyError, ExternalPathError, ExternalRangeError
-from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})
@@ -143,7 +143,7 @@ class ExternalFiles:
                 raise ExternalRangeError(
                     where=where,
                     problem=f"external data are over the limit of {self._limits.external_bytes} bytes",
-                    remedy="raise the limit with --max-model-bytes",
+                    remedy=raised_by("external_bytes"),
                 )
             if status.st_size == 0:
                 return memoryview(b"")

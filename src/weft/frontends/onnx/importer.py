@@ -33,7 +33,7 @@ from weft.frontends.onnx.errors import (
     NoRuleError,
     UnsupportedTypeError,
 )
-from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import kept, shown
 from weft.frontends.onnx.tensors import TensorReader, dtype_of, tensor_name
 from weft.ir.attrs import ConstantAttrs, InputAttrs
@@ -256,7 +256,7 @@ class Importer:
                 raise LimitError(
                     where=shown(where),
                     problem=f"a value of {n.type.nbytes} bytes, the limit is {self.limits.tensor_bytes}",
-                    remedy="give smaller sizes, or raise the limit",
+                    remedy=f"give smaller sizes, or {raised_by('tensor_bytes')}",
                 )
         guards = tuple(
             ValueGuard.of(i, self._example(i), reason, self.b.type_of(self._input_node(i)).dtype)
@@ -283,7 +283,7 @@ class Importer:
         if self.work > self.limits.nodes or len(self.b) > 4 * self.limits.nodes:
             raise LimitError(
                 problem=f"more than {self.limits.nodes} operators once functions and loops are unrolled",
-                remedy="raise the limit with --max-nodes",
+                remedy=raised_by("nodes"),
             )
         where = node_where(node, index)
         domain = domain_of(node.domain)
@@ -398,7 +398,7 @@ class Importer:
             raise BadFunctionError(
                 where=where,
                 problem=f"calls are nested deeper than {self.limits.call_depth}",
-                remedy="inline functions before the export",
+                remedy=f"inline functions before the export, or {raised_by('call_depth')}",
             )
         if len(operands) > len(body.input):
             raise BadFunctionError(

@@ -22,7 +22,7 @@ from weft.frontends.imported import Imported
 from weft.frontends.onnx import errors, wire
 from weft.frontends.onnx.errors import GarbledModelError, LimitError, ParserDiedError
 from weft.frontends.onnx.external import ExternalFiles
-from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
 from weft.ir.types import Array, DType
 
@@ -103,7 +103,7 @@ def _open_model(path: Path, limits: Limits) -> int:
         raise LimitError(
             where=where,
             problem=f"the model has {status.st_size} bytes, the limit is {limits.model_bytes}",
-            remedy="raise it with --max-model-bytes",
+            remedy=raised_by("model_bytes"),
         )
     return fd
 
@@ -165,7 +165,8 @@ def _ask(request: Any, limits: Limits, keep: tuple[int, ...]) -> Any:
 
 
 def _died(problem: str) -> ParserDiedError:
-    return ParserDiedError(problem=problem, remedy="the file is hostile, damaged or very large; the limits are options")
+    remedy = "the file is hostile, damaged or very large; if you trust it, give it more with"
+    return ParserDiedError(problem=problem, remedy=f"{remedy} --parse-timeout or --max-parse-memory")
 
 
 def _take(answer: Any, tensors: int, directory: str | None, limits: Limits) -> Imported:

@@ -17,6 +17,7 @@ from onnx import helper, shape_inference
 
 from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
 from weft.frontends.onnx.errors import LimitError, MismatchError, NeedsValueError, NoRuleError
+from weft.frontends.onnx.limits import raised_by
 from weft.frontends.onnx.names import shown
 from weft.frontends.onnx.tensors import DTYPES, to_proto, type_name, type_proto
 from weft.ir.attrs import OpaqueAttrs
@@ -261,8 +262,8 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
     if any(t.nbytes > call.im.limits.tensor_bytes for t in good):
         raise LimitError(
             where=call.where,
-            problem=f"a result of {max(t.nbytes for t in good)} bytes",
-            remedy="give smaller sizes, or raise the limit",
+            problem=f"a result of {max(t.nbytes for t in good)} bytes, the limit is {call.im.limits.tensor_bytes}",
+            remedy=f"give smaller sizes, or {raised_by('tensor_bytes')}",
         )
     if len(good) != len(types):
         bad = next(t for t in types if isinstance(t, str))

@@ -11,7 +11,7 @@ from weft.frontends.onnx.check import check_model, parse
 from weft.frontends.onnx.errors import LimitError
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange
 from weft.frontends.onnx.importer import ExampleInput, Importer
-from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.tensors import TensorReader
 
 
@@ -41,5 +41,5 @@ def read_model(
     except (MemoryError, RecursionError) as error:
         raise LimitError(
             problem=f"the model needs more {'memory' if isinstance(error, MemoryError) else 'depth'} than is allowed",
-            remedy="simplify it, or raise the limits",
+            remedy=f"simplify it, or {raised_by('parse_memory_bytes')}",
         ) from None
