@@ -101,6 +101,15 @@ def combine(prim: Prim, dtype: DType, x: str, y: str) -> str:
 class Body:
     """Emits values into a nest of blocks. One per kernel; the lanes change from loop to loop."""
 
+    counter = "long"
+    """C type of loop variables."""
+    clamp = "w_clamp((long)"
+    """How an index read at run time is forced into its bounds."""
+    index = "long"
+    """C type of an index read at run time."""
+    unrolled = 0
+    """Most taps of one dimension of a window that are always unrolled."""
+
     def __init__(self, graph: Graph, buffers: Mapping[NodeId, Buffer], nest: Nest) -> None:
         self.graph = graph
         self.buffers = buffers
@@ -145,12 +154,12 @@ class Body:
     @contextmanager
     def loop(self, var: Var, lo: str = "0", hi: str = "", step: int = 1, pragma: str = "") -> Iterator[int]:
         """A counting loop that binds `var`."""
-        head = f"for (long {var.name} = {lo}; {var.name} < {hi or var.size}; {var.name} += {step})"
+        head = f"for ({self.counter} {var.name} = {lo}; {var.name} < {hi or var.size}; {var.name} += {step})"
         if var.size == 1 and not hi:
             head = ""
         with self.block(f"{pragma}\n{head}" if pragma else head) as level:
             if head == "":
-                self.nest.put(f"const long {var.name} = 0;")
+                self.nest.put(f"const {self.counter} {var.name} = 0;")
             self.bind(var, level)
             yield level
 
@@ -438,7 +447,7 @@ class Body:
         name = self.name("g")
         depends = frozenset(v for i in place for v in i.variables)
         if not placed.value.vector:
-            self.nest.put(f"const long {name} = w_clamp((long){placed.value.name}, {size});", placed.level)
+            self.nest.put(f"const {self.index} {name} = {self.clamp}{placed.value.name}, {size});", placed.level)
         else:
             wide = f"w_clamp_lanes({placed.value.name}, {size})"
             self.nest.put(f"const w_i32v {name}_v = {wide}; w_i32 {name}[WL]; w_stv({name}, {name}_v);", placed.level)
@@ -479,7 +488,8 @@ class Body:
         if kernel == 1:
             self._window_taps(node, [*place[:dim], origin, *place[dim + 1 :]], dim + 1, total)
             return
-        if (self._varies(origin) and not (whole and kernel > 4)) or (whole and kernel <= 3):
+        varies = self._varies(origin)
+        if (varies and not (whole and kernel > 4)) or (whole and kernel <= 3) or kernel <= self.unrolled:
             for k in range(kernel):
                 self._window_taps(node, [*place[:dim], origin + k * dilation, *place[dim + 1 :]], dim + 1, total)
             return

@@ -265,3 +265,20 @@ def unflatten(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
         out.append(position % n)
         position = position // n
     return tuple(reversed(out))
+
+
+def inner_coefficient(index: Index, var: Var) -> int | None:
+    """Coefficient of a variable away from edges, where clamps and reflections do nothing."""
+    total = 0
+    for term, c in index.terms:
+        if isinstance(term, Part) and term.kind not in ("quotient", "remainder"):
+            inner = inner_coefficient(term.of, var)
+            if inner is None:
+                return None
+            total += c * inner
+            continue
+        alone = Index(0, ((term, 1),)).coefficient(var)
+        if alone is None:
+            return None
+        total += c * alone
+    return total

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from weft.generate.cpp.body import TILE, Body, Lanes, Place, Tile, combine, identity
-from weft.generate.cpp.index import Index, Part, Var, index_of
+from weft.generate.cpp.index import Index, Var, index_of, inner_coefficient
 from weft.generate.cpp.memory import Buffer, Digit, Unfused, Unpinned, dense
 from weft.generate.cpp.nest import Nest
 from weft.generate.cpp.plan import (
@@ -348,7 +348,7 @@ class KernelText:
                 continue
             score, contiguous = 0.0, False
             for access, elements in zip(body.accesses, reach, strict=True):
-                c = _inner_coefficient(access.address, var)
+                c = inner_coefficient(access.address, var)
                 weight = access.itemsize * (4 if access.write else 1) * elements / max(volume, 1)
                 contiguous |= c == 1
                 score += weight * {1: 1.0, 0: 0.25, 2: 0.0, None: -0.6}.get(c, -0.5)
@@ -1022,23 +1022,6 @@ class KernelText:
                     x = f"w_ld({partial[root]} + {k} * {count} + {position.text()})"
                     self.nest.put(f"{name} = {combine(record.prim, dtype, name, x)};")
             self._finish(body, stage, self._zeroed(stage, loops.at), names)
-
-
-def _inner_coefficient(index: Index, var: Var) -> int | None:
-    """Coefficient of a variable away from edges, where clamps and reflections do nothing."""
-    total = 0
-    for term, c in index.terms:
-        if isinstance(term, Part) and term.kind not in ("quotient", "remainder"):
-            inner = _inner_coefficient(term.of, var)
-            if inner is None:
-                return None
-            total += c * inner
-            continue
-        alone = Index(0, ((term, 1),)).coefficient(var)
-        if alone is None:
-            return None
-        total += c * alone
-    return total
 
 
 def _store_at(body: Body, buffer: Buffer, address: Index, value: Value) -> None:
