@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -29,9 +30,18 @@ HASHED_PACKAGES = ("ir", "kernels", "generate", "fission")
 """Their sources decide what a schedule means."""
 
 
+class Described(Protocol):
+    """An environment of any kind of device: equal texts, comparable times."""
+
+    @property
+    def text(self) -> str:
+        """Canonical JSON."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything outside a problem and a schedule that a timing depends on."""
+    """Everything outside a problem and a schedule that a timing on a CPU depends on."""
 
     cpu: str
     cores: int
@@ -80,11 +90,12 @@ def describe_environment(
 
 
 @cache
-def source_hash(package: Path) -> str:
-    """SHA-256 over names and bytes of the sources that decide what a schedule means."""
+def source_hash(package: Path, parts: tuple[str, ...] = HASHED_PACKAGES) -> str:
+    """SHA-256 over names and bytes of the sources that decide what a schedule means: folders or files in `package`."""
     state = hashlib.sha256()
-    for folder in HASHED_PACKAGES:
-        for path in sorted((package / folder).rglob("*")):
+    for part in parts:
+        place = package / part
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix not in (".py", ".h", ".jinja", ".cu", ".cpp") or not path.is_file():
                 continue  # caches of the interpreter and the like
             state.update(f"{path.relative_to(package)}\0".encode())
@@ -102,7 +113,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def timing_key(problem_key: str, schedule: Schedule, environment: Environment) -> str:
+def timing_key(problem_key: str, schedule: Schedule, environment: Described) -> str:
     """Canonical text of the key of one timing."""
     described: Json = {
         "environment": environment.text,

@@ -37,7 +37,7 @@ from weft.errors import ArtifactError
 from weft.kernels.codec import Json, schedule_from_json, schedule_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
-from weft.tune.keys import Environment, canonical, digest, timing_key
+from weft.tune.keys import Described, canonical, digest, timing_key
 
 SCHEMA_VERSION = 1
 FILE_NAME = "tuning.sqlite3"
@@ -595,7 +595,7 @@ class Database:
     def commit(
         self,
         measurements: Measurement | Sequence[Measurement],
-        environment: Environment,
+        environment: Described,
         *,
         trial: str | None = None,
         kills: Mapping[Schedule, int] | None = None,
@@ -651,12 +651,12 @@ class Database:
         except (OSError, sqlite3.Error) as error:
             self._guard(error, writing=True)
 
-    def lookup(self, problem_key: str, schedule: Schedule, environment: Environment) -> Measurement | None:
+    def lookup(self, problem_key: str, schedule: Schedule, environment: Described) -> Measurement | None:
         """The newest measurement of a schedule in exactly this environment."""
         record = self.lookup_record(problem_key, schedule, environment)
         return record.measurement if record is not None else None
 
-    def lookup_record(self, problem_key: str, schedule: Schedule, environment: Environment) -> Record | None:
+    def lookup_record(self, problem_key: str, schedule: Schedule, environment: Described) -> Record | None:
         """The same with what the row says besides."""
         wanted = timing_key(problem_key, schedule, environment)
         newest: Record | None = None
@@ -665,7 +665,7 @@ class Database:
                 newest = record
         return newest
 
-    def lookup_all(self, problem_key: str, environment: Environment | None = None) -> tuple[Measurement, ...]:
+    def lookup_all(self, problem_key: str, environment: Described | None = None) -> tuple[Measurement, ...]:
         """The newest measurement of every schedule of a problem, in one environment or in any."""
         newest: dict[str, Measurement] = {}
         text = environment.text if environment is not None else None
@@ -700,7 +700,7 @@ class Database:
         good = sum(1 for _ in self._rows(None))
         return good, self.stats().quarantined - before
 
-    def prune(self, environment: Environment | None = None) -> int:
+    def prune(self, environment: Described | None = None) -> int:
         """Remove all but the newest row of each key, rows of other environments if one is given, and the quarantine."""
         if self._backend is None or self._read_only:
             return 0

@@ -19,7 +19,6 @@ what was measured: the generator ends, the worker is killed, the exception goes 
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections import Counter
@@ -27,30 +26,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Self, cast, final
 
-from weft.device.facts import CpuFacts
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
-from weft.errors import DeviceError, ToolchainError
+from weft.errors import DeviceError
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
+from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
-from weft.tune.keys import Environment, describe_environment
+from weft.tune.cuda_site import CudaSite
+from weft.tune.keys import Described
+from weft.tune.site import Built, HostSite, Refused, Site
 from weft.tune.store import Database
 from weft.tune.timing import TimingPolicy
-from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
+from weft.tune.transport import Fault, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
 
 GROUP = 24
 """Problems that are built before their measuring begins."""
 MARGIN = 0.02
-CANARY_TEXT = """extern "C" void weft_canary(const float* x, float* y, long n) {
-  for (long i = 0; i < n; ++i) y[i] = x[i] * 2 + 1;
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +167,10 @@ class Tuner:
     def __init__(
         self,
         options: Options,
-        facts: CpuFacts,
+        facts: DeviceFacts,
         database: Database,
         *,
-        compiler: HostCompiler | None = None,
+        compiler: HostCompiler | Nvrtc | None = None,
         transport: Transport | None = None,
         policy: TimingPolicy | None = None,
         retry_failed: bool = False,
@@ -182,30 +180,23 @@ class Tuner:
 
         Args:
             options: threads, time-outs, seed, cache directory.
-            facts: the machine that kernels are measured on.
+            facts: the device that kernels are measured on.
             database: looked up first, committed to after every trial.
-            compiler: for sources without a binary; None: those are rejected with COMPILE.
+            compiler: for sources without a binary (NVRTC on a GPU); None: those are rejected with COMPILE.
             transport: a worker; None: a process of this Python.
             policy: the numbers of the timing protocol; None: the defaults.
             retry_failed: measure again what the database has as CRASH, HANG or OOM (never POISONED).
             clock: seconds.
         """
         self._options = options
-        self._threads = options.threads or facts.threads
-        self._facts = facts
+        self._site: Site = make_site(options, facts, compiler, policy)
         self._database = database
-        self._compiler = compiler
-        self._policy = policy or TimingPolicy()
         self._clock = clock
         self._retry_failed = retry_failed
-        self._transport: Transport = transport or ProcessTransport(
-            self._threads, environ=os.environ, module="weft.tune.worker"
-        )
+        self._transport: Transport = transport or self._site.transport()
         self._alive = False
         self._lost_before = False
-        self.environment: Environment = describe_environment(
-            facts, compiler, threads=self._threads, seed=options.seed, policy=self._policy
-        )
+        self.environment: Described = self._site.environment
         self.workers_started = 0
         self._rejected: Counter[Verdict] = Counter()
         self._kernels = self._lookups = self._trials = 0
@@ -287,10 +278,9 @@ class Tuner:
 
     def _build(self, works: Sequence[_Work], deadline: float | None) -> None:
         """Compile what has no binary; equal sources are compiled once."""
-        jobs = self._options.build_jobs or self._facts.cores
-        futures: dict[str, Future[tuple[str, float] | str]] = {}
+        futures: dict[str, Future[Built | Refused | None]] = {}
         waiting: list[tuple[_Work, int, str]] = []
-        with ThreadPoolExecutor(max(1, jobs)) as pool:
+        with ThreadPoolExecutor(max(1, self._site.jobs)) as pool:
             for work in works:
                 for number in work.left:
                     _, kernel, binary = work.trial.kernels[number]
@@ -306,34 +296,17 @@ class Tuner:
             try:
                 for work, number, key in waiting:
                     result = futures[key].result()
-                    if isinstance(result, str):
-                        if result:
-                            work.reject(number, Verdict.COMPILE, result)
-                    else:
-                        work.paths[number], work.compile_s[number] = result
+                    if isinstance(result, Refused):
+                        work.reject(number, result.verdict, result.error)
+                    elif result is not None:
+                        work.paths[number], work.compile_s[number] = result.path, result.seconds
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _compile(self, kernel: KernelSource, deadline: float | None) -> tuple[str, float] | str:
-        """Path and seconds, or why not; an empty text: no time was left."""
-        if self._compiler is None:
-            return "no C++ compiler"
-        if self._expired(deadline):
-            return ""
-        try:
-            built = self._compiler.compile(
-                kernel.text, kernel.flags, cache_dir=self._cache_dir, timeout_s=self._options.compile_timeout_s
-            )
-        except ToolchainError as error:
-            return f"{error}\n{error.log}"
-        except (OSError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return str(built.path), built.seconds
-
-    @property
-    def _cache_dir(self) -> Path | None:
-        return self._options.cache
+    def _compile(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Built | Refused | None:
+        """The object, or why not; None: no time was left."""
+        return None if self._expired(deadline) else self._site.build(kernel)
 
     def _finish(self, work: _Work, deadline: float | None) -> Iterator[Measurement]:
         """Measure what is left of a trial, commit it, yield all outcomes."""
@@ -455,8 +428,8 @@ class Tuner:
             "always": sorted({*library, *incumbent}),
             "seed": self._options.seed,
             "bound_us": work.trial.bound_us,
-            "l2_bytes": self._facts.l2_bytes * self._threads,
-            "policy": cast("Json", asdict(self._policy)),
+            "l2_bytes": self._site.l2_bytes,
+            "policy": cast("Json", asdict(self._site.policy)),
             "time": True,
         }
 
@@ -464,11 +437,13 @@ class Tuner:
         """Start a worker if there is none; after a fault it proves itself on the canary first."""
         if self._alive:
             return
-        for attempt in (1, 2):
+        waits = self._site.start_waits_s
+        for attempt, wait in enumerate(waits, 1):
+            time.sleep(wait)
             try:
                 self._transport.start()
                 self.workers_started += 1
-                self._transport.send({"op": "hello", "threads": self._threads, "max_bytes": _allowance()}, 10.0)
+                self._transport.send(self._site.hello(), 10.0)
                 ready = self._transport.receive(max(60.0, self._options.trial_timeout_s))
                 if ready.get("event") != "ready":
                     raise WorkerFault(Fault.GARBAGE, f"greeted with {str(ready)[:200]}")
@@ -478,29 +453,21 @@ class Tuner:
                 return
             except WorkerFault as fault:
                 self._transport.kill()
-                if attempt == 2:
+                if attempt == len(waits):
                     raise DeviceError(problem=f"the measuring worker does not start: {fault}") from None
 
     def _check_canary(self) -> None:
-        path = ""
-        if self._compiler is not None:
-            try:
-                path = str(self._compiler.compile(CANARY_TEXT, cache_dir=self._cache_dir).path)
-            except (ToolchainError, OSError):
-                path = ""  # without it the canary is torch alone
-        self._transport.send({"op": "canary", "object": path, "entry": "weft_canary"}, 10.0)
+        self._transport.send(self._site.canary(), 10.0)
         answer = self._transport.receive(self._options.trial_timeout_s)
         if answer.get("event") != "canary" or answer.get("problem") != "":
             self._transport.kill()
             raise DeviceError(problem=f"after a fault the machine computes wrongly: {str(answer)[:300]}")
 
 
-def _allowance() -> int:
-    """Bytes of address space a worker may add: half of what is free, at least 1 GiB."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return max(1 << 30, int(line.split()[1]) * 1024 // 2)
-    except (OSError, ValueError, IndexError):
-        return 0  # no limit where the system does not say what is free
-    return 0
+def make_site(
+    options: Options, facts: DeviceFacts, compiler: HostCompiler | Nvrtc | None, policy: TimingPolicy | None
+) -> Site:
+    """The site of a device; a compiler for another kind of device counts as none."""
+    if isinstance(facts, GpuFacts):
+        return CudaSite(options, facts, compiler if isinstance(compiler, Nvrtc) else None, policy)
+    return HostSite(options, facts, compiler if isinstance(compiler, HostCompiler) else None, policy)

@@ -1,0 +1,190 @@
+"""The parent's side of measuring on an NVIDIA GPU: compile through NVRTC, gate by resources, describe, start a worker.
+
+The parent needs no CUDA context for any of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+import weft
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc, gate
+from weft.errors import DeviceError, ToolchainError
+from weft.ir.declined import Declined
+from weft.kernels.codec import Json
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import CudaSource, KernelSource
+from weft.options import Options
+from weft.tune.cuda_timing import CUDA_POLICY, CUDA_PROTOCOL_VERSION
+from weft.tune.inputs import SETS_VERSION
+from weft.tune.keys import canonical, source_hash
+from weft.tune.site import CANARY_ENTRY, Built, Refused
+from weft.tune.timing import TimingPolicy
+from weft.tune.tolerance import table_hash
+from weft.tune.transport import ProcessTransport, Transport
+from weft.tune.verify import VERIFIER_VERSION
+
+CANARY_TEXT = """extern "C" __global__ void weft_canary(const float* x, float* y) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  y[i] = x[i] * 2.0f + 1.0f;
+}
+"""
+"""Launched with 4096 threads."""
+HASHED_PARTS = (
+    "ir",
+    "kernels",
+    "fission",
+    "device/cuda",
+    "generate/cuda",
+    "generate/expr",
+    "generate/library",
+    "generate/bind.py",
+)
+"""Their sources decide what a schedule means on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEnvironment:
+    """Everything outside a problem and a schedule that a timing on a GPU depends on."""
+
+    gpu: str
+    capability: int
+    sms: int
+    memory_bytes: int
+    l2_bytes: int
+    driver: str
+    cuda: str
+    cudnn: str
+    torch: str
+    compiler: str
+    """NVRTC's version and the target; empty without one."""
+    allow_tf32: bool
+    sources: str
+    """Hash of the sources in `HASHED_PARTS`."""
+    protocol: int
+    verifier: int
+    tolerance: str
+    cache: str
+    """Policy of `weft.tune.cuda_timing`."""
+    seed: int
+
+    @property
+    def text(self) -> str:
+        """Canonical JSON."""
+        return canonical(asdict(self))
+
+
+def describe_gpu(
+    facts: GpuFacts, compiler: Nvrtc | None, *, seed: int, policy: TimingPolicy, allow_tf32: bool
+) -> CudaEnvironment:
+    """The environment that kernels are measured in on this GPU."""
+    return CudaEnvironment(
+        gpu=facts.name,
+        capability=facts.capability,
+        sms=facts.sms,
+        memory_bytes=facts.memory_bytes,
+        l2_bytes=facts.l2_bytes,
+        driver=driver_version(),
+        cuda=str(torch.version.cuda),
+        cudnn=str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        torch=str(torch.__version__),
+        compiler=f"{compiler.identity()} {facts.arch}" if compiler is not None else "",
+        allow_tf32=allow_tf32,
+        sources=source_hash(Path(weft.__file__ or ".").resolve().parent, HASHED_PARTS),
+        protocol=CUDA_PROTOCOL_VERSION,
+        verifier=VERIFIER_VERSION * 1000 + SETS_VERSION,
+        tolerance=table_hash(),
+        cache=policy.cache,
+        seed=seed,
+    )
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Version of the kernel module; `unknown` where the system does not say."""
+    try:
+        found = re.search(r"Kernel Module\S*\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", path.read_text(errors="replace"))
+    except OSError:
+        return "unknown"
+    return found[1] if found else "unknown"
+
+
+@final
+class CudaSite:
+    """One GPU of this machine."""
+
+    start_waits_s = (0.0, 1.0, 5.0, 15.0)
+    """A GPU on which a kernel was killed may need some time before it runs another."""
+
+    def __init__(self, options: Options, facts: GpuFacts, compiler: Nvrtc | None, policy: TimingPolicy | None) -> None:
+        self._options, self._facts, self._compiler = options, facts, compiler
+        self.policy = policy or CUDA_POLICY
+        self.jobs = options.build_jobs or len(os.sched_getaffinity(0))
+        self.l2_bytes = facts.l2_bytes
+        self.environment = describe_gpu(
+            facts, compiler, seed=options.seed, policy=self.policy, allow_tf32=options.allow_tf32
+        )
+
+    def build(self, kernel: KernelSource | CudaSource) -> Built | Refused:
+        """Compile for exactly this GPU; a kernel that spills, does not fit or would be serialised is refused."""
+        if isinstance(kernel, KernelSource):
+            return Refused(Verdict.RESOURCE, "a kernel for the CPU on a GPU")
+        if kernel.capability > self._facts.capability:
+            need = f"needs compute capability {kernel.capability}, {self._facts.name} has {self._facts.capability}"
+            return Refused(Verdict.RESOURCE, need)
+        if self._compiler is None:
+            return Refused(Verdict.COMPILE, "no NVRTC")
+        try:
+            made = self._compiler.compile(
+                kernel.text,
+                arch=self._facts.arch,
+                flags=kernel.flags,
+                max_registers=kernel.max_registers,
+                cache_dir=self._options.cache,
+                timeout_s=self._options.compile_timeout_s,
+            )
+        except ToolchainError as error:
+            return Refused(Verdict.COMPILE, f"{error}\n{error.log}")
+        except (DeviceError, OSError, ValueError) as error:
+            return Refused(Verdict.COMPILE, f"{type(error).__name__}: {error}")
+        for launch in (*kernel.launches, *kernel.pack):
+            declined = gate(made, launch, self._facts)
+            # packing happens once, so it may be slow, but it must run
+            if isinstance(declined, Declined) and not (launch in kernel.pack and "spilled" in declined.reason):
+                return Refused(Verdict.RESOURCE, f"{launch.entry}: {declined.reason}")
+        return Built(str(made.path), made.seconds)
+
+    def transport(self) -> Transport:
+        """See `Site`."""
+        return ProcessTransport(
+            self._options.threads or min(4, self.jobs), environ=os.environ, module="weft.tune.cuda_worker"
+        )
+
+    def hello(self) -> Mapping[str, Json]:
+        """See `Site`."""
+        return {"op": "hello", "device": device_index(self._options.device), "allow_tf32": self._options.allow_tf32}
+
+    def canary(self) -> Mapping[str, Json]:
+        """See `Site`."""
+        path = ""
+        if self._compiler is not None:
+            try:
+                path = str(
+                    self._compiler.compile(CANARY_TEXT, arch=self._facts.arch, cache_dir=self._options.cache).path
+                )
+            except (DeviceError, OSError, ValueError):
+                path = ""  # without it the canary is torch alone
+        return {"op": "canary", "object": path, "entry": CANARY_ENTRY}
+
+
+def device_index(device: str) -> int:
+    """Number of the GPU that `cuda` or `cuda:N` names; 0 for anything else."""
+    kind, _, number = device.partition(":")
+    return int(number) if kind == "cuda" and number.isdecimal() else 0
