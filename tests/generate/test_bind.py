@@ -38,9 +38,20 @@ class _Function:
     def prepare(self, shared_bytes, cluster) -> None:
         self.owner.prepared.append((self.entry, shared_bytes, cluster))
 
-    def launch(self, grid, block, arguments, *, shared_bytes, cluster, dependent, stream) -> None:
+    def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent) -> _Launch:
         assert len(grid) == len(block) == len(cluster) == 3
-        self.owner.launched.append((self.entry, tuple(arguments), dependent, stream))
+        return _Launch(self.owner, self.entry, tuple(arguments), dependent)
+
+
+@dataclass
+class _Launch:
+    owner: Recorder
+    entry: str
+    arguments: tuple[int | bytes, ...]
+    dependent: bool
+
+    def launch(self, stream) -> None:
+        self.owner.launched.append((self.entry, self.arguments, self.dependent, stream))
 
 
 MAP = TensorMap(Pointer("packed", 1), "f16", (64, 8), (128,), (64, 8), (1, 1), 128)

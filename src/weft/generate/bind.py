@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol, final
 
@@ -20,6 +19,14 @@ Argument = int | bytes
 """A device address, or a tensor map by value."""
 
 
+class CudaLaunch(Protocol):
+    """`weft.device.cuda.driver.Bound`."""
+
+    def launch(self, stream: int) -> None:
+        """Put it on a stream."""
+        ...
+
+
 class CudaFunction(Protocol):
     """One entry of a loaded module, as `weft.device.cuda.driver.Function` has it."""
 
@@ -27,7 +34,7 @@ class CudaFunction(Protocol):
         """Allow so much dynamic shared memory and such a cluster."""
         ...
 
-    def launch(
+    def bind(
         self,
         grid: Dim3,
         block: Dim3,
@@ -36,9 +43,8 @@ class CudaFunction(Protocol):
         shared_bytes: int,
         cluster: Dim3,
         dependent: bool,
-        stream: int,
-    ) -> None:
-        """Put one launch on a stream."""
+    ) -> CudaLaunch:
+        """A launch whose configuration and arguments are fixed."""
         ...
 
 
@@ -156,24 +162,21 @@ class BoundCuda:
         self._last[1](stream)
 
     def _resolve(self, launches: Sequence[Launch], addresses: Addresses) -> Prepared:
-        calls = []
-        for launch in launches:
-            arguments = tuple(self._argument(x, addresses) for x in launch.arguments)
-            calls.append(
-                partial(
-                    self._functions[launch.entry].launch,
-                    launch.grid,
-                    launch.block,
-                    arguments,
-                    shared_bytes=launch.shared_bytes,
-                    cluster=launch.cluster,
-                    dependent=launch.dependent,
-                )
+        bound = [
+            self._functions[launch.entry].bind(
+                launch.grid,
+                launch.block,
+                tuple(self._argument(x, addresses) for x in launch.arguments),
+                shared_bytes=launch.shared_bytes,
+                cluster=launch.cluster,
+                dependent=launch.dependent,
             )
+            for launch in launches
+        ]
 
         def run(stream: int) -> None:
-            for call in calls:
-                call(stream=stream)
+            for launch in bound:
+                launch.launch(stream)
 
         return run
 
