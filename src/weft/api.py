@@ -11,6 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -25,6 +26,7 @@ from weft.pipeline import Compilation, compile_imported
 from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
+from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable
 
 if TYPE_CHECKING:
@@ -81,11 +83,11 @@ class Compiled:
                     self._plans.popitem(last=False)
         compilation = found[0]
         if compilation.eager_won and self._eager is not None:
-            return self._eager
+            return compilation.eager or self._eager
         return compilation.executable
 
     @property
-    def executable(self) -> Executable:
+    def executable(self) -> AnyExecutable:
         """The plan of the example inputs."""
         return self._first.executable
 
@@ -129,7 +131,7 @@ class Loaded:
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _shapes_of(executable: Executable) -> tuple[object, ...]:
+def _shapes_of(executable: AnyExecutable) -> tuple[object, ...]:
     from weft.generate.library.execute import TORCH_DTYPE
 
     types = [executable.graph.type_of(n) for n in executable.graph.inputs]
@@ -144,7 +146,7 @@ def compile(
     model: Model,
     example_inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     options: Options | None = None,
     dims: Mapping[str, int] | None = None,
     limits: Limits | None = None,
@@ -163,8 +165,10 @@ def compile(
         OptionError: a device that this build does not know [W001].
     """
     options = options or Options()
-    if device != "cpu" or options.device != "cpu":
-        raise OptionError(option="device", problem=f"{device!r}: only 'cpu' is implemented")
+    if device is not None:
+        options = replace(options, device=device)
+    if options.device.split(":")[0] not in ("cpu", "cuda"):
+        raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     inputs = _as_tensors(example_inputs)
     if isinstance(model, str | os.PathLike | bytes):
         return _compile_onnx(model, inputs, options, dict(dims or {}), limits, name, say)

@@ -26,6 +26,9 @@ class Options:
     """Everything a caller may choose. Each field is also a variable `WEFT_<FIELD>` and a key of the options file."""
 
     device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    allow_tf32: bool = False
+    """On a GPU: products of f32 may round their operands to TF32."""
     budget_s: float = 600.0
     """Wall time for tuning; 0 means: no measuring, library plan only."""
     threads: int = 0

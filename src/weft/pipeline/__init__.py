@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from weft.device.facts import CpuFacts, cpu_facts
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import GpuFacts
+from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import ToolchainError
 from weft.frontends.imported import Imported
@@ -32,9 +35,13 @@ from weft.pipeline import choose, finish, reference, summary, warm
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known, search
 from weft.pipeline.stages import Say, Stages, silent
+from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Progress, Tuner
+
+if TYPE_CHECKING:
+    from weft.device.cuda.nvrtc import Nvrtc
 
 Tensors = Sequence[torch.Tensor]
 
@@ -43,10 +50,12 @@ Tensors = Sequence[torch.Tensor]
 class Compilation:
     """An executable and how it came about."""
 
-    executable: Executable
+    executable: AnyExecutable
     record: CompileRecord
     eager_won: bool = False
     """True when the framework's own execution was faster than every plan: the caller should run that."""
+    eager: Callable[..., Tensors] | None = None
+    """On a GPU, where `eager_won`: the framework's own execution recorded into a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,24 @@ class Setting:
     """The machine and the choices that one compilation works with."""
 
     options: Options
-    facts: CpuFacts
-    compiler: HostCompiler | None
+    facts: DeviceFacts
+    compiler: HostCompiler | Nvrtc | None
     environment: Mapping[str, str]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels run on an NVIDIA GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def sample(self) -> finish.Sample:
+        """How whole plans are timed."""
+        if not self.on_gpu:
+            return finish.host_sample
+        from weft.pipeline import gpu
+
+        return gpu.sample_us
 
 
 def compile_imported(
@@ -83,7 +107,10 @@ def compile_imported(
         plan, old = stored
         executable = stages.run("link", link, graph, plan, setting)
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
-        return Compilation(executable, record, record.chosen == "eager")
+        baseline = None
+        if record.chosen == "eager" and example_inputs is not None:
+            baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting)
+        return Compilation(executable, record, record.chosen == "eager", baseline)
     found = stages.run("enumerate", enumerate_candidates, graph, _limits(options), alternatives)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
@@ -94,22 +121,35 @@ def compile_imported(
     inputs = (
         list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
     )
+    inputs = [x.to(setting.device) for x in inputs]
     expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager)
-    contenders = stages.run("link", link_all, graph, plans, setting, inputs, eager)
+    baseline = stages.run("baseline", record_eager, eager, inputs, setting)
+    contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline)
     chosen, timed = stages.run(
-        "time", finish.decide, contenders, expected, working_dtype(graph), seed=options.seed
-    )  # fmt: skip
+        "time",
+        finish.decide,
+        contenders,
+        expected,
+        working_dtype(graph),
+        seed=options.seed,
+        sample=setting.sample,
+    )
     executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
     parts = summary.Parts(imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable)
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
     warm.remember(
         options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
     )
-    return Compilation(executable, record, chosen.executable is None)
+    return Compilation(executable, record, chosen.executable is None, baseline)
 
 
 def survey(options: Options) -> Setting:
     """What this machine has."""
+    if options.device != "cpu":
+        from weft.pipeline import gpu
+
+        found, nvrtc, around = gpu.survey(options)
+        return Setting(options, found, nvrtc, {**around, "weft": summary.source_hash()}, gpu.device_of(options))
     facts = cpu_facts(options.cache)
     if options.threads or torch.get_num_threads() != facts.threads:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
@@ -214,19 +254,23 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
     return [*found, choose.library_plan(alternatives.graph, calls, alternatives, setting.options)]
 
 
-def link(graph: Graph, plan: Plan, setting: Setting) -> Executable:
+def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
     """Compile (or find) the plan's kernels and make it runnable."""
+    if isinstance(setting.facts, GpuFacts):
+        from weft.pipeline import gpu
+
+        nvrtc = None if isinstance(setting.compiler, HostCompiler) else setting.compiler
+        return gpu.link(graph, plan, setting.facts, nvrtc, setting.options, setting.environment)
+    compiler = setting.compiler if isinstance(setting.compiler, HostCompiler) else None
     objects: dict[str, Path] = {}
     for step in plan.steps:
         if isinstance(step.kernel, KernelSource) and step.kernel.sha256 not in objects:
-            if setting.compiler is None:
+            if compiler is None:
                 raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs a compiler")
             kernel = step.kernel
-            made = setting.compiler.compile(kernel.text, kernel.flags, cache_dir=setting.options.cache)
+            made = compiler.compile(kernel.text, kernel.flags, cache_dir=setting.options.cache)
             objects[kernel.sha256] = made.path
-    linked = Linked(
-        graph, plan, objects, setting.compiler, setting.options.cache, setting.facts.threads, setting.environment
-    )
+    linked = Linked(graph, plan, objects, compiler, setting.options.cache, setting.facts.threads, setting.environment)
     return Executable(linked)
 
 
@@ -242,10 +286,11 @@ def link_all(
             continue
         seen.add(identity)
         executable = link(graph, plan, setting)
+        executable(*inputs)
         contenders.append(
             finish.Contender(
                 plan.name,
-                lambda e=executable: e(*inputs),  # type: ignore[misc]
+                executable.replay if setting.on_gpu else (lambda e=executable: e(*inputs)),  # type: ignore[misc,union-attr]
                 executable.kernels,
                 plan.predicted_us,
                 plan.name == "library",
@@ -255,6 +300,18 @@ def link_all(
     if eager is not None:
         contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None))
     return contenders
+
+
+def record_eager(
+    eager: Callable[..., Tensors] | None, inputs: Tensors, setting: Setting
+) -> Callable[..., Tensors] | None:
+    """The framework's own model as a baseline: on a GPU recorded into a CUDA graph, where that is possible."""
+    if eager is None or not setting.on_gpu:
+        return eager
+    from weft.pipeline import gpu
+
+    captured = gpu.capture(eager, inputs, setting.options)
+    return eager if isinstance(captured, Declined) else captured
 
 
 def working_dtype(graph: Graph) -> DType:

@@ -18,10 +18,12 @@ import torch
 
 from weft.ir.types import Array, DType
 from weft.kernels.record import PlanRecord
-from weft.runtime.executable import Executable
+from weft.runtime.any import AnyExecutable
 from weft.tune.tolerance import TOLERANCES, gate_b
 
 Run = Callable[[], Sequence[torch.Tensor]]
+Sample = Callable[[Callable[[], object], int], float]
+"""(function, calls) -> microseconds per call."""
 ROUNDS = 15
 MARGIN = 0.02
 
@@ -35,7 +37,7 @@ class Contender:
     kernels: int
     predicted_us: float
     baseline: bool
-    executable: Executable | None
+    executable: AnyExecutable | None
     """None for the framework's own eager execution."""
 
 
@@ -96,22 +98,22 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Values as NumPy has them; bf16 widens to float32."""
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().numpy()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy()
 
 
 def interleave(
-    runs: Mapping[str, Callable[[], object]], *, rounds: int, seed: int, budget_s: float
+    runs: Mapping[str, Callable[[], object]], *, rounds: int, seed: int, budget_s: float, sample: Sample | None = None
 ) -> dict[str, list[float]]:
     """Microseconds per call in `rounds` rounds (at least 5, fewer than asked if the budget ends).
 
-    Each sample repeats the call until about 2 ms have passed; two untimed calls go first.
+    Each sample repeats the call until about 2 ms have passed; two untimed calls go first. `sample` measures so many
+    calls (default: by the host's clock).
     """
+    sample = sample or host_sample
     repeats: dict[str, int] = {}
     for name, run in runs.items():
         run()
-        start = time.perf_counter()
-        run()
-        repeats[name] = max(1, min(200, round(2e-3 / max(time.perf_counter() - start, 1e-7))))
+        repeats[name] = max(1, min(200, round(2e3 / max(sample(run, 1), 0.1))))
     order = list(runs)
     chance = random.Random(seed)
     samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -121,12 +123,16 @@ def interleave(
             break
         chance.shuffle(order)
         for name in order:
-            run, n = runs[name], repeats[name]
-            start = time.perf_counter()
-            for _ in range(n):
-                run()
-            samples[name].append((time.perf_counter() - start) / n * 1e6)
+            samples[name].append(sample(runs[name], repeats[name]))
     return samples
+
+
+def host_sample(run: Callable[[], object], repeats: int) -> float:
+    """Microseconds per call by the host's clock."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats * 1e6
 
 
 def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
@@ -158,6 +164,7 @@ def decide(
     *,
     seed: int,
     budget_s: float = 20.0,
+    sample: Sample | None = None,
 ) -> tuple[Contender, tuple[PlanRecord, ...]]:
     """The fastest verified contender by the margin rule, and what was found of each.
 
@@ -165,7 +172,7 @@ def decide(
     """
     checked = {c.name: verify(c, expected, dtype) for c in contenders}
     sound = [c for c in contenders if checked[c.name].ok]
-    samples = interleave({c.name: c.run for c in sound}, rounds=ROUNDS, seed=seed, budget_s=budget_s)
+    samples = interleave({c.name: c.run for c in sound}, rounds=ROUNDS, seed=seed, budget_s=budget_s, sample=sample)
     median = {name: statistics.median(s) for name, s in samples.items()}
     plans = sorted((c for c in sound if not c.baseline), key=lambda c: median[c.name])
     bases = sorted((c for c in sound if c.baseline), key=lambda c: median[c.name])

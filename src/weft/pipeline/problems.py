@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from weft.device.facts import CpuFacts
+from weft.device.any import DeviceFacts
 from weft.generate.protocol import Generator
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -60,7 +60,7 @@ class Problems:
     dropped_schedules: int = 0
 
 
-def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: CpuFacts) -> Problems:
+def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
     """Cut every candidate out in each of its format choices; equal ones become one entry."""
     found = Problems({})
     for candidate in candidates:
@@ -75,7 +75,7 @@ def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alterna
 
 
 def make_kernels(
-    entry: Entry, problems: Problems, generators: Sequence[Generator], facts: CpuFacts, options: Options
+    entry: Entry, problems: Problems, generators: Sequence[Generator], facts: DeviceFacts, options: Options
 ) -> list[tuple[Schedule, Kernel]]:
     """Ask every generator for its schedules of a problem and emit the first few of each; done once per entry."""
     if entry.kernels is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from weft.generate.library.execute import BoundCall
+from weft.generate.library.execute import BoundCall, plain_math
 from weft.generate.library.translate import Program
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -41,11 +41,13 @@ def outputs(
 def primitive_by_primitive(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Every primitive of the graph as its own library call, in its own types."""
     program = Program(graph)
+    device = inputs[0].device if inputs else torch.device("cpu")
     weights: dict[int, torch.Tensor] = {}
     for node, n in enumerate(graph.nodes):
         if n.prim is Prim.CONSTANT:
             position = len(graph.inputs) + len(weights)
             program.bind_weight(node, position)
-            weights[position] = to_torch(graph.constant(node), n.type.dtype)
+            weights[position] = to_torch(graph.constant(node), n.type.dtype).to(device)
     call = program.finish(Schedule("library", (("form", "primitives"),)), in_place=False)
-    return BoundCall(call, weights).run(list(inputs))
+    with plain_math():
+        return BoundCall(call, weights, device=device).run(list(inputs))

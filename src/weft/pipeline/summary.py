@@ -17,11 +17,11 @@ from weft.ir.prims import FREE
 from weft.kernels.measurement import Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
-from weft.kernels.source import CallStep, CallValue, KernelSource, LibraryCall, Ref
+from weft.kernels.source import CallStep, CallValue, CudaSource, KernelSource, LibraryCall, Ref
 from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import Known
-from weft.runtime.executable import Executable
+from weft.runtime.any import AnyExecutable
 
 MAX_NEIGHBOURS = 4
 
@@ -38,7 +38,7 @@ class Parts:
     plans: Sequence[Plan]
     timed: tuple[PlanRecord, ...]
     chosen: str
-    executable: Executable
+    executable: AnyExecutable
 
 
 @cache
@@ -96,7 +96,7 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
 
 
 def renamed(
-    old: CompileRecord, model: str, imported: Imported, executable: Executable, stages: tuple[StageRecord, ...]
+    old: CompileRecord, model: str, imported: Imported, executable: AnyExecutable, stages: tuple[StageRecord, ...]
 ) -> CompileRecord:
     """The record of a plan that was chosen before, with the names of the model at hand.
 
@@ -144,7 +144,7 @@ def _step(position: int, step: Step, parts: Parts) -> StepRecord:
         alternatives=len(tried),
         rejected=sum(m.verdict is not Verdict.OK for m in tried),
         neighbours=_neighbours(step, parts),
-        source=step.kernel.text if isinstance(step.kernel, KernelSource) else call_text(step.kernel),
+        source=step.kernel.text if isinstance(step.kernel, KernelSource | CudaSource) else call_text(step.kernel),
     )
 
 

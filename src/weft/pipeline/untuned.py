@@ -31,7 +31,7 @@ from weft.orchestrate.legality import EnumerationLimits
 from weft.orchestrate.select import heuristic
 from weft.pipeline import Setting, choose, link, survey
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.runtime.executable import Executable
+from weft.runtime.any import AnyExecutable
 
 WAYS = ("fused", "single", "mixed", "library")
 LIBRARY = 1e6
@@ -47,7 +47,7 @@ Kernels = tuple[tuple[Schedule, Kernel], ...]
 class Untuned:
     """The distinct plans of one graph, linked; the first way that led to a plan names it."""
 
-    executables: Mapping[str, Executable]
+    executables: Mapping[str, AnyExecutable]
 
     @property
     def generated(self) -> int:
@@ -68,7 +68,7 @@ def build(imported: Imported, options: Options, ways: Sequence[str] = WAYS) -> U
     limits = EnumerationLimits(options.max_members, options.max_inputs, options.max_reductions, options.max_candidates)
     found = enumerate_candidates(alternatives.graph, limits, alternatives)
     problems = collect(alternatives.graph, found.candidates, alternatives, setting.facts)
-    built: dict[str, Executable] = {}
+    built: dict[str, AnyExecutable] = {}
     seen: set[object] = set()
     for way in ways:
         plan = plan_in(way, problems, alternatives, setting)

@@ -163,7 +163,7 @@ class CudaExecutable:
 
     def _record(self) -> list[Step0]:
         """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for launch in self._launches:

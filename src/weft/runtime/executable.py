@@ -28,7 +28,7 @@ from weft.ir.prims import FREE, Prim
 from weft.ir.types import Array, DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
-from weft.kernels.source import KernelSource
+from weft.kernels.source import KernelSource, LibraryCall
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from weft.runtime.runner import NativeStep, Runner
 
@@ -273,7 +273,7 @@ class Executable:
             for slot, (node, _) in enumerate(step.inputs)
             if self.graph.nodes[node].prim is Prim.CONSTANT
         }
-        assert not isinstance(step.kernel, KernelSource)
+        assert isinstance(step.kernel, LibraryCall)
         inputs = [weights[i] if i in weights else self._static[key] for i, key in enumerate(step.inputs)]
         outputs = [self._static[key] for key in step.outputs]
         return BoundCall(step.kernel, weights).launcher(inputs, outputs)

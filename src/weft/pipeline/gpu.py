@@ -1,0 +1,141 @@
+"""What the pipeline does otherwise on an NVIDIA GPU: survey, link, baselines in CUDA graphs, timing by events."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.errors import DeviceError, ToolchainError
+from weft.generate.library.execute import plain_math
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.kernels.plan import Plan
+from weft.kernels.source import CudaSource
+from weft.options import Options
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import Linked
+
+Tensors = Sequence[torch.Tensor]
+WINDOW_US = 4000.0
+"""Length of one sample of a whole plan."""
+
+
+def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
+    """Facts about the GPU that `options.device` names, the run-time compiler, and what a plan depends on.
+
+    Raises:
+        DeviceError: torch sees no such GPU [W301].
+    """
+    index = device_of(options).index or 0
+    facts = gpu_facts(options.cache, device=index)
+    found = find_nvrtc()
+    compiler = None if isinstance(found, Declined) else found
+    if isinstance(found, Declined) and options.allow_generated:
+        text = f"Weft found no NVRTC ({found.reason}): library kernels only, nothing is generated or fused"
+        warnings.warn(text, stacklevel=2)
+    environment = {
+        "gpu": facts.name,
+        "capability": str(facts.capability),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "compiler": compiler.identity(()) if compiler else "none",
+        "allow_tf32": str(options.allow_tf32),
+    }
+    return facts, compiler, environment
+
+
+def device_of(options: Options) -> torch.device:
+    """The device that the options name.
+
+    Raises:
+        DeviceError: there is no such GPU here [W301].
+    """
+    if not torch.cuda.is_available():
+        raise DeviceError(problem="device='cuda', but this torch sees no NVIDIA GPU")
+    named = options.device.partition(":")[2]
+    index = int(named) if named.isdigit() else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise DeviceError(problem=f"device={options.device!r}, but there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def link(
+    graph: Graph, plan: Plan, facts: GpuFacts, compiler: Nvrtc | None, options: Options, environment: Mapping[str, str]
+) -> CudaExecutable:
+    """Compile (or find) the plan's kernels, all at once, and record its graphs."""
+    sources = {s.kernel.sha256: s.kernel for s in plan.steps if isinstance(s.kernel, CudaSource)}
+    if sources and compiler is None:
+        raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs NVRTC")
+    objects: dict[str, Path] = {}
+    for sha, source in sources.items():
+        assert compiler is not None
+        made = compiler.compile(
+            source.text,
+            arch=facts.arch,
+            flags=source.flags,
+            max_registers=source.max_registers,
+            cache_dir=options.cache,
+        )
+        objects[sha] = made.path
+    linked = Linked(graph, plan, objects, None, options.cache, 0, environment)
+    return CudaExecutable(linked, device=device_of(options))
+
+
+@final
+class Captured:
+    """The framework's own model recorded into a CUDA graph for one set of shapes: a baseline, and a plan to return.
+
+    Calling it copies the inputs in, replays, and copies the outputs out.
+    """
+
+    def __init__(self, model: Callable[..., Tensors], inputs: Tensors) -> None:
+        self._inputs = [x.clone() for x in inputs]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(3):
+                model(*self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self.graph):
+            self._outputs = list(model(*self._inputs))
+
+    def replay(self) -> Tensors:
+        """Run on the inputs it holds."""
+        self.graph.replay()
+        return self._outputs
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Run on these inputs; fresh outputs."""
+        for mine, given in zip(self._inputs, inputs, strict=True):
+            mine.copy_(given)
+        self.graph.replay()
+        return [x.clone() for x in self._outputs]
+
+
+def capture(model: Callable[..., Tensors], inputs: Tensors, options: Options) -> Captured | Declined:
+    """The model in a CUDA graph, by the numeric policy of the options; or why it cannot be recorded."""
+    try:
+        with plain_math(allow_tf32=options.allow_tf32):
+            return Captured(model, inputs)
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        return Declined(str(error).splitlines()[0][:200])
+
+
+def sample_us(run: Callable[[], object], repeats: int) -> float:
+    """Microseconds per call, by events around `repeats` calls on the current stream."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    for _ in range(repeats):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) * 1e3 / repeats
