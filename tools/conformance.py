@@ -81,21 +81,21 @@ def reference(imported: Imported, inputs: Sequence[Array]) -> Run:
     return Run({"reference": evaluate(imported.graph, inputs, opaque=opaque)}, {})
 
 
-def compiled(imported: Imported, inputs: Sequence[Array]) -> Run:
-    """Through the whole compiler, without measuring: every distinct plan, linked and run."""
+def compiled(imported: Imported, inputs: Sequence[Array], ways: Sequence[str] = ()) -> Run:
+    """Through the whole compiler, without measuring: every distinct plan (in some ways only), linked and run."""
     import torch
 
     from weft.kernels.source import LibraryCall
     from weft.options import Options
     from weft.pipeline.finish import as_array as to_numpy
-    from weft.pipeline.untuned import build
+    from weft.pipeline.untuned import WAYS, build
 
     types = [imported.graph.type_of(i) for i in imported.graph.inputs]
     tensors = [
         torch.from_numpy(np.array(x)).to(torch.bfloat16) if t.dtype is DType.BF16 else torch.from_numpy(np.array(x))
         for x, t in zip(inputs, types, strict=True)
     ]
-    made = build(imported, Options(cache_dir=CACHE))
+    made = build(imported, Options(cache_dir=CACHE), ways or WAYS)
     outputs = {way: [to_numpy(y) for y in run(*tensors)] for way, run in made.executables.items()}
     calls = min(sum(isinstance(s.kernel, LibraryCall) for s in e.plan.steps) for e in made.executables.values())
     return Run(outputs, {"plans": len(outputs), "generated": made.generated, "calls": calls})

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from operator import call
+
+from tools import pool
+
+
+def outcomes(tasks, **options):
+    return {tasks.index(task): found for task, found in pool.run(call, tasks, **options)}
+
+
+def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch):
+    monkeypatch.setattr(pool, "START_S", 20.0)
+    tasks = [partial(abs, -1), partial(os.abort), partial(abs, -2), partial(os._exit, 3), partial(int, "x")]
+    found = outcomes(tasks, jobs=2, timeout_s=10.0)
+    assert found[0] == 1
+    assert found[1] == pool.Lost("the process died of SIGABRT")
+    assert found[2] == 2
+    assert found[3] == pool.Lost("the process ended with status 3")
+    assert isinstance(found[4], pool.Lost)
+    assert "ValueError" in found[4].reason
+
+
+def test_a_hang_is_ended(monkeypatch):
+    monkeypatch.setattr(pool, "START_S", 0.0)
+    started = time.monotonic()
+    found = outcomes([partial(time.sleep, 300)], jobs=1, timeout_s=1.0)
+    assert found[0] == pool.Lost("out of time: over 1 s")
+    assert time.monotonic() - started < 60
+
+
+def test_processes_are_replaced(monkeypatch):
+    monkeypatch.setattr(pool, "LIFETIME", 2)
+    pids = [pid for _, pid in pool.run(call, [os.getpid] * 5, jobs=1, timeout_s=60.0)]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
+
+
+def test_no_tasks_no_processes():
+    assert list(pool.run(call, [], jobs=2, timeout_s=1.0)) == []
