@@ -1,84 +1,199 @@
 """What a GPU is and can do: driver attributes, micro-benchmarks, or a shipped profile; every number says which.
 
+A record is made once per GPU model, driver and text of the probes, kept as JSON beside its SHA-256, and made again when
+either does not fit. Attributes are read by number: fields of the device-properties structure come and go with versions.
+
 Source: performance notes, section 6 (device record) and 7 (attributes by number, calibration).
 """
 
 from __future__ import annotations
 
-import bisect
-import math
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
 
-Provenance = Literal["measured", "attribute", "default"]
-Table = tuple[tuple[int, float], ...]
+from weft.device.cuda.api import call, driver_api
+from weft.device.cuda.calibrate import PROBE_TEXT, Matmul, run_probes
+from weft.device.cuda.driver import primary_context
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.device.cuda.record import FLOPS_PER_CLOCK, GpuFacts, Provenance, Table
+from weft.device.files import publish
+from weft.errors import DeviceError, ToolchainError
+from weft.ir.declined import Declined
+
+__all__ = ["PROFILES", "GpuFacts", "Provenance", "Table", "gpu_facts", "profile", "profile_sources"]
+
+PROFILES = ("h200", "h100", "a100")
+ATTRIBUTES: Mapping[str, int] = {
+    "sms": 16,
+    "threads_per_sm": 39,
+    "blocks_per_sm": 106,
+    "registers_per_sm": 82,
+    "shared_per_sm": 81,
+    "shared_per_block": 97,
+    "shared_reserved": 111,
+    "l2_bytes": 38,
+}
+"""Field → number of the device attribute (CUdevice_attribute)."""
+_CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _BUS_BITS, _MAJOR, _MINOR = 13, 36, 37, 75, 76
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One NVIDIA GPU as the generators, the estimate and the tuner see it. Defaults are those of an H200 SXM."""
+def profile(name: str) -> GpuFacts:
+    """A shipped record by name: `h200`, `h100` or `a100`, so that estimates need no GPU.
 
-    name: str = "NVIDIA H200"
-    capability: int = 90
-    """Compute capability: major * 10 + minor."""
-    sms: int = 132
-    clock_ghz: float = 1.755
-    """Clock under load."""
-    max_clock_ghz: float = 1.98
-    threads_per_sm: int = 2048
-    blocks_per_sm: int = 32
-    registers_per_sm: int = 65536
-    shared_per_sm: int = 233472
-    shared_per_block: int = 232448
-    """Largest dynamic shared memory of a block that opts in."""
-    l2_bytes: int = 62914560
-    memory_bytes: int = 150754820096
-    bandwidth: Table = ((1 << 16, 60.0), (1 << 20, 800.0), (1 << 24, 3500.0), (1 << 30, 4200.0))
-    """(bytes read plus written, GB/s) of one copy kernel inside a graph, sizes ascending."""
-    peak_bandwidth: float = 4916.7
-    """GB/s that the memory interface cannot exceed; 0: unknown."""
-    l2_bandwidth: float = 6650.0
-    """GB/s from the L2 cache."""
-    launch_us: float = 1.0
-    """Gap between two dependent kernels in a graph."""
-    dependent_launch_us: float = 0.55
-    """The same with programmatic dependent launch."""
-    flops: tuple[tuple[str, float], ...] = (
-        ("f64", 33.5e12),
-        ("f32", 66.9e12),
-        ("tf32", 494.7e12),
-        ("f16", 989.4e12),
-        ("bf16", 989.4e12),
-        ("f8", 1978.9e12),
-        ("i8", 1978.9e12),
-    )
-    """FLOP/s by operand type, dense: tensor cores, except f64 and f32. Upper bounds."""
-    achieved_flops: tuple[tuple[str, float], ...] = (
-        ("f32", 50e12),
-        ("tf32", 400e12),
-        ("f16", 780e12),
-        ("bf16", 790e12),
-    )
-    """What a large library product reached."""
-    provenance: tuple[tuple[str, Provenance], ...] = ()
-    """Per field; a field that is not listed is a default."""
+    Raises:
+        ValueError: there is no such profile.
+    """
+    return GpuFacts.from_json(json.dumps(_shipped(name)["facts"]))
 
-    def source_of(self, field: str) -> Provenance:
-        """Where a field's value comes from."""
-        return dict(self.provenance).get(field, "default")
 
-    @property
-    def arch(self) -> str:
-        """Target of code for exactly this GPU."""
-        return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
+def profile_sources(name: str) -> dict[str, str]:
+    """Field → where the value of a shipped record comes from.
 
-    def bandwidth_at(self, size_bytes: int) -> float:
-        """GB/s of moving so many bytes: the table, interpolated on a logarithmic axis."""
-        sizes = [s for s, _ in self.bandwidth]
-        at = bisect.bisect_left(sizes, size_bytes)
-        if at == 0:
-            return self.bandwidth[0][1]
-        if at == len(sizes):
-            return self.bandwidth[-1][1]
-        (s0, b0), (s1, b1) = self.bandwidth[at - 1], self.bandwidth[at]
-        return b0 + (b1 - b0) * math.log(size_bytes / s0) / math.log(s1 / s0)
+    Raises:
+        ValueError: there is no such profile.
+    """
+    return {str(k): str(v) for k, v in _shipped(name)["sources"].items()}
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    if name not in PROFILES:
+        raise ValueError(f"no profile {name!r}: there are {', '.join(PROFILES)}")
+    text = resources.files("weft.device.cuda").joinpath("profiles", f"{name}.json").read_text()
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def gpu_facts(
+    cache_dir: Path | None,
+    *,
+    device: int = 0,
+    calibrate: bool = True,
+    compiler: Nvrtc | None = None,
+    matmul: Matmul | None = None,
+) -> GpuFacts:
+    """Facts about GPU number `device`: the cached record, or a new one (some seconds of probes if `calibrate`).
+
+    Without NVRTC, or with `calibrate=False`, what the driver does not state is that of the nearest shipped profile, and
+    nothing is cached. `matmul` lets a framework's products be measured (see `calibrate.Matmul`). Works in the device's
+    primary context and leaves the current context as it was.
+
+    Raises:
+        DeviceError: no driver, no such GPU, or a GPU that does not work [W301, W302].
+    """
+    with primary_context(device):
+        stated = _stated()
+        chosen: Nvrtc | Declined = (compiler or find_nvrtc()) if calibrate else Declined("not asked for")
+        if isinstance(chosen, Declined):
+            return stated
+        identity = "\0".join([stated.to_json(), chosen.version, PROBE_TEXT, str(matmul is not None)])
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        home = cache_dir / "facts" / f"gpu-{digest[:32]}.json" if cache_dir is not None else None
+        if home is not None and (found := _read(home)) is not None:
+            return found
+        try:
+            facts = _calibrated(stated, chosen, cache_dir, matmul)
+        except (ToolchainError, OSError):
+            return stated
+    if home is not None:
+        text = facts.to_json()
+        record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
+        with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
+            publish(home, record.encode())
+    return facts
+
+
+def _read(path: Path) -> GpuFacts | None:
+    try:
+        record = json.loads(path.read_bytes())
+        text = record["facts"]
+        if hashlib.sha256(text.encode()).hexdigest() != record["sha256"]:
+            return None
+        return GpuFacts.from_json(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _stated() -> GpuFacts:
+    """What the driver states about the device of the current context, on top of the nearest profile."""
+    api = driver_api()
+    device = call(api.cuCtxGetDevice)
+
+    def attribute(number: int) -> int:
+        return int(call(api.cuDeviceGetAttribute, api.CUdevice_attribute(number), device))
+
+    name = call(api.cuDeviceGetName, 256, device).split(b"\0")[0].decode(errors="replace")
+    known: dict[str, Any] = {
+        "name": name,
+        "capability": attribute(_MAJOR) * 10 + attribute(_MINOR),
+        "memory_bytes": int(call(api.cuDeviceTotalMem, device)),
+        "driver": str(call(api.cuDriverGetVersion)),
+    }
+    if known["capability"] < 80:
+        raise DeviceError(problem=f"{name} has compute capability {known['capability'] / 10}; Weft needs 8.0 or newer")
+    known |= {field: value for field, number in ATTRIBUTES.items() if (value := attribute(number)) > 0}
+    if khz := attribute(_CLOCK_KHZ):
+        known["max_clock_ghz"] = khz / 1e6
+    if (khz := attribute(_MEMORY_CLOCK_KHZ)) and (bits := attribute(_BUS_BITS)):
+        known["peak_bandwidth"] = 2 * khz * bits / 8 / 1e6
+    return state(known)
+
+
+def state(known: Mapping[str, Any]) -> GpuFacts:
+    """The nearest profile with the stated fields in place of its own; the rest is scaled to multiprocessors and clock.
+
+    A GPU that states no memory clock has unknown (0) peak bandwidth.
+    """
+    base = _nearest(str(known["name"]), int(known["capability"]))
+    facts = replace(base, **{"peak_bandwidth": 0.0, **known})
+    scale = facts.sms * facts.max_clock_ghz / (base.sms * base.max_clock_ghz)
+    clocks = FLOPS_PER_CLOCK.get(facts.capability)
+    derived: dict[str, Any] = {"achieved_flops": tuple((k, v * scale) for k, v in base.achieved_flops)}
+    derived["clock_ghz"] = min(base.clock_ghz, facts.max_clock_ghz)
+    if clocks is not None:
+        derived["flops"] = tuple((k, n * facts.sms * facts.max_clock_ghz * 1e9) for k, n in clocks.items())
+    else:
+        derived["flops"] = tuple((k, v * scale) for k, v in base.flops)
+    if facts.peak_bandwidth and base.peak_bandwidth:
+        share = min(1.0, facts.peak_bandwidth / base.peak_bandwidth)
+        for table in ("bandwidth", "read_bandwidth"):
+            derived[table] = tuple((size, rate * share) for size, rate in getattr(base, table))
+    sources: dict[str, Provenance] = dict.fromkeys(known, "attribute")
+    if clocks is not None and {"sms", "max_clock_ghz"} <= set(known):
+        sources["flops"] = "attribute"
+    return replace(facts, **derived, provenance=tuple(sorted(sources.items())))
+
+
+def _nearest(name: str, capability: int) -> GpuFacts:
+    """The profile of this model, else of the newest generation that is not newer."""
+    for shipped in PROFILES:
+        if shipped in name.lower():
+            return profile(shipped)
+    return profile("h100" if capability >= 90 else "a100")
+
+
+def _calibrated(stated: GpuFacts, compiler: Nvrtc, cache_dir: Path | None, matmul: Matmul | None) -> GpuFacts:
+    """The stated facts with what the probes measured; a measurement above what is possible is dropped."""
+    seen = run_probes(compiler, stated, cache_dir=cache_dir, matmul=matmul)
+    found: dict[str, Any] = {}
+    for field in ("bandwidth", "read_bandwidth"):
+        table: Table = getattr(seen, field)
+        beyond = [rate for size, rate in table if size >= 8 * stated.l2_bytes]
+        if not stated.peak_bandwidth or all(rate <= stated.peak_bandwidth for rate in beyond):
+            found[field] = table
+    for field in ("l2_bandwidth", "launch_us", "dependent_launch_us"):
+        found[field] = getattr(seen, field)
+    if 0 < seen.clock_ghz <= stated.max_clock_ghz * 1.05:
+        found["clock_ghz"] = seen.clock_ghz
+    products = {k: v for k, v in seen.products.items() if 0 < v <= stated.peak_flops(k)}
+    if 0 < seen.flops_f32 <= stated.peak_flops("f32"):
+        products.setdefault("f32", seen.flops_f32)
+    if products:
+        found["achieved_flops"] = tuple(sorted((dict(stated.achieved_flops) | products).items()))
+    sources: dict[str, Provenance] = {**dict(stated.provenance), **dict.fromkeys(found, "measured")}
+    names = {f.name for f in fields(stated)}
+    return replace(stated, **found, provenance=tuple(sorted((k, v) for k, v in sources.items() if k in names)))

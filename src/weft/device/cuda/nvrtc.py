@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import SupportsInt
 
-from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.record import GpuFacts
 from weft.device.cuda.resources import Launched, Resources, parse_resources, parse_warnings
 from weft.device.cuda.resources import gate as _gate
 from weft.device.files import publish

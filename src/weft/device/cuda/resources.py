@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.occupancy import MAX_REGISTERS, MAX_THREADS, register_need
+from weft.device.cuda.record import GpuFacts
 from weft.ir.declined import Declined
 
 
@@ -104,22 +105,17 @@ def gate(
     *,
     max_spill_bytes: int = MAX_SPILL_BYTES,
 ) -> Declined | None:
-    """Why this launch is not worth running or cannot run at all; None: it can.
-
-    Registers are allocated per warp in units of 256, and verified as if warps were a multiple of four.
-    """
+    """Why this launch is not worth running or cannot run at all; None: it can."""
     own = dict(resources).get(launch.entry)
     if own is None:
         return Declined(f"the object has no entry {launch.entry}")
     threads = math.prod(launch.block)
     shared = own.shared_bytes + launch.shared_bytes
-    if not 1 <= threads <= 1024:
+    if not 1 <= threads <= MAX_THREADS:
         return Declined(f"{threads} threads in a block; 1 to 1024 are possible")
     if shared > facts.shared_per_block:
         return Declined(f"{shared} bytes of shared memory; a block of {facts.name} has {facts.shared_per_block}")
-    warps = -(-threads // 32)
-    registers = -(-own.registers * 32 // 256) * 256 * (-(-warps // 4) * 4)
-    if own.registers > 255 or registers > facts.registers_per_sm:
+    if own.registers > MAX_REGISTERS or register_need(threads, own.registers) > facts.registers_per_sm:
         return Declined(f"{own.registers} registers in {threads} threads are over the register file")
     if math.prod(launch.cluster) > (MAX_CLUSTER if facts.capability >= 90 else 1):
         return Declined(f"a cluster of {math.prod(launch.cluster)} blocks")
