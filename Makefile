@@ -46,7 +46,8 @@ gpu-test:
 	$(RUN) pytest -m "gpu" -p no:cacheprovider
 
 gpu-bench:
-	$(PY) -m benchmarks.networks --device cuda
+	$(PY) -m benchmarks.gpu_networks
+	$(PY) tools/tables.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -27,9 +27,11 @@ def environment(command: str) -> dict[str, object]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
     )
+    gpu = _gpu() if torch.cuda.is_available() else {}
     return {
         "record": "environment",
         "device": cpu,
+        **gpu,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -39,11 +41,26 @@ def environment(command: str) -> dict[str, object]:
     }
 
 
+def _gpu() -> dict[str, object]:
+    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    asked = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    values = [x.strip() for x in shown[0].split(",")] if shown else []
+    names = ("driver", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz", "power_limit_w")
+    return {
+        "device": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        **dict(zip(names, values, strict=False)),
+    }
+
+
 class Record:
     """Prints lines and keeps them; the newest run replaces the file."""
 
     def __init__(self, device: str, suite: str) -> None:
         self.path = RESULTS / device / f"{suite}.jsonl"
+        self._old = [json.loads(x) for x in self.path.read_text().splitlines()] if self.path.exists() else []
         self.lines: list[dict[str, object]] = []
         self.add(environment(" ".join(["python -m", *_module_command()])))
 
@@ -57,9 +74,7 @@ class Record:
     def keep(self, cases: Iterable[str]) -> None:
         """Carry over old lines of cases that are not run now, so that a partial run loses nothing."""
         wanted = set(cases)
-        if self.path.exists():
-            old = [json.loads(x) for x in self.path.read_text().splitlines()]
-            self.lines += [x for x in old if x.get("record") == "case" and x.get("case") not in wanted]
+        self.lines += [x for x in self._old if x.get("record") == "case" and x.get("case") not in wanted]
 
 
 def _module_command() -> list[str]:

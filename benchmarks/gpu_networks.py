@@ -1,0 +1,185 @@
+"""The ten networks on an NVIDIA GPU against eager and torch.compile, both in CUDA graphs, interleaved in one process.
+
+    python -m benchmarks.gpu_networks [NAME ...] [--batch 1,16] [--dtype f16,bf16,f32] [--budget SECONDS]
+
+Every contender replays a CUDA graph on inputs that already lie in its buffers. `--all` adds torch.compile in mode
+max-autotune-no-cudagraphs (recorded into a graph like the others).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+import weft
+from benchmarks.models import NETWORKS, load
+from benchmarks.record import Record
+from weft.ir.work import node_flops
+from weft.pipeline import gpu
+from weft.pipeline.finish import interleave
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+FOLDER = "nvidia-{}"
+
+
+def flat(result: object) -> list[torch.Tensor]:
+    """Output tensors of a module."""
+    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def peer(
+    name: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, channels_last: bool
+) -> tuple[gpu.Captured, float, int]:
+    """A contender of another maker in a CUDA graph; seconds to compile and peak bytes while it runs."""
+    images = channels_last and all(x.ndim == 4 for x in inputs)
+    if images:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = [x.to(memory_format=torch.channels_last) for x in inputs]
+    model: Callable[..., object] = module
+    torch.compiler.reset()
+    if name == "inductor":
+        model = torch.compile(module)
+    elif name == "autotune":
+        model = torch.compile(module, mode="max-autotune-no-cudagraphs")
+    start = time.perf_counter()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        captured = gpu.Captured(lambda *x: flat(model(*x)), inputs)
+    torch.cuda.synchronize()
+    return captured, time.perf_counter() - start, torch.cuda.max_memory_allocated()
+
+
+def floor_ms(exe: weft.Compiled, dtype: str) -> float:
+    """Arithmetic or compulsory traffic of the whole network, whichever takes longer at the data sheet's rates."""
+    graph = exe.executable.graph
+    steps = exe.executable.plan.steps
+    members = {m for s in steps for m in s.members}
+    flops = sum(node_flops(graph.nodes[m], graph) for m in members if graph.nodes[m].prim.value in ("matmul", "conv"))
+    weights = sum(x.nbytes for x in graph.constants.values())
+    rate = {"f16": 989.4e12, "bf16": 989.4e12, "f32": 66.9e12}[dtype]
+    return max(flops / rate, weights / 4.8e12) * 1e3
+
+
+def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.Namespace) -> None:
+    """Compile, compare and time one network; one record."""
+    kind = DTYPES[dtype]
+    module, cpu_inputs = load(name, batch)
+    reference = module.double()
+    with torch.no_grad():
+        gpu_reference = reference.cuda()
+        wide = [x.cuda().double() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
+        exact = flat(gpu_reference(*wide))
+    module = module.to(kind).cuda()
+    inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
+    options = weft.Options(budget_s=given.budget, device="cuda")
+    start = time.perf_counter()
+
+    def say(stage: str, line: str) -> None:
+        if given.verbose:
+            print(f"  {time.perf_counter() - start:6.1f} {stage}: {line}", flush=True)
+
+    exe = weft.compile(module, inputs, options=options, name=name, say=say)
+    tuning_s = time.perf_counter() - start
+    runs: dict[str, Callable[[], object]] = {}
+    executable = exe.executable
+    torch.cuda.reset_peak_memory_stats()
+    executable(*inputs)
+    torch.cuda.synchronize()
+    weft_peak = torch.cuda.max_memory_allocated()
+    runs["weft"] = executable.replay
+    compile_s, peaks, errors = {}, {}, {}
+    errors["weft"] = error_of(executable.replay(), exact)
+    for who in given.peers.split(","):
+        for last in (False, True):
+            label = f"{who}_last" if last else who
+            try:
+                captured, compile_s[label], peaks[label] = peer(who, module, inputs, channels_last=last)
+                errors[label] = error_of(captured.replay(), exact)
+                runs[label] = captured.replay
+            except Exception as error:  # a peer that fails is said, and the rest is measured
+                print(f"{name}: {label} failed: {str(error).splitlines()[0]}", file=sys.stderr)
+            if not all(x.ndim == 4 for x in inputs):
+                break
+    module.to(memory_format=torch.contiguous_format)
+    samples = interleave(runs, rounds=given.rounds, seed=1, budget_s=60, sample=gpu.sample_us)
+    ms = {k: round(statistics.median(v) / 1e3, 5) for k, v in samples.items()}
+    peers = {k: v for k, v in ms.items() if k != "weft"}
+    best = min(peers, key=lambda k: peers[k]) if peers else ""
+    r = exe.record
+    record.add(
+        {
+            "record": "case", "suite": "networks", "case": f"{name}/b{batch}/{dtype}",
+            "weft_ms": ms["weft"], "peers_ms": peers, "best_peer": best,
+            "speedup_best": round(peers[best] / ms["weft"], 3) if best else 0.0,
+            "floor_ms": round(floor_ms(exe, dtype), 5),
+            "errors": errors, "plan": r.chosen, "kernels": len(r.steps),
+            "tuning_s": round(tuning_s, 1), "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
+            "peak_bytes": weft_peak, "peer_peak_bytes": peaks,
+            "measured": r.measured, "reused": r.reused, "rejected": list(r.rejected_kernels)[:8],
+            "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
+            "samples_ms": {k: [round(x / 1e3, 5) for x in v] for k, v in samples.items()},
+        }
+    )  # fmt: skip
+    speed = ms[best] / ms["weft"] if best else 0.0
+    print(
+        f"== {name} b{batch} {dtype}: {ms} x{speed:.3f} of {best}, plan {r.chosen}, {len(r.steps)} kernels", flush=True
+    )
+    for step in sorted(r.steps, key=lambda s: -s.cost_us)[: given.verbose]:
+        what = "+".join(step.primitives)[:70]
+        print(
+            f"   {step.cost_us:8.2f} us {step.schedule} {what} {step.outputs} next {step.runner_up} {step.runner_up_us:.2f}"
+        )
+    torch.compiler.reset()
+
+
+def error_of(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
+    """Largest relative norm of the difference over the outputs."""
+    worst = 0.0
+    for mine, want in zip(got, exact, strict=True):
+        if want.is_floating_point():
+            worst = max(worst, float((mine.double() - want).norm() / want.norm().clamp_min(1e-30)))
+    return worst
+
+
+def main() -> None:
+    """Run the networks named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--batch", default="1,16")
+    parser.add_argument("--dtype", default="f16")
+    parser.add_argument("--budget", type=float, default=180.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--peers", default="eager,inductor")
+    parser.add_argument("--all", action="store_true", help="torch.compile max-autotune too")
+    parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
+    given = parser.parse_args()
+    if given.all:
+        given.peers += ",autotune"
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    warnings.simplefilter("ignore")
+    device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
+    record = Record(FOLDER.format(device), "networks")
+    cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
+    record.keep(f"{n}/b{b}/{d}" for n, b, d in cases)
+    failed = []
+    for name, batch, dtype in cases:
+        try:
+            run_case(name, batch, dtype, record, given)
+        except Exception:
+            traceback.print_exc()
+            failed.append(f"{name}/b{batch}/{dtype}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
