@@ -21,8 +21,9 @@ every value that depends on it, and such outputs are not judged on that input se
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import cast
@@ -36,6 +37,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import Graph, Node
 from weft.ir.prims import COMPARISONS, Prim
 from weft.ir.types import DType
+from weft.tune.bulk import split
 from weft.tune.tolerance import FLIPS_COMPARE, FLIPS_STEP, ORDER_FACTOR, TOLERANCES, ULPS
 
 T = torch.Tensor
@@ -85,8 +87,12 @@ class Evaluation:
     """Outputs that any order of evaluation must give bit for bit; only found in PRECISE mode."""
 
 
-def evaluate(graph: Graph, inputs: Sequence[T], mode: Mode, *, seed: int) -> Evaluation | Declined:
+def evaluate(
+    graph: Graph, inputs: Sequence[T], mode: Mode, *, seed: int, exactness: bool = True
+) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
+
+    `exactness`: find out which outputs are exact (PRECISE mode only; without it none is).
 
     Declined: the graph has opaque primitives, which have no meaning outside their framework.
     Cost: one run of each primitive through torch; intermediate values are dropped after their last use.
@@ -118,7 +124,7 @@ def evaluate(graph: Graph, inputs: Sequence[T], mode: Mode, *, seed: int) -> Eva
             if mode is Mode.PLAIN and node.type.dtype.is_float:
                 values[i] = _noisy(state, node, operands, values[i])
         undefined[i] = state.undefined or any(undefined[j] for j in node.inputs)
-        if mode is Mode.PRECISE:
+        if mode is Mode.PRECISE and exactness:
             exact[i] = all(exact[j] for j in node.inputs) and _is_exact(node, operands, values[i])
         for j in node.inputs:
             uses[j] -= 1
@@ -169,13 +175,25 @@ def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
     return bound < 2.0**mantissa and _representable(value, dtype)
 
 
+def _pieces(x: T) -> Iterable[T]:
+    """A tensor's elements in parts that stay in a core's cache (see `tune.bulk`); what is broadcast, once."""
+    for dim, stride in enumerate(x.stride()):
+        if stride == 0 and x.shape[dim] > 1:
+            x = x.narrow(dim, 0, 1)
+    return split(x)
+
+
 def _representable(value: T, dtype: DType) -> bool:
-    return bool(torch.equal(value, value.to(TORCH_DTYPE[dtype]).to(value.dtype)))
+    return all(torch.equal(p, p.to(TORCH_DTYPE[dtype]).to(p.dtype)) for p in _pieces(value))
 
 
 def _integral(x: T, q: int) -> bool:
-    scaled = x * 2.0**q
-    return bool(torch.equal(scaled, scaled.round())) and bool(torch.isfinite(x).all())
+    # through int64 rather than `round`, which wakes the thread team for every piece
+    def whole(p: T) -> bool:
+        scaled = p * 2.0**q
+        return torch.equal(scaled, scaled.to(torch.int64).to(scaled.dtype)) and bool(torch.isfinite(p).all())
+
+    return all(whole(p) for p in _pieces(x))
 
 
 def terms(node: Node, operands: Sequence[T]) -> int:
@@ -190,9 +208,17 @@ def terms(node: Node, operands: Sequence[T]) -> int:
     return int(operands[0].shape[-1]) if node.prim is Prim.MATMUL else 1
 
 
-def _rms(x: T) -> float:
-    finite = x[torch.isfinite(x)].double()
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+def rms(x: T) -> float:
+    """Root of the mean square of the finite elements, in float64; 0 without any."""
+    square, count = 0.0, 0
+    for piece in split(x):
+        values = piece.double()
+        part = float(torch.linalg.vector_norm(values))
+        if not math.isfinite(part):
+            values = values[torch.isfinite(values)]
+            part = float(torch.linalg.vector_norm(values))
+        square, count = square + part * part, count + values.numel()
+    return math.sqrt(square / count) if count else 0.0
 
 
 def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
@@ -205,17 +231,19 @@ def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
         size = ORDER_FACTOR * math.sqrt(k) * unit
         noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype)
         if node.prim is Prim.REDUCE_PROD:
-            noise = noise * value * size
+            noise = noise.mul_(value).mul_(size)
         else:
             # a sum that cancels has partial sums far larger than itself
-            walk = 0.5 * math.sqrt(k) * math.prod(_rms(x) for x in operands)
-            noise = noise * (size * max(_rms(value), walk))
+            walk = 0.5 * math.sqrt(k) * math.prod(rms(x) for x in operands)
+            noise = noise.mul_(size * max(rms(value), walk))
     elif node.prim in ULPS and value.numel():
-        uniform = torch.rand(value.shape, generator=state.noise, dtype=value.dtype) * 2 - 1
-        noise = uniform * value * (ULPS[node.prim] * unit)
+        uniform = torch.rand(value.shape, generator=state.noise, dtype=value.dtype).mul_(2).sub_(1)
+        noise = uniform.mul_(value).mul_(ULPS[node.prim] * unit)
     else:
         return value
-    return torch.where(torch.isfinite(value), state.rounded(value + noise, node.type.dtype), value)
+    noisy = state.rounded(noise.add_(value), node.type.dtype)
+    finite = torch.isfinite(value)
+    return noisy if bool(finite.all()) else torch.where(finite, noisy, value)
 
 
 # --- where rounding decides ---------------------------------------------------------------------------------
@@ -529,6 +557,8 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
     if n.type.size == 0 or 0 in data.shape or 0 in weight.shape:
         return data.new_zeros(n.type.shape)
     k = len(c.strides)
+    if not c.transposed and weight.shape[1] == 1 and data.dtype == torch.float64:
+        return _depthwise(n, c, data, weight)
     if not c.transposed:
         if c.pads_lo == c.pads_hi:
             return _CONV[k - 1](data, weight, None, c.strides, c.pads_lo, c.dilations, c.groups)
@@ -542,6 +572,30 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
             flat = [0, 0] * (k - 1 - j) + [0, beyond]
             out = F.pad(out, flat)
         out = out.narrow(dim, c.pads_lo[j], size)
+    return out
+
+
+def _depthwise(n: Node, c: a.ConvAttrs, data: T, weight: T) -> T:
+    """One product per tap: in float64 the framework would take the groups one by one."""
+    flat = [p for lo, hi in zip(reversed(c.pads_lo), reversed(c.pads_hi), strict=True) for p in (lo, hi)]
+    padded = F.pad(data, flat) if any(flat) else data
+    per_group = weight.shape[0] // c.groups
+    if per_group > 1:
+        padded = padded.repeat_interleave(per_group, dim=1)
+    sizes = n.type.shape[2:]
+    out = data.new_zeros(n.type.shape)
+    for tap in itertools.product(*(range(t) for t in weight.shape[2:])):
+        starts = [t * d for t, d in zip(tap, c.dilations, strict=True)]
+        part = padded
+        for j, start in enumerate(starts):
+            last = start + (sizes[j] - 1) * c.strides[j] + 1
+            part = part.narrow(2 + j, start, last - start)[
+                (slice(None),) * (2 + j) + (slice(None, None, c.strides[j]),)
+            ]
+        factor = weight.select(1, 0)
+        for position in tap:
+            factor = factor.select(1, position)
+        out.addcmul_(part, factor.reshape(1, -1, *[1] * len(sizes)))
     return out
 
 

@@ -6,7 +6,8 @@ Protocol (its version is part of every timing's key):
   goes before it, which wakes the thread team that the kernel uses (not before calls over 5 ms, where it cannot matter).
 * A *round* takes one sample of each kernel in a fresh random order, so that drift of clocks and neighbours hits
   all alike and differences within a round are paired.
-* Screening: 3 rounds of all. Final: the best 8, the baseline and the incumbent, 5 to 15 rounds, as many as fit
+* Screening: 3 rounds of all; what takes over 3 times as long as the fastest in the first takes no part in the others.
+  Final: the best 8, the baseline and the incumbent, 5 to 15 rounds, as many as fit
   into the trial's time, and 2 where a single round is longer than it. All samples are kept.
 * `cache=rotated`, the default: calls rotate over 2 to 8 sets of buffers (weights included) that together exceed
   twice the L2 caches of the cores in use. In a network, a kernel's activations were written just before by other
@@ -29,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when anything in the module's docstring changes."""
 
 
@@ -39,6 +40,8 @@ class TimingPolicy:
 
     sample_us: float = 200.0
     screening_rounds: int = 3
+    hopeless: float = 3.0
+    """Times the fastest, after one round."""
     min_rounds: int = 5
     max_rounds: int = 15
     keep: int = 8
@@ -130,8 +133,11 @@ def time_kernels(
     enabled = gc.isenabled()
     gc.disable()
     try:
-        rounds(order, policy.screening_rounds)
-        ranked = sorted(order, key=lambda k: (min(samples[k], default=0.0), k))
+        rounds(order, min(1, policy.screening_rounds))
+        limit = policy.hopeless * min((min(x) for x in samples.values() if x), default=0.0)
+        hopeful = [k for k in order if k in always or min(samples[k], default=0.0) <= limit]
+        rounds(hopeful, policy.screening_rounds - 1)
+        ranked = sorted(hopeful, key=lambda k: (min(samples[k], default=0.0), k))
         finalists = sorted({*ranked[: policy.keep], *(k for k in always if k in calls)})
         per_round = sum(min(samples[k]) * repeats[k] for k in finalists) * 1e-6
         fit = int(policy.trial_s / per_round) if per_round > 0 else policy.max_rounds

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import mmap
 import os
 import resource
@@ -26,11 +27,12 @@ from typing import BinaryIO, Protocol, cast, final
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import DeviceError, WeftError
+from weft.ir.text import print_graph
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import Kernel, KernelSource
+from weft.kernels.source import CudaSource, Kernel, KernelSource
 from weft.tune.inputs import InputSet
 from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
 from weft.tune.timing import TimingPolicy, preemptions, sets_needed, time_kernels
@@ -44,13 +46,17 @@ from weft.tune.verify import (
     NativeSubject,
     Reference,
     Subject,
-    build_reference,
     classify,
+    reference_of,
     verify,
     verify_after,
 )
 from weft.tune.wire import problem_from_json
 
+SHARED_BYTES = 1 << 30
+"""References of the last graphs that are kept: problems that differ in formats alone share one."""
+SLOW_FACTOR, SLOW_FLOOR_S = 3.0, 30e-6
+"""A verified kernel whose shortest call is so many times that of the fastest so far is not timed."""
 MAX_TIMED_BYTES = 2 << 30
 """Outputs of all kernels of a trial together; above it there is one set of buffers only."""
 
@@ -138,23 +144,43 @@ def make_subject(problem: Problem, kernel: Kernel, path: str) -> Subject:
     """A kernel that can be bound: a compiled object, or a library call."""
     if isinstance(kernel, KernelSource):
         return NativeSubject(problem, kernel, path)
+    if isinstance(kernel, CudaSource):
+        raise DeviceError(problem="a CUDA kernel was sent to a worker for the CPU")
     return LibrarySubject(problem, kernel)
 
 
 REAL = Machine(make_subject, perf_counter_ns, preemptions)
 
 
-def run_trial(request: TrialRequest, say: Channel, machine: Machine) -> None:
+@final
+class References:
+    """The references of the graphs that were asked for last, up to `SHARED_BYTES` in all."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Reference] = {}
+
+    def of(self, problem: Problem, seed: int) -> Reference:
+        """Row-major; shared by all problems with this graph."""
+        key = (print_graph(problem.graph), seed)
+        found = self._kept.pop(key, None) or reference_of(problem.graph, seed=seed)
+        self._kept[key] = found
+        while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+
+def run_trial(request: TrialRequest, say: Channel, machine: Machine, references: References | None = None) -> None:
     """Answer one `trial` request: events `verifying`, `verdict`, and a last `done`."""
     say.at(-1)
-    reference = build_reference(request.problem, seed=request.seed)
+    shared = references or References()
+    reference = shared.of(request.problem, request.seed).laid_out(request.problem)
     passed: dict[int, _Passed] = {}
     arenas: dict[InputSet, Arena] = {}
     fastest = float("inf")
     for number, encoded, path in request.kernels:
         say.at(number)
         say.say(event="verifying", kernel=number)
-        slow_s = max(0.05, 30 * fastest)
+        slow_s = math.inf if number in request.always else max(SLOW_FLOOR_S, SLOW_FACTOR * fastest)
         try:
             subject = machine.make(request.problem, kernel_from_json(encoded), path)
             with torch.inference_mode():
@@ -281,6 +307,7 @@ def _limit(max_bytes: int) -> None:
 
 def serve(channel: PipeChannel) -> None:
     """Answer requests until the parent says `bye` or goes away."""
+    references = References()
     while (message := channel.read()) is not None:
         match message.get("op"):
             case "hello":
@@ -290,7 +317,7 @@ def serve(channel: PipeChannel) -> None:
             case "canary":
                 channel.say(event="canary", problem=canary(str(message["object"]), str(message["entry"])))
             case "trial":
-                run_trial(TrialRequest.from_message(message), channel, REAL)
+                run_trial(TrialRequest.from_message(message), channel, REAL, references)
                 gc.collect()
             case "bye":
                 return
