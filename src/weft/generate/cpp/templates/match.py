@@ -114,10 +114,17 @@ class _RefusedError(Exception):
     """Carries the reason out of the recursion; never leaves this module."""
 
 
-def match(problem: Problem) -> Contraction | Declined:
-    """The normal form of a problem with exactly one LINEAR primitive, or why there is none."""
+_F32 = frozenset({DType.F32})
+
+
+def match(problem: Problem, dtypes: frozenset[DType] = _F32, values: frozenset[DType] = _F32) -> Contraction | Declined:
+    """The normal form of a problem with exactly one LINEAR primitive, or why there is none.
+
+    `dtypes` are the element types of contractions that the caller takes, `values` those of operands and outputs of
+    the epilogue.
+    """
     try:
-        return _Matcher(problem).run()
+        return _Matcher(problem, dtypes, values).run()
     except _RefusedError as refuse:
         return Declined(str(refuse))
 
@@ -184,8 +191,10 @@ def _known(graph: Graph, at: NodeId) -> np.ndarray | None:
 
 
 class _Matcher:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, dtypes: frozenset[DType], values: frozenset[DType]) -> None:
         self.problem = problem
+        self.dtypes = dtypes
+        self.values = values
         self.graph = problem.graph
         self.body: list[Step] = []
         self.memo: dict[tuple[NodeId, Path], Slot] = {}
@@ -199,8 +208,9 @@ class _Matcher:
             raise _RefusedError(f"{len(linear)} contractions; the templates take one")
         self.linear = linear[0]
         node = g.nodes[self.linear]
-        if node.type.dtype is not DType.F32:
-            raise _RefusedError(f"contraction of {node.type.dtype.value}; the templates take f32")
+        if node.type.dtype not in self.dtypes:
+            takes = ", ".join(sorted(d.value for d in self.dtypes))
+            raise _RefusedError(f"contraction of {node.type.dtype.value}; the templates take {takes}")
         if node.type.size == 0:
             raise _RefusedError("empty result")
         inside = {self.linear}
@@ -216,7 +226,7 @@ class _Matcher:
             path = self._path_back(out)
             slot = self._value(out, path)
             dtype = g.type_of(out).dtype
-            if dtype is not DType.F32:
+            if dtype not in self.values:
                 raise _RefusedError(f"output of {dtype.value}")
             view = View.dense(g.type_of(out).shape, self.problem.output_formats[position])
             outputs.append((slot, apply_path(view, path)))
@@ -293,7 +303,7 @@ class _Matcher:
         n = self.graph.nodes[at]
         view = apply_path(self._dense(at), key[1])
         single = all(size == 1 or step == 0 for size, step in zip(view.shape, view.strides, strict=True))
-        if n.type.dtype is not DType.F32 and not (n.prim is Prim.CONSTANT and single):
+        if n.type.dtype not in self.values and not (n.prim is Prim.CONSTANT and single):
             raise _RefusedError(f"operand of {n.type.dtype.value}")
         self._add(key, Step(n.prim, (), n.attrs, n.type.dtype, self._source(at)), view)
 

@@ -1,0 +1,38 @@
+"""CUDA kernels for problems with one convolution or matrix product: prologue and epilogue are expressions of the graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates import choose, mma
+from weft.generate.cuda.templates.product import product
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource, Schedule
+
+
+def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
+    """Parameter sets worth measuring, the most promising first; Declined for what no template takes.
+
+    Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
+    result, or renamings, padding and constant gathers of its input. Schedules carry `template`.
+    """
+    p = product(problem)
+    if isinstance(p, Declined):
+        return p
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    name = "simt" if p.dtype is DType.F32 else "mma"
+    return [s.schedule(name) for _, s in choose.shapes(p, facts)]
+
+
+def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+    """The kernel of one of `schedules`; depends on its arguments only."""
+    p = product(problem)
+    if isinstance(p, Declined):
+        return p
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    return mma.emit(p, schedule, entry)

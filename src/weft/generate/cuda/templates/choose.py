@@ -1,0 +1,140 @@
+"""Which shapes of the mma template to measure: a model of cycles ranks them.
+
+Per k-block a block is bound by its matrix instructions, its shared memory, its share of the L2 cache, or the latency of
+one step; blocks on one multiprocessor share all but the last. Constants: performance notes, sections 3 and 6, and the
+note on matrix products, section 9; everything else is our estimate. The model ranks; measuring decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.mma import Shape, shared_bytes
+from weft.generate.cuda.templates.product import Product
+from weft.ir.types import DType
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+_LAUNCH = 1500.0
+"""Cycles from the start of a block to its first product: launch, addresses, first copies."""
+
+
+@cache
+def _blocks(size: int) -> tuple[Shape, ...]:
+    """Tiles, warps and stages that make sense for some product of 2- or 4-byte elements."""
+    found = []
+    for bm in (16, 32, 64, 128):
+        for bn in (16, 32, 64, 128, 256):
+            for wm in (16, 32, 64):
+                for wn in (16, 32, 64):
+                    for wk in (1, 2, 4):
+                        if bm % wm or bn % wn:
+                            continue
+                        warps = bm // wm * (bn // wn) * wk
+                        if not 2 <= warps <= 8 or (size == 4 and (wm > 32 or wm * wn > 2048)):
+                            continue
+                        if max(wm, wn) > 2 * min(wm, wn) and min(bm, bn) >= 2 * min(wm, wn):
+                            continue  # a squarer warp tile reads less
+                        if wm * wn > 2048 and warps > 4 and size == 2 and bm * bn < 128 * 128:
+                            continue
+                        found += [
+                            Shape(bm, bn, bk, wm, wn, wk, stages, 1, False)
+                            for bk in ((32, 64) if size == 2 else (16, 32))
+                            for stages in (3, 4, 5)
+                            if bk * size // 32 // wk >= 1
+                        ]
+    return tuple(found)
+
+
+def registers(s: Shape) -> int:
+    """Rough number of registers per thread."""
+    return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
+
+
+def _resident(p: Product, s: Shape, facts: GpuFacts) -> int:
+    """Blocks that fit on one multiprocessor."""
+    shared = shared_bytes(p, s) + 1024
+    if shared > facts.shared_per_block:
+        return 0
+    by_registers = facts.registers_per_sm // (min(255, -(-registers(s) // 8) * 8) * s.threads)
+    return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads, facts.blocks_per_sm)
+
+
+def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel; infinite where it does not fit."""
+    resident = _resident(p, s, facts)
+    if not resident:
+        return math.inf
+    size = p.dtype.itemsize
+    blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z * s.split
+    busiest = -(-blocks // facts.sms)
+    waves = -(-busiest // resident)
+    active = -(-busiest // waves)
+    steps = -(-(-(-p.k // s.bk)) // s.split)
+    rate = 2400.0 if size == 2 else 220.0
+    compute = 2.0 * s.bm * s.bn * s.bk / rate
+    fragments = (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size / 128
+    shared = (fragments + (s.bm + s.bn) * s.bk * size / 128) * (1.0 if size == 2 else 1.3)
+    cache_traffic = (s.bm + s.bn) * s.bk * size / 40
+    per_warp = s.bk * size // 32 // s.wk
+    chain = 60.0 + per_warp * (40.0 + (s.wm // 16) * (s.wn // 8) * 2 * 2.0) if size == 2 else 60.0
+    if p.a_load == "elements":
+        shared += s.bm * s.bk * 6.0 / 32
+        chain += 500.0 / (s.stages - 1) + s.bm * s.bk / s.threads * 6.0
+    latency = 800.0 / (s.stages - 1)
+    step = max(active * compute, active * shared, active * cache_traffic, latency, chain)
+    tile = s.bm * s.bn
+    stores = tile * s.wk * 8 / 128 + tile * 2.0 * (1 + len(epilogue.leaves(p.c))) / 32
+    end = 500.0 + active * stores
+    if s.split > 1:
+        end += (700.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
+    # memory that must come from outside once
+    weights = p.n * p.k * p.z * size
+    outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
+    return max(waves * (steps * step + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)
+
+
+def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape), best first; alike shapes later than their number says."""
+    ranked: list[tuple[float, Shape]] = []
+    wide = epilogue.plan(p).width % 4 == 0
+    for base in _fitting(p):
+        ranked += [(cycles(p, s, facts), s) for s in _split(p, base, wide and facts.capability >= 90)]
+    ranked = [x for x in ranked if x[0] < math.inf]
+    ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
+    seen: dict[tuple[int, ...], int] = {}
+    keyed = []
+    for modelled, s in ranked[:400]:
+        tile = (s.bm, s.bn, s.split)
+        alike = seen.get(tile, 0)
+        seen[tile] = alike + 1
+        keyed.append((modelled * (1 + 0.06 * alike), modelled, s))
+    keyed.sort(key=lambda x: x[0])
+    return [(modelled, s) for _, modelled, s in keyed[:keep]]
+
+
+def _fitting(p: Product) -> Iterable[Shape]:
+    """Blocks whose tile is not mostly outside the product."""
+    for s in _blocks(p.dtype.itemsize):
+        if (s.bm > 16 and s.bm >= 2 * p.m) or (s.bn > 16 and s.bn >= 2 * p.n):
+            continue
+        if s.bk >= 2 * p.k and s.bk > (32 if p.dtype is not DType.F32 else 16):
+            continue
+        if p.a_load == "columns" and s.bm < 16:
+            continue
+        yield s
+
+
+def _split(p: Product, s: Shape, cluster: bool) -> Iterable[Shape]:
+    kt = -(-p.k // s.bk)
+    blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
+    for split in _SPLITS:
+        if split > 1 and (kt < 2 * split or blocks * split > 600):
+            break
+        fields = {f: getattr(s, f) for f in Shape.__dataclass_fields__}
+        yield Shape(**{**fields, "split": split})
+        if split in (2, 4, 8) and cluster:
+            yield Shape(**{**fields, "split": split, "cluster": True})

@@ -1,0 +1,231 @@
+"""What follows the sum: an expression of the graph over a few neighbouring results, and the stores of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
+from weft.generate.cuda.templates.prelude import load, storage, store
+from weft.generate.cuda.templates.product import Product, offset_of
+from weft.generate.expr.ctype import c_type, literal
+from weft.generate.expr.elementwise import Value, elementwise
+from weft.ir.types import DType
+from weft.kernels.source import CudaArgument, Pointer
+
+_WIDE = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """How the results of a block become outputs."""
+
+    width: int
+    """Neighbouring columns that one thread finishes at once."""
+    by_row: bool
+    """True: neighbouring threads take neighbouring rows (outputs whose channels lie apart)."""
+
+
+def plan(p: Product) -> Epilogue:
+    """Widest vectors that the outputs' places in memory allow."""
+    walks = [w for _, w in p.c.outputs]
+    if p.n > 1 and walks[0].channel != 1:
+        return Epilogue(1, True)
+    sizes = [_dtype(p.c, slot, p.dtype).itemsize for slot, _ in p.c.outputs]
+    for width in (8, 4, 2):
+        fits = all(
+            w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(walks, sizes, strict=True)
+        )
+        if p.n % width == 0 and fits and width * p.dtype.itemsize <= 16:
+            return Epilogue(width, False)
+    return Epilogue(1, False)
+
+
+def _dtype(c: Contraction, slot: int, dtype: DType) -> DType:
+    return dtype if slot < 0 else c.body[slot].dtype
+
+
+def _aligned(p: Product, walk: Walk, by: int) -> bool:
+    steps = [s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1]
+    if p.c.groups > 1:
+        steps.append(walk.group)
+    return all(s % by == 0 for s in (*steps, walk.offset))
+
+
+def scalar(c: Contraction, step: Step) -> Value | None:
+    """A leaf that is a constant of one value, as a literal."""
+    if step.source is None or step.source.kind != "const" or c.graph is None:
+        return None
+    data = np.asarray(c.graph.constant(step.source.index))
+    if data.size != 1:
+        return None
+    number = data.reshape(()).item()
+    return Value(literal(number, step.dtype), step.dtype, constant=float(number))
+
+
+def leaves(c: Contraction) -> tuple[tuple[int, Step], ...]:
+    """(slot, leaf) of those that are read from memory."""
+    return tuple((i, s) for i, s in enumerate(c.body) if s.source is not None and scalar(c, s) is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Parameters of the kernel in order, with the launch's arguments; and text of the constants it holds itself."""
+
+    parameters: tuple[str, ...]
+    pointers: tuple[CudaArgument, ...]
+    constants: str
+    names: Mapping[Source, str]
+
+
+def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
+    """Every buffer once: inputs that are read, packed weights, outputs, scratch memory."""
+    c = p.c
+    sources = [c.a, *([] if packed else [c.w]), *(s.source for _, s in leaves(c) if s.source is not None)]
+    parameters: list[str] = []
+    pointers: list[CudaArgument] = []
+    names: dict[Source, str] = {}
+    constants = ""
+    for source in dict.fromkeys(sources):
+        if source.kind == "input":
+            names[source] = f"in{source.index}"
+            parameters.append(f"const void* __restrict__ in{source.index}")
+            pointers.append(Pointer("in", source.index))
+        else:
+            names[source] = f"kc{source.index}"
+            constants += constant_array(c, source.index)
+    if packed:
+        parameters.append("const void* __restrict__ pk")
+        pointers.append(Pointer("packed", 0))
+    for k in range(len(c.outputs)):
+        parameters.append(f"void* __restrict__ out{k}")
+        pointers.append(Pointer("out", k))
+    for wanted, name, kind in ((work, "work", "work"), (state, "state", "state")):
+        if wanted:
+            parameters.append(f"void* __restrict__ {name}")
+            pointers.append(Pointer(kind, 0))
+    return Arguments(tuple(parameters), tuple(pointers), constants, names)
+
+
+def constant_array(c: Contraction, node: int) -> str:
+    """A constant of the graph as an array in the text, bits exactly as in memory."""
+    assert c.graph is not None
+    dtype = c.graph.type_of(node).dtype
+    data = np.ravel(np.asarray(constants_of(c)[node]))
+    if dtype is DType.BF16:
+        bits = data.astype(np.float32).view(np.uint32) >> 16
+        body = ",".join(map(str, bits.tolist()))
+    elif dtype is DType.F16:
+        body = ",".join(map(str, data.view(np.uint16).tolist()))
+    elif dtype is DType.BOOL:
+        body = ",".join(str(int(x)) for x in data)
+    else:
+        body = ",".join(literal(x, dtype) for x in data.tolist())
+    return f"__device__ const {storage(dtype)} kc{node}[] = {{{body}}};\n"
+
+
+def _place(p: Product, walk: Walk) -> str:
+    """Element offset of (m, n) in a block whose group and batch are g and b."""
+    c = p.c
+    terms = [offset_of(walk, c.dims, p.rows, "m"), offset_of(walk, c.dims, p.batch, "b")]
+    if c.groups > 1 and walk.group:
+        terms.append(f"g * {walk.group}")
+    if walk.offset:
+        terms.append(str(walk.offset))
+    return " + ".join(t for t in terms if t != "0") or "0"
+
+
+def _wide_load(name: str, dtype: DType, width: int, address: str) -> list[str]:
+    """Statements: `width` neighbouring elements into the array `name`."""
+    size = dtype.itemsize
+    lines: list[str] = []
+    per = min(width, 16 // size)
+    if dtype in (DType.F16, DType.BF16) and width >= 2:
+        words = [f"{name}w.{f}" for f in "xyzw"[: width // 2]] if width > 2 else [f"{name}w"]
+        lines.append(f"const {_WIDE[per * size]} {name}w = *(const {_WIDE[per * size]}*)({address});")
+        for i, word in enumerate(words):
+            lines.append(
+                f"{{ const float2 h = w_unpack_{dtype.value}({word});"
+                f" {name}[{2 * i}] = h.x; {name}[{2 * i + 1}] = h.y; }}"
+            )
+        return lines
+    if dtype is DType.F32 and width >= 2:
+        kind = "float4" if per == 4 else "float2"
+        for i in range(0, width, per):
+            fields = "xyzw"[:per]
+            lines.append(f"{{ const {kind} h = *(const {kind}*)({address} + {i});")
+            lines += [f"{name}[{i + j}] = h.{f};" for j, f in enumerate(fields)]
+            lines.append("}")
+        return lines
+    return [f"{name}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
+
+
+def _wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
+    width = len(values)
+    if dtype in (DType.F16, DType.BF16) and width >= 2:
+        pairs = [f"w_narrow2_{dtype.value}({values[i]}, {values[i + 1]})" for i in range(0, width, 2)]
+        if width == 8:
+            return [f"*(uint4*)({address}) = make_uint4({', '.join(pairs)});"]
+        if width == 4:
+            return [f"*(uint2*)({address}) = make_uint2({', '.join(pairs)});"]
+        return [f"*(u32*)({address}) = {pairs[0]};"]
+    if dtype is DType.F32 and width % 4 == 0:
+        return [
+            f"*(float4*)({address} + {i}) = make_float4({', '.join(values[i : i + 4])});" for i in range(0, width, 4)
+        ]
+    if dtype is DType.F32 and width == 2:
+        return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
+    return [store(dtype, f"{address} + {i}", value) for i, value in enumerate(values)]
+
+
+def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", prefix: str = "") -> list[str]:
+    """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b."""
+    c = p.c
+    lines: list[str] = []
+    values: dict[int, list[Value]] = {}
+    for slot, step in leaves(c):
+        assert step.walk is not None and step.source is not None
+        name, kind = f"{prefix}x{slot}", storage(step.dtype)
+        walk = step.walk
+        place = _place(p, walk)
+        if walk.channel and p.n > 1:
+            place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
+        lines.append(f"const {kind}* const {name}p = (const {kind}*){names[step.source]} + ({place});")
+        if not walk.channel or p.n == 1 or width == 1:
+            lines.append(f"const {c_type(step.dtype)} {name} = {load(step.dtype, name + 'p')};")
+            values[slot] = [Value(name, step.dtype)] * width
+            continue
+        lines.append(f"{c_type(step.dtype)} {name}[{width}];")
+        per = min(width, 16 // step.dtype.itemsize)
+        if walk.channel == 1 and _aligned(p, walk, per):
+            lines += _wide_load(name, step.dtype, width, f"{name}p")
+        else:
+            lines += [f"{name}[{i}] = {load(step.dtype, f'{name}p + {i * walk.channel}')};" for i in range(width)]
+        values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
+    for slot, step in enumerate(c.body):
+        if slot in values:
+            continue
+        number = scalar(c, step)
+        if number is not None:
+            values[slot] = [number] * width
+            continue
+        found: list[Value] = []
+        for i in range(width):
+            operands = [Value(f"{acc}[{i}]", p.dtype) if s < 0 else values[s][i] for s in step.args]
+            text, _ = elementwise(step.prim, operands, step.dtype)
+            value = Value(f"{prefix}e{slot}_{i}", step.dtype)
+            lines.append(f"const {value.c_type} {value.name} = {text};")
+            found.append(value)
+        values[slot] = found
+    for k, (slot, walk) in enumerate(c.outputs):
+        dtype = _dtype(c, slot, p.dtype)
+        kind = storage(dtype)
+        place = _place(p, walk)
+        if walk.channel and p.n > 1:
+            place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
+        lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
+        names_of = [f"{acc}[{i}]" if slot < 0 else values[slot][i].name for i in range(width)]
+        lines += _wide_store(names_of, dtype, f"{prefix}y{k}")
+    return lines

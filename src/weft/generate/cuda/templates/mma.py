@@ -1,0 +1,411 @@
+"""Products and convolutions on tensor cores (mma.sync), or on CUDA cores for f32: one skeleton.
+
+A block owns a tile of the product, or a slice of its sum. Copies run `stages - 1` k-blocks ahead; one barrier per
+k-block. The sums of the warps meet in shared memory (in a fixed order where several warps or blocks share one sum), and
+every thread finishes a few neighbouring results of a row. Source: note on matrix products, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.generate.cuda.templates import epilogue, loaders
+from weft.generate.cuda.templates.pack import pack_kernel, packed_elements, swizzle
+from weft.generate.cuda.templates.prelude import prelude, storage
+from weft.generate.cuda.templates.product import Product, offset_of
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+
+PAD = 8
+"""Floats behind each row of the sums in shared memory, against bank conflicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Parameters of the template; sizes in elements."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    """Rows of a warp's tile."""
+    wn: int
+    wk: int
+    """Warps that share the sum of a tile."""
+    stages: int
+    split: int
+    """Blocks that share the sum of a tile."""
+    cluster: bool
+    """True: they are a cluster and add up through distributed shared memory; False: through the workspace."""
+
+    @staticmethod
+    def of(schedule: Schedule) -> Shape:
+        """Read back what `schedule` wrote."""
+        p = dict(schedule.params)
+        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def schedule(self, template: str) -> Schedule:
+        """As a schedule of the cuda generator."""
+        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
+        return Schedule("cuda", tuple(sorted({**fields, "template": template}.items())))
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.bm // self.wm * (self.bn // self.wn) * self.wk
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    def pipeline_bytes(self, size: int) -> int:
+        """Shared memory of all stages."""
+        return self.stages * (self.bm + self.bn) * self.bk * size
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory in which the warps' sums meet."""
+        return self.wk * self.bm * (self.bn + PAD) * 4
+
+
+def shared_bytes(p: Product, s: Shape) -> int:
+    """Dynamic shared memory of a block."""
+    tables = 0 if p.c.pack is None or p.borders is not None else 4 * (len(p.c.pack.rows) + len(p.c.pack.cols))
+    return _round(max(s.pipeline_bytes(p.dtype.itemsize), s.sums_bytes), 16) + _round(tables, 16) + 16
+
+
+def _round(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    s = Shape.of(schedule)
+    end = epilogue.plan(p)
+    if s.cluster and end.width % 4:
+        return Declined("a cluster adds up four neighbouring results at once")
+    tensor = p.dtype is not DType.F32
+    packed = p.w_load == "packed"
+    mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), -(-p.k // s.bk)
+    by_work = s.split > 1 and not s.cluster
+    args = epilogue.arguments(p, packed, by_work, by_work)
+    tile = loaders.Tile(s.bm, s.bn, s.bk, s.threads)
+    left, right = loaders.load_a(p, tile), loaders.load_w(p, tile)
+    size = p.dtype.itemsize
+    a_bytes, b_bytes = s.bm * s.bk * size, s.bn * s.bk * size
+    stage = a_bytes + b_bytes
+    tables = _round(max(s.pipeline_bytes(size), s.sums_bytes), 16)
+    shared = shared_bytes(p, s)
+    kind = storage(p.dtype)
+    names = args.names
+    weight = "pk" if packed else names[p.c.w]
+    w_start = f" + ((long long)g * {nt} + tn) * {kt * s.bn * s.bk}" if packed else ""
+    batches = p.z // p.c.groups
+    lines = [
+        f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
+        "W_DYNAMIC(sm);",
+        f"enum {{ TABLES = {tables}, FLAG = {shared - 16} }};",
+        "const u32 sb = w_shared(sm);",
+        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        f"const int tn = blockIdx.x % {nt}, m0 = blockIdx.x / {nt} * {s.bm}, n0 = tn * {s.bn};",
+        f"const int g = blockIdx.z / {batches}, b = blockIdx.z % {batches};",
+        "(void)g; (void)b; (void)n0; (void)lane;",
+        f"const {kind}* const A = (const {kind}*){names[p.c.a]};",
+        f"const {kind}* const W = (const {kind}*){weight}{w_start};",
+        f"const int first = blockIdx.y * {kt} / {s.split}, last = (blockIdx.y + 1) * {kt} / {s.split};",
+        left.before,
+        left.setup,
+        right.setup,
+        f"auto fill_a = [&](int kb, u32 to) {{ {left.begin} }};",
+        f"auto fill_w = [&](int kb, u32 to) {{ {right.begin} }};",
+        f"auto store_a = [&](u32 to) {{ {left.end} (void)to; }};",
+        f"auto store_w = [&](u32 to) {{ {right.end} (void)to; }};",
+        _fragments(p, s, tensor),
+    ]
+    ahead = s.stages - 1
+    slot = f"sb + (u32)((i % {s.stages}) * {stage})"
+    if packed:
+        # constants do not wait for the predecessors
+        lines.append(f"for (int i = 0; i < {ahead}; ++i) if (first + i < last) fill_w(first + i, {slot} + {a_bytes});")
+    if left.before:
+        lines.append("__syncthreads();")
+    lines.append("w_wait(); w_release();")
+    fill_w = "" if packed else f"fill_w(first + i, {slot} + {a_bytes}); store_w({slot} + {a_bytes});"
+    lines.append(
+        f"for (int i = 0; i < {ahead}; ++i) {{ if (first + i < last) {{ {fill_w}"
+        f" fill_a(first + i, {slot}); store_a({slot}); }} w_commit(); }}"
+    )
+    lines += [
+        "for (int i = 0; i < last - first; ++i) {",
+        f"w_arrived<{max(ahead - 1, 0)}>(); __syncthreads();",
+        f"const u32 here = {slot}, to = sb + (u32)((i + {ahead}) % {s.stages} * {stage});",
+        f"const bool more = first + i + {ahead} < last;",
+        f"if (more) {{ fill_w(first + i + {ahead}, to + {a_bytes}); fill_a(first + i + {ahead}, to); }}",
+        "w_commit();",
+        f"multiply(here, here + {a_bytes});",
+        f"if (more) {{ store_a(to); store_w(to + {a_bytes}); }}",
+        "}",
+        "w_arrived<0>(); __syncthreads();",
+        "float* const sums = (float*)sm;",
+        _to_shared(s, tensor),
+    ]
+    lines += _finish(p, s, end, mt * nt)
+    lines.append("}")
+    text = prelude() + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
+    pack: tuple[Launch, ...] = ()
+    packed_bytes: tuple[int, ...] = ()
+    replaces: tuple[int, ...] = ()
+    if packed:
+        total = packed_elements(p, s.bn, s.bk)
+        source = p.c.w
+        parameter, pointers = "const void* __restrict__ w", (Pointer("in", source.index), Pointer("packed", 0))
+        weight_name = "w"
+        if source.kind == "const":
+            text = text.replace(args.constants, args.constants + epilogue.constant_array(p.c, source.index), 1)
+            parameter, weight_name = "const void* __restrict__ unused", f"kc{source.index}"
+            pointers = (Pointer("packed", 0), Pointer("packed", 0))
+        text += pack_kernel(p, f"{entry}_pack", weight_name, parameter, s.bn, s.bk)
+        pack = (Launch(f"{entry}_pack", (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False),)
+        packed_bytes = (total * size,)
+        read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
+        replaces = (source.index,) if source.kind == "input" and source not in read else ()
+    launch = Launch(
+        entry,
+        (mt * nt, s.split, p.z),
+        (s.threads, 1, 1),
+        args.pointers,
+        shared,
+        (1, s.split, 1) if s.cluster else (1, 1, 1),
+    )
+    return CudaSource(
+        schedule=schedule,
+        text=text,
+        launches=(launch,),
+        pack=pack,
+        workspace_bytes=mt * nt * p.z * s.split * s.bm * s.bn * 4 if by_work else 0,
+        state_bytes=mt * nt * p.z * 4 if by_work else 0,
+        packed_bytes=packed_bytes,
+        replaces_weights=replaces,
+        capability=90 if s.cluster else 80,
+    )
+
+
+def _fragments(p: Product, s: Shape, tensor: bool) -> str:
+    """The warp's sums, and the lambda `multiply(a, w)` that adds one k-block to them."""
+    nm, nn = s.bm // s.wm, s.bn // s.wn
+    place = f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n(void)wk;\n"
+    return place + (_tensor_cores(p, s) if tensor else _cuda_cores(p, s))
+
+
+def _tensor_cores(p: Product, s: Shape) -> str:
+    mi, ni = s.wm // 16, s.wn // 16
+    chunks = s.bk // 8
+    steps = s.bk // 16 // s.wk
+    if p.a_load == "columns":
+        row = "kk * 16 + (lane & 7) + ((lane >> 4) << 3)"
+        chunk = f"(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"
+        a = f"w_matrices_transposed(fa[i], a + (({row}) * {s.bm // 8} + {swizzle(row, chunk, s.bm // 8)}) * 16);"
+    else:
+        row = "row0 + i * 16 + (lane & 15)"
+        a = f"w_matrices(fa[i], a + (({row}) * {chunks} + {swizzle(row, 'kk * 2 + (lane >> 4)', chunks)}) * 16);"
+    if p.w_load == "kn":
+        row = "kk * 16 + (lane & 15)"
+        chunk = "(col0 >> 3) + j * 2 + (lane >> 4)"
+        w = f"w_matrices_transposed(fw[j], w + (({row}) * {s.bn // 8} + {swizzle(row, chunk, s.bn // 8)}) * 16);"
+    else:
+        row = "col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
+        chunk = "kk * 2 + ((lane >> 3) & 1)"
+        w = f"w_matrices(fw[j], w + (({row}) * {chunks} + {swizzle(row, chunk, chunks)}) * 16);"
+    mma = f"w_mma_{p.dtype.value}"
+    return f"""float acc[{mi}][{2 * ni}][4];
+#pragma unroll
+for (int i = 0; i < {mi}; ++i)
+#pragma unroll
+for (int j = 0; j < {2 * ni}; ++j)
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+auto multiply = [&](u32 a, u32 w) {{
+#pragma unroll
+for (int q = 0; q < {steps}; ++q) {{
+const int kk = wk * {steps} + q;
+u32 fa[{mi}][4], fw[{ni}][4];
+#pragma unroll
+for (int i = 0; i < {mi}; ++i) {a}
+#pragma unroll
+for (int j = 0; j < {ni}; ++j) {w}
+#pragma unroll
+for (int i = 0; i < {mi}; ++i)
+#pragma unroll
+for (int j = 0; j < {ni}; ++j) {{
+{mma}(acc[i][2 * j], fa[i], fw[j][0], fw[j][1]);
+{mma}(acc[i][2 * j + 1], fa[i], fw[j][2], fw[j][3]);
+}}
+}}
+}};"""
+
+
+def _cuda_cores(p: Product, s: Shape) -> str:
+    tm, tn = s.wm // 4, s.wn // 8
+    chunks = s.bk // 4
+    steps = chunks // s.wk
+    row, col = "row0 + i * 4 + (lane >> 3)", "col0 + j * 8 + (lane & 7)"
+    return f"""float acc[{tm}][{tn}];
+#pragma unroll
+for (int i = 0; i < {tm}; ++i)
+#pragma unroll
+for (int j = 0; j < {tn}; ++j) acc[i][j] = 0.0f;
+auto multiply = [&](u32 a, u32 w) {{
+const float4* const fa = (const float4*)(sm + (a - sb));
+const float4* const fw = (const float4*)(sm + (w - sb));
+#pragma unroll
+for (int q = 0; q < {steps}; ++q) {{
+const int kk = wk * {steps} + q;
+float4 x[{tm}], y[{tn}];
+#pragma unroll
+for (int i = 0; i < {tm}; ++i) x[i] = fa[({row}) * {chunks} + {swizzle(row, "kk", chunks)}];
+#pragma unroll
+for (int j = 0; j < {tn}; ++j) y[j] = fw[({col}) * {chunks} + {swizzle(col, "kk", chunks)}];
+#pragma unroll
+for (int i = 0; i < {tm}; ++i)
+#pragma unroll
+for (int j = 0; j < {tn}; ++j) {{
+acc[i][j] = fmaf(x[i].x, y[j].x, acc[i][j]);
+acc[i][j] = fmaf(x[i].y, y[j].y, acc[i][j]);
+acc[i][j] = fmaf(x[i].z, y[j].z, acc[i][j]);
+acc[i][j] = fmaf(x[i].w, y[j].w, acc[i][j]);
+}}
+}}
+}};"""
+
+
+def _to_shared(s: Shape, tensor: bool) -> str:
+    """The warp's sums into its own copy of the tile in shared memory."""
+    row = s.bn + PAD
+    to = f"float* const mine = sums + wk * {s.bm * row};\n"
+    if not tensor:
+        return to + (
+            f"#pragma unroll\nfor (int i = 0; i < {s.wm // 4}; ++i)\n#pragma unroll\n"
+            f"for (int j = 0; j < {s.wn // 8}; ++j)"
+            f" mine[(row0 + i * 4 + (lane >> 3)) * {row} + col0 + j * 8 + (lane & 7)] = acc[i][j];"
+        )
+    return to + (
+        f"#pragma unroll\nfor (int i = 0; i < {s.wm // 16}; ++i)\n#pragma unroll\nfor (int j = 0; j < {s.wn // 8}; ++j) {{\n"
+        f"float* const at = mine + (row0 + i * 16 + (lane >> 2)) * {row} + col0 + j * 8 + (lane & 3) * 2;\n"
+        "*(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);\n"
+        f"*(float2*)(at + {8 * row}) = make_float2(acc[i][j][2], acc[i][j][3]);\n}}"
+    )
+
+
+def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[str]:
+    """From the sums in shared memory to the outputs."""
+    v = end.width
+    row = s.bn + PAD
+    count = s.bm * s.bn // v
+    where = (
+        f"const int r = x % {s.bm}, q = x / {s.bm} * {v};"
+        if end.by_row
+        else f"const int r = x / {s.bn // v}, q = x % {s.bn // v} * {v};"
+    )
+    where += " const int m = m0 + r, n = n0 + q;"
+    test = []
+    if p.m % s.bm:
+        test.append(f"m < {p.m}")
+    if p.n % s.bn:
+        test.append(f"n < {p.n}")
+    inside = f"if ({' && '.join(test)}) " if test else ""
+    names = epilogue.arguments(p, p.w_load == "packed", False, False).names
+    done = "\n".join(epilogue.body(p, names, v))
+    own = _sum_warps(s, v, row)
+    if s.cluster:
+        return [
+            "w_cluster_sync();",
+            f"for (int x = t + (int)blockIdx.y * {s.threads}; x < {count}; x += {s.threads * s.split}) {{ {where}",
+            f"{inside}{{ float acc[{v}];",
+            _sum_cluster(s, v, row),
+            done,
+            "} }",
+            "w_cluster_sync();",
+        ]
+    if s.split == 1:
+        return [
+            "__syncthreads();",
+            f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
+            f"{inside}{{ float acc[{v}];\n{own}",
+            done,
+            "} }",
+        ]
+    tile = f"((long long)blockIdx.z * {tiles} + blockIdx.x)"
+    kind = {4: "float4", 8: "float4"}.get(v, "float")
+    per = 4 if v % 4 == 0 else 1
+    parts = f"(({kind}*)work + {tile} * {s.split * s.bm * s.bn // per})"
+    stores = []
+    for i in range(v // per):
+        value = (
+            f"make_float4(acc[{4 * i}], acc[{4 * i + 1}], acc[{4 * i + 2}], acc[{4 * i + 3}])"
+            if per == 4
+            else f"acc[{i}]"
+        )
+        stores.append(f"part[blockIdx.y * {s.bm * s.bn // per} + {i} * {count} + x] = {value};")
+    adds = []
+    for i in range(v // per):
+        fields = (
+            [(f"acc[{4 * i + j}]", f"h[{i}].{f}") for j, f in enumerate("xyzw")]
+            if per == 4
+            else [(f"acc[{i}]", f"h[{i}]")]
+        )
+        adds += [f"{to} += {of};" for to, of in fields]
+    reads = " ".join(
+        f"h[{i}] = w_read_partial(part + y * {s.bm * s.bn // per} + {i} * {count} + x);" for i in range(v // per)
+    )
+    return [
+        "__syncthreads();",
+        f"{kind}* const part = {parts};",
+        f"for (int x = t; x < {count}; x += {s.threads}) {{ float acc[{v}]; {where} (void)m; (void)n;",
+        own,
+        *stores,
+        "}",
+        "__threadfence(); __syncthreads();",
+        f"if (t == 0) *(int*)(sm + FLAG) = w_last_arrival((u32*)state + {tile}, {s.split}u);",
+        "__syncthreads();",
+        "if (!*(int*)(sm + FLAG)) return;",
+        f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
+        f"{inside}{{ float acc[{v}];",
+        "#pragma unroll",
+        f"for (int i = 0; i < {v}; ++i) acc[i] = 0.0f;",
+        "#pragma unroll",
+        f"for (int y = 0; y < {s.split}; ++y) {{ {kind} h[{v // per}]; {reads} {' '.join(adds)} }}",
+        done,
+        "} }",
+    ]
+
+
+def _sum_warps(s: Shape, v: int, row: int) -> str:
+    """`acc` from the copies of the warps along k, in order."""
+    return "\n".join(
+        [
+            "#pragma unroll",
+            f"for (int i = 0; i < {v}; ++i) {{ acc[i] = sums[r * {row} + q + i];",
+            "#pragma unroll" if s.wk > 1 else "",
+            f"for (int y = 1; y < {s.wk}; ++y) acc[i] += sums[(y * {s.bm} + r) * {row} + q + i];" if s.wk > 1 else "",
+            "}",
+        ]
+    )
+
+
+def _sum_cluster(s: Shape, v: int, row: int) -> str:
+    """`acc` from the copies of all warps along k of all blocks of the cluster, in order."""
+    adds = [f"acc[4 * i + {j}] += h.{f};" for j, f in enumerate("xyzw")]
+    return (
+        f"\n#pragma unroll\nfor (int i = 0; i < {v}; ++i) acc[i] = 0.0f;\n"
+        f"#pragma unroll\nfor (int rank = 0; rank < {s.split}; ++rank)\n"
+        f"#pragma unroll\nfor (int y = 0; y < {s.wk}; ++y)\n"
+        f"#pragma unroll\nfor (int i = 0; i < {v // 4}; ++i) {{\n"
+        f"const float4 h = w_read_cluster(sb + (u32)(((y * {s.bm} + r) * {row} + q + 4 * i) * 4), (u32)rank); {' '.join(adds)} }}"
+    )
+
+
+def batch_offset(p: Product) -> str:
+    """Offset of the block's batch in the right operand."""
+    return offset_of(p.c.w_walk, p.c.dims, p.batch, "b")

@@ -1,0 +1,51 @@
+"""Headers of the generated text, and how one element of memory is read and written."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from weft.ir.types import DType
+
+
+@cache
+def prelude() -> str:
+    """The functions that a kernel's text stands on: the machine's, the elementary ones, the tensor cores'."""
+    here = Path(__file__).parent
+    files = (here.parent / "weft_cuda_machine.h", here.parent / "weft_cuda.h", here / "weft_cuda_tensor.h")
+    return "".join(f.read_text(encoding="utf-8") for f in files)
+
+
+_STORAGE: dict[DType, str] = {
+    DType.F64: "double",
+    DType.F32: "float",
+    DType.F16: "u16",
+    DType.BF16: "u16",
+    DType.I64: "long long",
+    DType.I32: "int",
+    DType.I16: "short",
+    DType.I8: "signed char",
+    DType.U8: "unsigned char",
+    DType.BOOL: "unsigned char",
+}
+
+
+def storage(dtype: DType) -> str:
+    """C type of one element in memory."""
+    return _STORAGE[dtype]
+
+
+def load(dtype: DType, address: str) -> str:
+    """Expression: one element in memory as it is in a register."""
+    if dtype in (DType.F16, DType.BF16):
+        return f"w_unpack_{dtype.value}(*({address})).x"
+    if dtype is DType.BOOL:
+        return f"(*({address}) != 0)"
+    return f"*({address})"
+
+
+def store(dtype: DType, address: str, value: str) -> str:
+    """Statement: a register's value to memory, rounded once."""
+    if dtype in (DType.F16, DType.BF16):
+        return f"*({address}) = (u16)w_narrow2_{dtype.value}({value}, 0.0f);"
+    return f"*({address}) = {value};"

@@ -1,0 +1,182 @@
+"""A contraction as a product of matrices: which loop dimensions are rows, and how tiles of the operands are read.
+
+    out[z, m, n] = epilogue(sum over k of a[z, m, k] * w[z, n, k])
+
+z runs over groups and over the batch dimensions that choose another w, m over all other loop dimensions, and k over
+(kh, kw, c) with c fastest. A *chunk* is 16 bytes of an operand: the unit of asynchronous copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from weft.generate.cpp.templates.match import Contraction, Walk, match
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.prims import CATEGORY, Category
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+
+CONTRACTED = frozenset({DType.F16, DType.BF16, DType.F32})
+VALUES = frozenset(DType)
+_LIMIT = 1 << 31
+
+ALoad = Literal["rows", "taps", "columns", "elements"]
+"""`rows`: chunks along k of one address per row; `taps`: chunks of the channels of a tap, padding as zeros;
+`columns`: chunks along m; `elements`: one by one, any address."""
+WLoad = Literal["packed", "nk", "kn", "elements"]
+"""`packed`: constant, repacked once; `nk`: chunks along k; `kn`: chunks along n; `elements`: one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Zero padding along one spatial dimension: padded positions [lo, lo + size) are inside."""
+
+    lo: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes are counts; steps and offsets are in elements."""
+
+    c: Contraction
+    dtype: DType
+    batch: tuple[int, ...]
+    """Positions of the loop dimensions that choose w."""
+    rows: tuple[int, ...]
+    """Positions of the other loop dimensions, slowest first."""
+    a_load: ALoad
+    w_load: WLoad
+    borders: tuple[Border, Border] | None
+    """How rows and columns of the image are padded, where that is by zeros only; None: no padding, or tables."""
+
+    @property
+    def m(self) -> int:
+        """Rows of the product."""
+        return math.prod(self.c.dims[i] for i in self.rows)
+
+    @property
+    def n(self) -> int:
+        """Columns of the product: output channels of a group."""
+        return self.c.oc
+
+    @property
+    def k(self) -> int:
+        """Length of the sum."""
+        return self.c.ic * self.c.kernel[0] * self.c.kernel[1]
+
+    @property
+    def z(self) -> int:
+        """Independent products: groups times batch."""
+        return self.c.groups * math.prod(self.c.dims[i] for i in self.batch)
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.dtype.itemsize
+
+
+def product(problem: Problem) -> Product | Declined:
+    """The product that a problem is, or why it is none that the templates take."""
+    c = match(problem, CONTRACTED, VALUES)
+    if isinstance(c, Declined):
+        return c
+    graph = cast("Graph", c.graph)
+    if any(n.type.size >= _LIMIT for n in graph.nodes):
+        return Declined("a value of 2^31 elements or more")
+    dtype = next(n.type.dtype for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR)
+    batch = tuple(i for i, step in enumerate(c.w_walk.dims) if step)
+    rows = tuple(i for i in range(len(c.dims)) if i not in batch)
+    if c.pack is not None and batch:
+        return Declined("a convolution whose weight differs by position")
+    borders = _borders(c)
+    chunk = 16 // dtype.itemsize
+    return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders)
+
+
+def is_weight(c: Contraction, index: int) -> bool:
+    """True where an input of the problem is constant at run time."""
+    graph = cast("Graph", c.graph)
+    return cast("a.InputAttrs", graph.nodes[graph.inputs[index]].attrs).is_weight
+
+
+def _borders(c: Contraction) -> tuple[Border, Border] | None:
+    """Zero padding that arithmetic can tell, instead of tables."""
+    if c.pack is None:
+        return None
+    found = []
+    for table in (c.pack.rows, c.pack.cols):
+        inside = [x for x in table if x >= 0]
+        lo = next((i for i, x in enumerate(table) if x >= 0), 0)
+        if inside != list(range(len(inside))) or list(table[lo : lo + len(inside)]) != inside:
+            return None
+        found.append(Border(lo, len(inside)))
+    return found[0], found[1]
+
+
+def _aligned(chunk: int, *steps: int) -> bool:
+    return all(s % chunk == 0 for s in steps)
+
+
+def _steps(c: Contraction) -> tuple[int, ...]:
+    """Steps of a between rows of the product and between taps."""
+    if c.pack is not None:
+        return (c.a_walk.dims[0], c.pack.row_step, c.pack.col_step)
+    taps = (step for step, n in zip(c.a_kernel, c.kernel, strict=True) if n > 1)
+    return (*(step for step, n in zip(c.a_walk.dims, c.dims, strict=True) if n > 1), *taps)
+
+
+def _a_load(c: Contraction, rows: Sequence[int], chunk: int) -> ALoad:
+    walk = c.a_walk
+    group = walk.group if c.groups > 1 else 0
+    along_k = walk.channel == 1 or c.ic == 1
+    if along_k and _aligned(chunk, group, walk.offset, *_steps(c)):
+        if c.pack is None and c.kernel == (1, 1):
+            return "rows"
+        if c.ic % chunk == 0:
+            return "taps"
+    last = rows[-1] if rows else 0
+    if c.pack is None and c.kernel == (1, 1) and rows and c.dims[last] % chunk == 0 and walk.dims[last] == 1:
+        others = [walk.dims[i] for i in range(len(c.dims)) if i != last and c.dims[i] > 1]
+        if chunk == 8 and _aligned(chunk, walk.offset, walk.channel, group, *others):
+            return "columns"
+    return "elements"
+
+
+def _w_load(c: Contraction, chunk: int) -> WLoad:
+    if c.w_const:
+        return "packed"
+    walk = c.w_walk
+    outer = [step for step, n in zip(walk.dims, c.dims, strict=True) if n > 1]
+    if c.w_k == 1 and _aligned(chunk, walk.offset, walk.channel, *outer):
+        return "nk"
+    if walk.channel == 1 and c.oc % chunk == 0 and chunk == 8 and _aligned(chunk, walk.offset, c.w_k, *outer):
+        return "kn"
+    return "elements"
+
+
+def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> str:
+    """C expression of the part of a walk that `positions` of the loop make, from their joint `index`."""
+    steps: list[tuple[int, int]] = []  # (size, step), neighbours that act as one joined
+    for i in positions:
+        n, step = dims[i], walk.dims[i]
+        if n == 1:
+            continue
+        if steps and steps[-1][1] == step * n:
+            steps[-1] = (steps[-1][0] * n, step)
+        else:
+            steps.append((n, step))
+    terms = []
+    inner = 1
+    for at, (n, step) in reversed(list(enumerate(steps))):
+        if step:
+            part = index if inner == 1 else f"{index} / {inner}"
+            part = part if at == 0 else f"{part} % {n}"
+            terms.append(f"({part}) * {step}" if step != 1 else f"({part})")
+        inner *= n
+    return " + ".join(terms) or "0"

@@ -1,0 +1,164 @@
+"""Runs generated CUDA text on the host: the machine's functions are replaced by an emulation, the rest is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import weft.generate.cuda
+from weft.ir.types import DType, round_bf16
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource, Launch, Pointer
+
+_HERE = Path(__file__).parent
+_PACKAGE = Path(weft.generate.cuda.__file__).parent
+GUARD = 256
+
+
+def to_memory(x: np.ndarray, dtype: DType, format: Format) -> np.ndarray:
+    """Bytes as they lie on the device."""
+    flat = np.ascontiguousarray(x.transpose(format.order(x.ndim))).reshape(-1)
+    if dtype is DType.BF16:
+        return (flat.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return flat.astype(dtype.numpy).view(np.uint8)
+
+
+def from_memory(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], format: Format) -> np.ndarray:
+    if dtype is DType.BF16:
+        flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        flat = raw.view(dtype.numpy)
+    order = format.order(len(shape))
+    return flat.reshape([shape[i] for i in order]).transpose(np.argsort(order))
+
+
+class Buffer:
+    """Bytes between zones of 0xFF, aligned to 256."""
+
+    def __init__(self, size: int, fill: int = 0xFF) -> None:
+        raw = np.full(size + 3 * GUARD, 0xFF, np.uint8)
+        start = GUARD + (-(raw.ctypes.data + GUARD)) % GUARD
+        self.raw, self.start, self.stop = raw, start, start + size
+        self.data = raw[start : self.stop]
+        self.data[:] = fill
+        self.address = raw.ctypes.data + start
+
+    def intact(self) -> bool:
+        return bool((self.raw[: self.start] == 0xFF).all() and (self.raw[self.stop :] == 0xFF).all())
+
+
+@cache
+def _machine() -> tuple[str, ...]:
+    files = (_PACKAGE / "weft_cuda_machine.h", _PACKAGE / "templates" / "weft_cuda_tensor.h")
+    return tuple(f.read_text(encoding="utf-8") for f in files)
+
+
+def host_text(source: CudaSource) -> str:
+    """The same text for the host, with one function `run_ENTRY` per launch."""
+    text = source.text
+    for part in _machine():
+        assert part in text
+        text = text.replace(part, "")
+    text = (_HERE / "host_tensor.h").read_text(encoding="utf-8") + text
+    text += (
+        'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
+        'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
+    )
+    for launch in {x.entry: x for x in (*source.pack, *source.launches)}.values():
+        arguments = ", ".join(f"a[{i}]" for i in range(len(launch.arguments)))
+        text += (
+            f'extern "C" const char* run_{launch.entry}(void** a, const unsigned* n, unsigned shared, int defer) {{'
+            f" w_run([=] {{ {launch.entry}({arguments}); }}, dim3{{n[0], n[1], n[2]}}, dim3{{n[3], n[4], n[5]}}, shared,"
+            " dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
+        )
+    return text
+
+
+@cache
+def _library(text: str) -> ctypes.CDLL:
+    folder = Path(tempfile.mkdtemp(prefix="weft-emulated-"))
+    (folder / "k.cpp").write_text(text, encoding="utf-8")
+    command = [
+        "g++",
+        "-O1",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-fpermissive",
+        "-march=native",
+        "-o",
+        "k.so",
+        "k.cpp",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(folder / "k.so"))
+
+
+def run(problem: Problem, source: CudaSource, inputs: list[np.ndarray], *, defer: bool = True) -> list[np.ndarray]:
+    """Outputs of the emulated kernel; asserts guard zones, untouched inputs and that the state is left zero."""
+    library = _library(host_text(source))
+    g = problem.graph
+    types = [g.type_of(i) for i in g.inputs]
+    ins = [Buffer(t.nbytes) for t in types]
+    for buffer, x, t, f in zip(ins, inputs, types, problem.input_formats, strict=True):
+        buffer.data[:] = to_memory(x, t.dtype, f)
+    before = [bytes(b.data) for b in ins]
+    outs = [Buffer(g.type_of(o).nbytes) for o in g.outputs]
+    packed = [Buffer(n) for n in source.packed_bytes]
+    work, state = Buffer(source.workspace_bytes), Buffer(source.state_bytes, 0)
+    pools = {"in": ins, "out": outs, "packed": packed}
+    library.clear_buffers()
+    for b in (*ins, *outs, *packed, work, state):
+        library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+
+    def start(launch: Launch, hidden: tuple[int, ...]) -> None:
+        values = []
+        for p in launch.arguments:
+            assert isinstance(p, Pointer)
+            if p.kind in pools:
+                gone = p.kind == "in" and p.index in hidden
+                values.append(0 if gone else pools[p.kind][p.index].address)
+            else:
+                values.append({"work": work, "state": state}[p.kind].address + p.index)
+        numbers = (ctypes.c_uint * 9)(*launch.grid, *launch.block, *launch.cluster)
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*values)
+        call = getattr(library, f"run_{launch.entry}")
+        call.restype = ctypes.c_char_p
+        error = call(pointers, numbers, ctypes.c_uint(launch.shared_bytes), int(defer))
+        assert not error, error.decode()
+
+    for launch in source.pack:
+        start(launch, ())
+    for launch in source.launches:
+        start(launch, source.replaces_weights)
+    everything = (*ins, *outs, *packed, work, state)
+    assert all(b.intact() for b in everything), "a guard zone was written"
+    assert [bytes(b.data) for b in ins] == before, "an input was modified"
+    assert not state.data.any(), "the state was not left zero"
+    return [
+        from_memory(b.data.copy(), g.type_of(o).dtype, g.type_of(o).shape, f)
+        for b, o, f in zip(outs, g.outputs, problem.output_formats, strict=True)
+    ]
+
+
+def small_integers(problem: Problem, seed: int = 0, most: int = 2) -> list[np.ndarray]:
+    """Inputs whose sums of products are exact in f32: a result may differ from the exact one by its rounding only."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in problem.graph.inputs:
+        t = problem.graph.type_of(i)
+        found.append(rng.integers(-most, most + 1, t.shape).astype(t.dtype.numpy))
+    return found
+
+
+def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """An exact result in the output's own type."""
+    return round_bf16(x.astype(np.float32)) if dtype is DType.BF16 else x.astype(dtype.numpy)
