@@ -134,7 +134,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     for step in sorted(r.steps, key=lambda s: -s.cost_us)[: given.verbose]:
         what = "+".join(step.primitives)[:70]
         print(
-            f"   {step.cost_us:8.2f} us {step.schedule} {what} {step.outputs} next {step.runner_up} {step.runner_up_us:.2f}"
+            f"   {step.cost_us:8.2f} us {step.schedule} {what} {step.outputs}"
+            f" next {step.runner_up} {step.runner_up_us:.2f}"
         )
     torch.compiler.reset()
 

@@ -27,7 +27,6 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
-from weft.runtime.executable import Executable
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
@@ -122,7 +121,7 @@ class Compiled:
 class Loaded:
     """A saved plan: callable like `Compiled`, for the shapes it was saved with."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: AnyExecutable) -> None:
         self.executable = executable
 
     def __call__(self, *inputs: torch.Tensor) -> Output:

@@ -32,7 +32,8 @@ from weft.kernels.candidate import Kind
 from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, SolverReport, Step
-from weft.kernels.source import KernelSource
+from weft.kernels.source import CudaSource, KernelSource
+from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 
 SCHEMA = 1
@@ -129,14 +130,16 @@ def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
         "weights.safetensors": save_tensors({d: _plain(x) for d, x in _used_constants(graph).items()}),
     }
     for step in plan.steps:
-        if isinstance(step.kernel, KernelSource):
+        if isinstance(step.kernel, KernelSource | CudaSource):
             sha = step.kernel.sha256
             members[f"sources/{sha}"] = step.kernel.text.encode()
             with contextlib.suppress(OSError, KeyError):  # a lost object is compiled again from the source
                 members[f"objects/{sha}"] = linked.objects[sha].read_bytes()
+    on_gpu = "gpu" in linked.facts
     manifest = {
         "schema": SCHEMA,
-        "target": cpu_target(),
+        "device": "cuda" if on_gpu else "cpu",
+        "target": f"sm_{linked.facts['capability']}" if on_gpu else cpu_target(),
         "threads": linked.threads,
         "facts": dict(linked.facts),
         "members": {k: {"sha256": hashlib.sha256(v).hexdigest(), "bytes": len(v)} for k, v in sorted(members.items())},
@@ -175,8 +178,8 @@ def _plain(data: Array) -> Array:
 # -- loading
 
 
-def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None, threads: int = 0) -> Executable:
-    """Read a saved plan and make it runnable.
+def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None, threads: int = 0) -> AnyExecutable:
+    """Read a saved plan and make it runnable, on the kind of device that it was made for.
 
     Raises:
         ArtifactError: damaged, of another schema, too large, or holding code that is not trusted [W401].
@@ -189,15 +192,21 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         plan = plan_from_json(body["plan"])
     except (KeyError, ValueError, RecursionError) as error:
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
-    sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource)]
+    sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource | CudaSource)]
     if sources and digest != trust and not _is_trusted(cache_dir, digest):
         raise _refuse(
             path,
             "holds native code that is not trusted",
             f'pass trust="{digest}" if you know where the file comes from',
         )
+    facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
+    if manifest.get("device") == "cuda":
+        from weft.runtime.cuda_artifact import link
+
+        return link(path, graph, plan, members, facts, cache_dir)
     compiler = find_compiler()
-    objects = _objects(path, sources, members, manifest, compiler, cache_dir)
+    native = [s for s in sources if isinstance(s, KernelSource)]
+    objects = _objects(path, native, members, manifest, compiler, cache_dir)
     linked = Linked(
         graph=graph,
         plan=plan,
@@ -205,7 +214,7 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         compiler=None if isinstance(compiler, Declined) else compiler,
         cache_dir=cache_dir,
         threads=threads or int(cast("int", manifest.get("threads", 0))),
-        facts={str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()},
+        facts=facts,
     )
     return Executable(linked)
 

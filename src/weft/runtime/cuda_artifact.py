@@ -1,0 +1,75 @@
+"""Saved plans for a GPU: cubins from the file where they fit this GPU, else compiled again from the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.device.files import publish
+from weft.errors import DeviceError
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.kernels.plan import Plan
+from weft.kernels.source import CudaSource
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import Linked
+
+
+def link(
+    path: Path,
+    graph: Graph,
+    plan: Plan,
+    members: Mapping[str, bytes],
+    facts: Mapping[str, str],
+    cache_dir: Path | None,
+) -> CudaExecutable:
+    """Make a checked and trusted plan runnable on the current GPU.
+
+    Raises:
+        DeviceError: no GPU here, one that lacks what a kernel needs, or no compiler for another architecture [W301].
+    """
+    if not torch.cuda.is_available():
+        raise DeviceError(where=path.name, problem="the plan was made for an NVIDIA GPU, and torch sees none here")
+    major, minor = torch.cuda.get_device_capability()
+    here = major * 10 + minor
+    objects: dict[str, Path] = {}
+    for step in plan.steps:
+        source = step.kernel
+        if not isinstance(source, CudaSource) or source.sha256 in objects:
+            continue
+        if here < source.capability or (source.exact_arch and facts.get("capability") != str(here)):
+            raise DeviceError(
+                where=path.name, problem=f"a kernel needs compute capability {source.capability}, this GPU has {here}"
+            )
+        objects[source.sha256] = _cubin(path, source, members, facts, here, cache_dir)
+    return CudaExecutable(Linked(graph, plan, objects, None, cache_dir, 0, facts))
+
+
+def _cubin(
+    path: Path,
+    source: CudaSource,
+    members: Mapping[str, bytes],
+    facts: Mapping[str, str],
+    here: int,
+    cache: Path | None,
+) -> Path:
+    data = members.get(f"objects/{source.sha256}") if facts.get("capability") == str(here) else None
+    if data is not None and cache is not None:
+        place = cache / "loaded" / f"{hashlib.sha256(data).hexdigest()}.cubin"
+        with contextlib.suppress(OSError):
+            if not (place.is_file() and place.read_bytes() == data):
+                publish(place, data)
+            return place
+    compiler = find_nvrtc()
+    if isinstance(compiler, Declined):
+        raise DeviceError(where=path.name, problem=f"the plan must be compiled again, but {compiler.reason}")
+    arch = f"sm_{here}{'a' if here >= 90 else ''}"
+    made = compiler.compile(
+        source.text, arch=arch, flags=source.flags, max_registers=source.max_registers, cache_dir=cache
+    )
+    return made.path
