@@ -232,6 +232,34 @@ def test_fission_writes_an_equal_model(run: Weft, model: Path, tmp_path: Path) -
     np.testing.assert_allclose(found, reference(model, x), atol=1e-6)
 
 
+def test_fission_with_weights_beside_the_model(run: Weft, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = make_model(tmp_path / "m.onnx", size=100)
+    done = run("fission", model, tmp_path / "p.onnx", "--external", "--format", "json")
+    assert done.code == 0, done.err
+    assert done.data["files"] == ["p.onnx", "p.onnx.data"]
+    assert (tmp_path / "p.onnx.data").stat().st_size >= 100 * 6 * 4 > (tmp_path / "p.onnx").stat().st_size - 2000
+    x = np.random.default_rng(2).normal(size=(2, 100)).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    [found] = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(found, reference(model, x), atol=1e-6)
+    assert run("fission", model, tmp_path / "no" / "p.onnx", "--external").code == 3
+
+
+def test_fission_with_weights_beside_the_model(run: Weft, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = make_model(tmp_path / "m.onnx", size=100)
+    done = run("fission", model, tmp_path / "p.onnx", "--external", "--format", "json")
+    assert done.code == 0, done.err
+    assert done.data["files"] == ["p.onnx", "p.onnx.data"]
+    assert (tmp_path / "p.onnx.data").stat().st_size >= 100 * 6 * 4 > (tmp_path / "p.onnx").stat().st_size - 2000
+    x = np.random.default_rng(2).normal(size=(2, 100)).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    [found] = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(found, reference(model, x), atol=1e-6)
+    assert run("fission", model, tmp_path / "no" / "p.onnx", "--external").code == 3
+
+
 def test_check(run: Weft, model: Path) -> None:
     done = run("check", model, "--format", "json")
     assert done.code == 0 and done.data["operators"] == 4 and done.data["opaque"] == []

@@ -270,28 +270,30 @@ def _onnxruntime(model: Path, inputs: list[torch.Tensor]) -> Callable[[], object
 def fission_command(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     output: Annotated[Path, typer.Argument(help="where to write the primitive graph as ONNX")],
+    external: Annotated[
+        bool, typer.Option("--external", help="weights beside it in OUTPUT.data; so above 1.9 GB")
+    ] = False,
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
-    """Write the graph of primitives as an ONNX file with equal outputs."""
-    from weft.frontends.onnx import import_onnx
-    from weft.frontends.onnx.export import export_onnx
+    """Write the graph of primitives as an ONNX file with equal outputs. Example: weft fission in.onnx out.onnx."""
+    from weft.frontends.onnx import import_onnx, write_onnx
 
     screen = Screen(format)
     imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim))
-    exported = export_onnx(imported.graph)
     with _writing(output):
-        output.write_bytes(exported)
+        written = write_onnx(imported.graph, output, external=external)
     facts = {
         "operators": imported.operators,
         "primitives": len(imported.graph),
         "opaque": sum(u.count for u in imported.opaque),
     }
+    files = [path.name for path in written]
     if screen.json:
-        screen.data(facts)
+        screen.data({**facts, "files": files})
     else:
-        print_pairs(screen, {k: str(v) for k, v in facts.items()})
+        print_pairs(screen, {**{k: str(v) for k, v in facts.items()}, "files": ", ".join(plain(x) for x in files)})
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """`export_onnx`: a graph of primitives as an ONNX model that ONNX Runtime executes: `weft fission in.onnx out.onnx`.
 
 Each primitive becomes one or a few nodes of opset 18. Names are synthetic but for inputs and outputs, which keep
-theirs where these are unique.
+theirs where these are unique. `write.write_onnx` puts weights that one protobuf cannot hold into a file beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ OPSET = 18
 IR_VERSION = 10
 MAX_BYTES = 1_900_000_000
 """A protobuf message ends at 2 GB."""
+EXTERNAL_BYTES = 1024
+"""Smaller constants stay in the model: runtimes want the values of shapes and axes there."""
+Keep = Callable[[Array, DType, str], onnx.TensorProto]
+"""Puts a large constant somewhere; what stands for it, under the given name, in the model."""
 
 _DIRECT: dict[Prim, str] = {
     Prim.NEG: "Neg", Prim.ABS: "Abs", Prim.SIGN: "Sign", Prim.EXP: "Exp", Prim.LOG: "Log", Prim.SQRT: "Sqrt",
@@ -53,8 +57,9 @@ _REDUCE = {
 class _Writer:
     """Collects nodes; `put` adds one and returns the name of its result."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, keep: Keep) -> None:
         self.graph = graph
+        self.keep = keep
         self.nodes: list[onnx.NodeProto] = []
         self.initialisers: list[onnx.TensorProto] = []
         self.names: dict[int, str] = {}
@@ -72,6 +77,13 @@ class _Writer:
     def const(self, value: Any, dtype: DType = DType.I64) -> str:
         name = self.fresh()
         self.initialisers.append(to_proto(np.asarray(value, dtype.numpy), dtype, name))
+        return name
+
+    def weight(self, value: Array, dtype: DType) -> str:
+        """A constant of the graph, which may lie outside of the model."""
+        name = self.fresh()
+        make = self.keep if value.nbytes >= EXTERNAL_BYTES else to_proto
+        self.initialisers.append(make(value, dtype, name))
         return name
 
     def cast(self, x: str, dtype: DType) -> str:
@@ -442,20 +454,22 @@ def _opaque(w: _Writer, nodes: list[int]) -> None:
         w.names[i] = results[cast("a.OpaqueAttrs", w.graph.nodes[i].attrs).result]
 
 
-def export_onnx(graph: Graph) -> bytes:
+def export_onnx(graph: Graph, *, keep: Keep = to_proto) -> bytes:
     """The graph as a serialised ONNX model of opset 18.
 
-    Conditions: no bf16 (runtimes lack it); opaque operators of ONNX only; less than 1.9 GB of constants.
+    Conditions: no bf16 (runtimes lack it); opaque operators of ONNX only; less than 1.9 GB of constants inside,
+    which is all of them unless `keep` puts large ones elsewhere (see `write_onnx`).
 
     Raises:
         UnsupportedError: a primitive without an ONNX form here [W201].
     """
-    w = _Writer(graph)
+    w = _Writer(graph, keep)
     for n in graph.nodes:
         if n.type.dtype is DType.BF16:
             raise UnsupportedError(op=n.prim.value, reason="bf16 is not exported: runtimes lack its kernels")
-    if sum(v.nbytes for v in graph.constants.values()) > MAX_BYTES:
-        raise UnsupportedError(op="constant", reason=f"more than {MAX_BYTES} bytes of constants in one file")
+    inside = sum(v.nbytes for v in graph.constants.values() if keep is to_proto or v.nbytes < EXTERNAL_BYTES)
+    if inside > MAX_BYTES:
+        raise UnsupportedError(op="constant", reason=f"more than {MAX_BYTES} bytes of constants inside one model")
     calls: dict[tuple[object, ...], list[int]] = {}
     for i, n in enumerate(graph.nodes):
         if isinstance(n.attrs, a.OpaqueAttrs):
@@ -471,8 +485,7 @@ def export_onnx(graph: Graph) -> bytes:
         if n.prim is Prim.INPUT or i in w.names:
             continue
         if n.prim is Prim.CONSTANT:
-            w.names[i] = w.fresh()
-            w.initialisers.append(to_proto(graph.constant(i), n.type.dtype, w.names[i]))
+            w.names[i] = w.weight(graph.constant(i), n.type.dtype)
         elif isinstance(n.attrs, a.OpaqueAttrs):
             _opaque(w, calls[n.inputs, n.attrs.framework, n.attrs.op, n.attrs.payload])
         else:

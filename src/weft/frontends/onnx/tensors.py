@@ -175,13 +175,17 @@ def _from_list(listed: Sequence[Any], dtype: DType, where: str) -> np.ndarray[An
 
 def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
     """The array as a TensorProto with raw data."""
-    t = TP(name=name, data_type=ONNX_TYPES[dtype], dims=value.shape)
-    if dtype is DType.BF16:
-        bits = np.asarray(round_bf16(value.astype(np.float32)), order="C").view(np.uint32)
-        t.raw_data = (bits >> np.uint32(16)).astype("<u2").tobytes()
-    else:
-        t.raw_data = np.asarray(value, order="C").tobytes()
-    return t
+    return TP(
+        name=name, data_type=ONNX_TYPES[dtype], dims=value.shape, raw_data=stored(value, dtype).tobytes()
+    )  # fmt: skip
+
+
+def stored(value: Array, dtype: DType) -> Array:
+    """The array as ONNX stores it: row-major, and bf16 as the upper halves of float32."""
+    if dtype is not DType.BF16:
+        return np.asarray(value, order="C")
+    bits = np.asarray(round_bf16(value.astype(np.float32)), order="C").view(np.uint32)
+    return (bits >> np.uint32(16)).astype("<u2")
 
 
 def type_proto(type: TensorType) -> onnx.TypeProto:
