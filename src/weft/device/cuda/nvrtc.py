@@ -106,7 +106,8 @@ class Nvrtc:
     ) -> CompiledCubin:
         """Compile one translation unit for `arch` (`sm_80`, `sm_90a`), or find it in the cache. Safe on many threads.
 
-        A cache that cannot be written is passed over: the cubin then lives in a private temporary directory.
+        A cache that cannot be written is passed over: the cubin then lives in a private temporary directory. The cap
+        holds for entries without `__launch_bounds__` only: the assembler lets those win.
 
         Raises:
             ToolchainError: the compiler refused the text, or ran over `timeout_s`; carries the log.
