@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
-from weft.orchestrate.select import Priced, build_instance, execution_order, heuristic, select, unavoidable_values
+from weft.orchestrate.select import Needs, Priced, build_instance, execution_order, heuristic, select
 from weft.orchestrate.stored import Stored, stored_root
 
 
@@ -294,15 +295,64 @@ def test_plans_with_alternatives_compute_the_graph(seed):
             np.testing.assert_allclose(value.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
 
 
+def unavoidable_kinds(found: Alternatives) -> set[Prim]:
+    unavoidable = Needs.of(Stored.of(found.graph), found).unavoidable
+    return {found.graph.nodes[v].prim for v in unavoidable if v < len(found.graph)}
+
+
 def test_cover_cuts_ask_only_for_the_unavoidable():
     net, outputs = qkv()
     found = alternatives_of(*outputs, net=net)
-    unavoidable = unavoidable_values(Stored.of(found.graph), found)
-    kinds = {found.graph.nodes[v].prim for v in unavoidable}
+    kinds = unavoidable_kinds(found)
     assert Prim.MATMUL not in kinds, "every product has a way around"
     assert {Prim.ADD, Prim.MAX} <= kinds, "the biased value is computed one way or the other"
     plain = Alternatives(found.graph, {})
-    assert {found.graph.nodes[v].prim for v in unavoidable_values(Stored.of(found.graph), plain)} >= {Prim.MATMUL}
+    assert Prim.MATMUL in unavoidable_kinds(plain)
+
+
+def merged_products() -> Graph:
+    net, outputs = qkv()
+    return net.build(*outputs)
+
+
+def bases_needed(found: Alternatives, targets: Collection[NodeId]) -> set[int]:
+    """Bases without which some target cannot be derived, by leaving out one after the other."""
+    stored, classes, n = Stored.of(found.graph), found.classes, len(found.graph)
+    ranks = found.ranks()
+    order = sorted(bits(stored.work | found.work), key=lambda v: (ranks[v], v))
+    needed = set()
+    for base in range(2 * n):
+        have: set[int] = set()
+        for v in order:
+            reads = {classes.get(r, r) for r in bits(stored.reads[v] & ~stored.leaves)}
+            if base not in (classes.get(v, v), n + v) and reads <= have:
+                have.add(classes.get(v, v))
+        if not set(targets) <= have:
+            needed.add(base)
+    return needed
+
+
+@pytest.mark.parametrize(
+    "graph", [transformer(1), residual_net(1), merged_products()], ids=["attention", "conv", "products"]
+)
+def test_needs_against_leaving_out(graph):
+    found = find_alternatives(graph)
+    stored = Stored.of(found.graph)
+    needs = Needs.of(stored, found)
+    n = len(found.graph)
+    several = set(found.classes) | set(found.classes.values())
+    known = set(range(n)) | {n + v for v in several}
+    every = bases_needed(found, list(bits(stored.results))) & known
+    assert needs.unavoidable == every
+    members = [
+        v
+        for c in sorted(set(found.classes.values()))
+        for v in sorted({c} | {e for e, o in found.classes.items() if o == c})
+    ]
+    assert [w.base for w in needs.ways] == [found.classes.get(v, v) for v in members]
+    for way, v in list(zip(needs.ways, members, strict=True))[:8]:
+        reads = [found.classes.get(r, r) for r in bits(stored.reads[v] & ~stored.leaves)]
+        assert way.needs == (bases_needed(found, reads) & known | {n + v}) - every
 
 
 def test_the_subtlety_of_cover_cuts_costs_the_optimum():

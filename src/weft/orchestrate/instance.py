@@ -28,6 +28,15 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """One of several ways to compute a base, and what every plan computes that goes this way."""
+
+    base: int
+    needs: frozenset[int]
+    """Bases, in the sense of `Option.computes`. Fewer are right as well, only slower."""
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """What is to be produced, and the kernels that may."""
 
@@ -37,8 +46,8 @@ class Instance:
     results: frozenset[int]
     unavoidable: frozenset[int] = frozenset()
     """Bases that every plan computes; an empty set is always right, only slower."""
-    one_of: tuple[frozenset[int], ...] = ()
-    """Sets of bases of which every plan computes one at least: a value, or what its alternative needs."""
+    ways: tuple[Way, ...] = ()
+    """How bases with several primitives are computed; all ways of a base, or none."""
     rank: tuple[int, ...] = ()
     """Per value a topological position; empty: the value itself."""
     launch_us: float = 0.0

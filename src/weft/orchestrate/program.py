@@ -7,7 +7,8 @@ Values are small integers; a value in two formats is two values with one `base`.
     (2)   Σ_{q writes j} u_q ≥ u_k                                    every k with several outputs, every j it reads
     (2')  Σ_{q writes j} u_q ≥ Σ_{k writes only t, reads j} u_k       every (j, t), for the others
     (3)   Σ_{k writes only t} u_k ≤ 1                                 every t
-    (4)   Σ_{k computes p} u_k ≥ 1                                    every unavoidable p; sets of which one is
+    (4)   Σ_{k computes p} u_k ≥ 1                                    every unavoidable p
+    (4')  Σ_{k computes p} u_k ≥ y_w,  Σ_{ways w of b} y_w ≥ 1        every p that way w needs, every unavoidable b
     (5)   Σ_{genuine q writes j} u_q ≥ u_x                            every conversion x of j
     (6)   Σ_{q writes into X, reads none of X} u_q ≥ u_k              lazily, against cyclic choices
 
@@ -17,7 +18,7 @@ Source: Korch (arXiv 2406.09465), section 5, for (1) and (2); the others close i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,9 +153,23 @@ def _build(instance: Instance, kept: Sequence[int]) -> _Rows:
     for p in sorted(instance.unavoidable):
         if p in covers:
             rows.add(dict.fromkeys(covers[p], 1.0), 1.0)  # (4)
-    for either in instance.one_of:
-        rows.add(dict.fromkeys((x for p in sorted(either) for x in covers.get(p, ())), 1.0), 1.0)  # (4)
+    _add_ways(instance, len(kept), covers, rows)
     return rows
+
+
+def _add_ways(instance: Instance, start: int, covers: Mapping[int, Sequence[int]], rows: _Rows) -> None:
+    """(4'): the column `start` + i says that way i is gone; ways that need each other's bases are chained."""
+    ways: dict[int, list[int]] = {}
+    for x, way in enumerate(instance.ways, start):
+        ways.setdefault(way.base, []).append(x)
+    for base, columns in sorted(ways.items()):
+        if base in instance.unavoidable:
+            rows.add(dict.fromkeys(columns, 1.0), 1.0)
+    for x, way in enumerate(instance.ways, start):
+        for p in sorted(way.needs - instance.unavoidable):
+            _demand(rows, covers.get(p, ()), [x])
+            if p in ways:
+                _demand(rows, ways[p], [x])
 
 
 def _demand(rows: _Rows, producers: Iterable[int], readers: Iterable[int]) -> None:
@@ -175,7 +190,7 @@ class _Model:
     relaxed: float
     """Optimum of the relaxation, or 0: no plan costs less."""
     reduced: _Vector
-    """Reduced cost per kept option: a plan with it costs at least `relaxed` plus this."""
+    """Reduced cost per kept option: a plan with it costs at least `relaxed` plus this. Then zeros, one per way."""
 
     @staticmethod
     def of(instance: Instance) -> _Model:
@@ -185,8 +200,10 @@ class _Model:
             lost = sorted(instance.results - reachable)
             raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
         rows = _build(instance, kept)
-        costs = np.array([instance.price(k) + TIE_US * x for x, k in enumerate(kept)])
+        costs = np.zeros(len(kept) + len(instance.ways))
+        costs[: len(kept)] = [instance.price(k) + TIE_US * x for x, k in enumerate(kept)]
         relaxed, reduced = _relax(costs, rows, RELAX_FROM)
+        reduced[len(kept) :] = 0.0
         return _Model(instance, kept, rows, costs, relaxed, reduced)
 
 
@@ -278,7 +295,7 @@ def _solve(
         slack = 1e-6 * max(1.0, limit) + TIE_US * len(kept)
         active = np.flatnonzero(model.relaxed + model.reduced <= limit + slack)
         answer = _milp(model.costs, rows, active, left, gap)
-        if answer.status == 2 and len(active) < len(kept):
+        if answer.status == 2 and len(active) < len(model.costs):
             if best is not None:
                 status, bound = "optimal", limit  # nothing cheaper than the plan at hand exists
                 break
@@ -290,7 +307,7 @@ def _solve(
             raise InvalidGraphError(problem="the program is infeasible although every result can be produced")
         if answer.x is None:
             break  # stopped before a first incumbent
-        chosen = [kept[x] for x in active[answer.x > 0.5]]
+        chosen = [kept[x] for x in active[answer.x > 0.5] if x < len(kept)]
         _, missing = execute(instance, chosen)
         if missing:
             cuts += _cut_cycle(instance, kept, chosen, missing, rows)
@@ -303,7 +320,7 @@ def _solve(
             best = plan
         elif answer.status != 0:
             status = "heuristic"
-        exhaustive = len(active) == len(kept) or _total(instance, best) <= limit + slack
+        exhaustive = len(active) == len(model.costs) or _total(instance, best) <= limit + slack
         if status == "optimal" and not exhaustive:
             limit = _total(instance, best)  # dearer than the guess: options left out may do better
             continue
@@ -389,6 +406,6 @@ def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
     result = dict.fromkeys(kept, float("inf"))
     if not usable:
         return result
-    costs = np.array([instance.price(k) for k in usable])
+    costs = np.array([instance.price(k) for k in usable] + [0.0] * len(instance.ways))
     _, reduced = _relax(costs, _build(instance, usable), start=0)
-    return result | {k: float(r) for k, r in zip(usable, reduced, strict=True)}
+    return result | {k: float(r) for k, r in zip(usable, reduced[: len(usable)], strict=True)}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from weft.errors import InvalidGraphError
-from weft.ir.graph import Graph, NodeId, bits
+from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.kernels.candidate import Candidate, Kind
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.heuristic import heuristic_plan
 from weft.orchestrate.images import formats_in
-from weft.orchestrate.instance import Instance, Option, execute
+from weft.orchestrate.instance import Instance, Option, Way, execute
 from weft.orchestrate.program import Solution, best_solutions, presolve
 from weft.orchestrate.stored import Stored, stored_root
 
@@ -98,6 +98,13 @@ def build_instance(
         dual = len(formats_in(graph, node)) > 1
         return 2 * node + int(format is Format.LAST and dual)
 
+    several = frozenset(classes) | frozenset(classes.values())
+
+    @cache
+    def computes(members: Mask) -> frozenset[int]:
+        found = [classes.get(m, m) for m in bits(members)]
+        return frozenset((*found, *(len(graph) + m for m in bits(members) if m in several)))
+
     options = []
     for p in priced:
         c = p.candidate
@@ -108,100 +115,71 @@ def build_instance(
                 frozenset(number(i, f) for i, f in ins if i not in weights),
                 frozenset(number(o, f) for o, f in outs),
                 p.cost_us,
-                frozenset(classes.get(m, m) for m in bits(c.members)),
+                computes(c.members),
                 p.launches,
                 c.kind is Kind.CONVERT,
             )
         )
     roots = [stored_root(graph, o) for o in graph.outputs]
-    ranks, unavoidable, pairs = _structure(alternatives)
+    ranks, unavoidable, ways = _structure(alternatives)
     return Instance(
         tuple(options),
         frozenset(2 * i for i in graph.inputs),
         frozenset(2 * r for r in roots if stored.work >> r & 1),
         unavoidable,
-        pairs,
+        ways,
         tuple(ranks[v // 2] for v in range(2 * len(graph))),
         launch_us,
     )
 
 
 @lru_cache(maxsize=4)
-def _structure(
-    alternatives: Alternatives,
-) -> tuple[tuple[int, ...], frozenset[NodeId], tuple[frozenset[NodeId], ...]]:
-    """Ranks and unavoidable values and pairs: the same for every set of costs."""
-    stored = Stored.of(alternatives.graph)
-    unavoidable = unavoidable_values(stored, alternatives)
-    return tuple(alternatives.ranks()), unavoidable, unavoidable_pairs(stored, alternatives, unavoidable)
+def _structure(alternatives: Alternatives) -> tuple[tuple[int, ...], frozenset[int], tuple[Way, ...]]:
+    """Ranks, unavoidable values and ways: the same for every set of costs."""
+    needs = Needs.of(Stored.of(alternatives.graph), alternatives)
+    return tuple(alternatives.ranks()), needs.unavoidable, needs.ways
 
 
-class _Derivation:
-    """Which values can be derived from the inputs when some are not computed."""
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What every plan computes, and what every plan computes that takes one of several primitives of a value.
 
-    def __init__(self, stored: Stored, alternatives: Alternatives) -> None:
-        classes = alternatives.classes
-        ranks = alternatives.ranks()
-        self.results = stored.results
-        self.steps: list[tuple[int, int]] = []
-        everything = stored.work | alternatives.work
-        for v in sorted(bits(everything), key=lambda v: (ranks[classes.get(v, v)], v)):
-            reads = 0
-            for r in bits(stored.reads[v] & ~stored.leaves):
-                reads |= 1 << classes.get(r, r)
-            self.steps.append((1 << classes.get(v, v), reads))
-
-    def needs_one_of(self, values: int) -> bool:
-        """True if the results cannot be derived without all of these values."""
-        have = 0
-        for value, reads in self.steps:
-            if not value & values and not reads & ~have:
-                have |= value
-        return bool(self.results & ~have)
-
-
-def unavoidable_values(stored: Stored, alternatives: Alternatives) -> frozenset[NodeId]:
-    """Value classes that every plan computes.
-
-    A class is unavoidable iff the results can no longer be derived from the inputs once all primitives that compute
-    it are removed. Without alternatives that is every live value.
+    A base below the number of nodes is a value (its class); node v's own primitive, where a value has several, is the
+    number of nodes plus v.
     """
-    if not alternatives.classes:
-        return frozenset(bits(stored.work))
-    derivation = _Derivation(stored, alternatives)
-    return frozenset(v for v in bits(stored.work) if derivation.needs_one_of(1 << v))
 
+    unavoidable: frozenset[int]
+    ways: tuple[Way, ...]
 
-def unavoidable_pairs(
-    stored: Stored, alternatives: Alternatives, unavoidable: frozenset[NodeId]
-) -> tuple[frozenset[NodeId], ...]:
-    """Pairs of a value and a part of its alternative of which every plan computes one.
+    @staticmethod
+    def of(stored: Stored, alternatives: Alternatives) -> Needs:
+        """One sweep: a value needs itself and what each of its primitives needs, a primitive what its operands need.
 
-    Looked for where it can be: what an alternative is made of, against what the original alone is made of.
-    """
-    if not alternatives.classes:
-        return ()
-    derivation = _Derivation(stored, alternatives)
-    avoidable = stored.work & ~sum(1 << v for v in unavoidable)
-    found: dict[frozenset[NodeId], None] = {}
-    for extra, original in alternatives.classes.items():
-        new = _behind(stored, extra, alternatives.work) & ~(1 << extra)
-        old = _behind(stored, original, avoidable)
-        for p in bits(old):
-            for q in bits(new):
-                pair = frozenset((p, q))
-                if pair not in found and derivation.needs_one_of(1 << p | 1 << q):
-                    found[pair] = None
-    return tuple(found)
-
-
-def _behind(stored: Stored, node: NodeId, allowed: int) -> int:
-    """What a value is made of, as long as it is among `allowed`; the value itself included if it is."""
-    found = 0
-    waiting = [node]
-    while waiting:
-        v = waiting.pop()
-        if v == node or (allowed >> v & 1 and not found >> v & 1):
-            found |= 1 << v & allowed
-            waiting.extend(bits(stored.reads[v] & allowed & ~found))
-    return found
+        That is exact, as no value is its own ancestor in the union graph: a value cannot be derived without p iff
+        none of its primitives can, a primitive iff one of its operands cannot.
+        """
+        classes, ranks, n = alternatives.classes, alternatives.ranks(), len(alternatives.graph)
+        members: dict[NodeId, list[NodeId]] = {}
+        for v in bits(stored.work | alternatives.work):
+            members.setdefault(classes.get(v, v), []).append(v)
+        needs: dict[NodeId, int] = {}
+        behind: dict[NodeId, int] = {}
+        for value in sorted(members, key=lambda v: (ranks[v], v)):
+            several = len(members[value]) > 1
+            common = -1
+            for v in members[value]:
+                behind[v] = 1 << n + v if several else 0
+                for r in bits(stored.reads[v] & ~stored.leaves):
+                    behind[v] |= needs.get(classes.get(r, r), 0)
+                common &= behind[v]
+            needs[value] = common | 1 << value
+        every = 0
+        for result in bits(stored.results):
+            every |= needs[result]
+        ways = tuple(
+            Way(value, frozenset(bits(behind[v] & ~every)))
+            for value, found in sorted(members.items())
+            if len(found) > 1
+            for v in found
+        )
+        return Needs(frozenset(bits(every)), ways)
