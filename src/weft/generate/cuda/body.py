@@ -1,0 +1,168 @@
+"""Values of nodes as statements of one thread: the shared walk of `cpp.body`, with memory accesses widened.
+
+A thread computes several neighbouring elements one by one, as scalars. What they read is collected first (`Accesses`):
+elements that lie in one aligned chunk of 4, 8 or 16 bytes, at constant distances, are then read by one wide load, and
+stored likewise. That needs no knowledge of loops: it holds for strided windows and permuted tensors as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.generate.cpp.body import Access, Body, Place, Placed
+from weft.generate.cpp.index import Index
+from weft.generate.cpp.memory import Buffer
+from weft.generate.cpp.nest import Nest
+from weft.generate.expr import Value, c_type
+from weft.ir.graph import Graph, NodeId
+from weft.ir.types import DType
+
+UNROLLED_TAPS = 5
+"""Windows of at most so many taps per dimension have no loop."""
+
+
+@dataclass(slots=True)
+class Accesses:
+    """Which elements of which aligned chunks a kernel reads; filled by a first pass, asked by a second."""
+
+    max_bytes: int
+    seen: dict[tuple[str, int, Index], set[int]] = field(default_factory=dict)
+    frozen: bool = False
+
+    def note(self, buffer: Buffer, address: Index) -> None:
+        """Count one read."""
+        if self.frozen:
+            return
+        for width in self._widths(buffer, address):
+            block = address.const // width * width
+            key = (buffer.name, width, Index(block, address.terms))
+            self.seen.setdefault(key, set()).add(address.const - block)
+
+    def width(self, buffer: Buffer, address: Index) -> int:
+        """Elements of the widest chunk of which at least half is used; 1: the element alone."""
+        for width in reversed(self._widths(buffer, address)):
+            block = address.const // width * width
+            if len(self.seen.get((buffer.name, width, Index(block, address.terms)), ())) * 2 > width:
+                return width
+        return 1
+
+    def _widths(self, buffer: Buffer, address: Index) -> list[int]:
+        """Sizes of chunks that certainly lie inside the buffer, ascending."""
+        size = math.prod(d.size for d in buffer.digits)
+        found = []
+        width = 2
+        while width * buffer.dtype.itemsize <= self.max_bytes:
+            if any(c % width for _, c in address.terms):
+                break
+            block = address + (address.const // width * width - address.const)
+            if size % width == 0 or block.bounds[1] + width <= size:
+                found.append(width)
+            width *= 2
+        return found
+
+
+class CudaBody(Body):
+    """Emits values of one thread."""
+
+    counter = "w_signed"
+    clamp = "w_clamp_index((w_i64)"
+    index = "w_index"
+    unrolled = UNROLLED_TAPS
+
+    def __init__(
+        self, graph: Graph, buffers: Mapping[NodeId, Buffer], nest: Nest, accesses: Accesses | None = None
+    ) -> None:
+        super().__init__(graph, buffers, nest)
+        self.wide = accesses
+        self.pending: list[tuple[Buffer, Index, Value]] = []
+        """Stores that wait for their neighbours."""
+        self.asked: set[tuple[NodeId, Place]] = set()
+        """Values that were read or computed since the set was last emptied, wherever they came from."""
+        self.arrays = 0
+        self._numbers: dict[str, int] = {}
+
+    def value(self, node: NodeId, place: Place) -> Placed:
+        """As in the base, noting what was asked for."""
+        self.asked.add((node, place))
+        return super().value(node, place)
+
+    def known(self, node: NodeId, place: Place) -> Placed | None:
+        """The value, if it is at hand."""
+        for memo in reversed(self._memo):
+            if (node, place) in memo:
+                return memo[node, place]
+        return None
+
+    def load(self, buffer: Buffer, address: Index, dtype: DType) -> Placed:
+        """Read one element: alone, or out of a wide load that its neighbours share."""
+        self.accesses.append(Access(address, buffer.dtype.itemsize, False))
+        level = self.level_of(address)
+        if not buffer.fixed:
+            level = max(level, self.floor)
+        width = 1
+        if self.wide is not None:
+            self.wide.note(buffer, address)
+            width = self.wide.width(buffer, address) if self.wide.frozen else 1
+        if width == 1:
+            return self.define(dtype, False, f"w_ld({buffer.name} + {address.text()})", level)
+        block = address.const // width * width
+        array = self._chunk(buffer, Index(block, address.terms), width, level)
+        return Placed(Value(f"{array}[{address.const - block}]", dtype), level)
+
+    def _chunk(self, buffer: Buffer, address: Index, width: int, level: int) -> str:
+        """Name of an array that holds `width` elements from `address` on."""
+        key = (-1 - width, (address, Index(self._numbers.setdefault(buffer.name, len(self._numbers)))))
+        for memo in reversed(self._memo):
+            if key in memo:
+                return memo[key].value.name
+        self.arrays += 1
+        name = f"q{self.arrays}"
+        self.nest.put(f"{c_type(buffer.dtype)} {name}[{width}];", level)
+        self.nest.put(f"w_ldv<{width}>({buffer.name} + {address.text()}, {name});", level)
+        self._memo[level][key] = Placed(Value(name, buffer.dtype), level)
+        return name
+
+    def store(self, buffer: Buffer, place: Place, value: Value) -> None:
+        """Keep a store until `flush`."""
+        address = buffer.address(place)
+        self.accesses.append(Access(address, buffer.dtype.itemsize, True))
+        self.pending.append((buffer, address, value))
+
+    def flush(self, guard: str = "") -> None:
+        """Write what is pending, neighbours together; `guard`: only where this condition holds."""
+        groups: dict[tuple[str, tuple[object, ...]], dict[int, tuple[Buffer, Index, Value]]] = {}
+        for item in self.pending:
+            buffer, address, _ = item
+            groups.setdefault((buffer.name, address.terms), {})[address.const] = item
+        self.pending = []
+        with self.block(f"if ({guard})" if guard else ""):
+            for group in groups.values():
+                self._store_group(group)
+
+    def _store_group(self, group: dict[int, tuple[Buffer, Index, Value]]) -> None:
+        most = self.wide.max_bytes if self.wide is not None else 1
+        left = dict(group)
+        for const in sorted(group):
+            if const not in left:
+                continue
+            buffer, address, value = left[const]
+            width = 1
+            while (
+                2 * width * buffer.dtype.itemsize <= most
+                and const % (2 * width) == 0
+                and all(c % (2 * width) == 0 for _, c in address.terms)
+                and all(const + k in left for k in range(2 * width))
+            ):
+                width *= 2
+            if width == 1:
+                self.nest.put(f"w_st({buffer.name} + {address.text()}, {value.name});")
+            else:
+                self.arrays += 1
+                name = f"q{self.arrays}"
+                values = ", ".join(left[const + k][2].name for k in range(width))
+                self.nest.put(f"const {c_type(buffer.dtype)} {name}[{width}] = {{{values}}};")
+                self.nest.put(f"w_stv<{width}>({buffer.name} + {address.text()}, {name});")
+            for k in range(width):
+                del left[const + k]

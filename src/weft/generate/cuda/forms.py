@@ -1,0 +1,43 @@
+"""What a schedule of the CUDA generator decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from weft.kernels.source import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Parameters of a kernel; a segment to which one does not apply ignores it."""
+
+    threads: int = 256
+    """Threads of a block, a power of two."""
+    vector: int = 16
+    """Most bytes of one memory access."""
+    items: int = 1
+    """Vectors per thread of an elementwise kernel."""
+    fuse: bool = True
+    """Dependent reductions over the same rows, and what is computed from them, share a launch."""
+    keep: bool = True
+    """Costly values that several stages need are computed once per thread."""
+    per_row: int = 0
+    """Threads that share one row of a reduction, a power of two; 0: by the rules."""
+    columns: int = 0
+    """Neighbouring rows (in vectors) of one block where the rows are contiguous in memory; 0: by the rules."""
+    cluster: int = 1
+    """Blocks that share one row."""
+    split: int = 1
+    """Blocks among which the reduced elements of a row are divided where no cluster is used."""
+    tile: bool = False
+    """Elementwise kernels go through shared memory where input and output run along different axes."""
+
+    def schedule(self) -> Schedule:
+        """The schedule with these parameters."""
+        return Schedule("cuda", tuple(sorted((f.name, getattr(self, f.name)) for f in fields(self))))
+
+    @staticmethod
+    def of(schedule: Schedule) -> Form:
+        """Inverse of `schedule`; KeyError where a parameter is missing."""
+        return Form(**{f.name: cast("Any", schedule.param(f.name)) for f in fields(Form)})

@@ -1,0 +1,80 @@
+"""The `cuda` generator: which problems it takes, in which ways, and the kernel of each."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import final
+
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cpp.plan import live_nodes
+from weft.generate.cuda import templates
+from weft.generate.cuda.choose import forms
+from weft.generate.cuda.forms import Form
+from weft.generate.cuda.kernel import CudaText
+from weft.generate.cuda.loops import Oversized
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource, Schedule
+
+MAX_CONSTANT_BYTES = 64 * 1024
+"""More than this belongs into memory that the plan owns, not into the text of a kernel."""
+
+
+@final
+class CudaGenerator:
+    """CUDA kernels, see `weft.generate.protocol.Generator`."""
+
+    name = "cuda"
+
+    def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
+        """Some forms, the most promising first; a decline names what stands in the way."""
+        if not isinstance(facts, GpuFacts):
+            return Declined("CUDA kernels run on a GPU")
+        if _has_contraction(problem.graph):
+            return templates.schedules(problem, facts)
+        declined = _refuse(problem)
+        if declined is not None:
+            return declined
+        return [form.schedule() for form in forms(problem, facts)]
+
+    def emit(self, problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+        """The kernel's text, or why there is none."""
+        if _has_contraction(problem.graph):
+            return templates.emit(problem, schedule)
+        declined = _refuse(problem)
+        if declined is not None:
+            return declined
+        entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+        try:
+            return CudaText(problem, Form.of(schedule), entry).source(schedule)
+        except Oversized:
+            return Declined("too many values in one kernel")
+
+
+def _has_contraction(graph: Graph) -> bool:
+    return any(CATEGORY[graph.nodes[n].prim] is Category.LINEAR for n in live_nodes(graph))
+
+
+def _refuse(problem: Problem) -> Declined | None:
+    graph = problem.graph
+    for node in live_nodes(graph):
+        record = graph.nodes[node]
+        if CATEGORY[record.prim] is Category.OPAQUE:
+            return Declined(f"{record.prim.value} is not a primitive of fused loops")
+        if record.prim is Prim.CONSTANT and record.type.nbytes > MAX_CONSTANT_BYTES:
+            return Declined(f"a constant of {record.type.nbytes} B in the text of a kernel")
+        if math.prod(record.type.shape) >= 2**40:
+            return Declined(f"{record.type} is too large")
+        if record.prim in (Prim.ARGMAX, Prim.ARGMIN) and max(graph.type_of(record.inputs[0]).shape) >= 2**31:
+            return Declined("positions past 32 bits")
+    if len(set(graph.outputs)) != len(graph.outputs):
+        return Declined("an output occurs twice")
+    for node in graph.outputs:
+        if CATEGORY[graph.nodes[node].prim] is Category.SOURCE:
+            return Declined("an output is an input or a constant")
+    return None

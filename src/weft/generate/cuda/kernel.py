@@ -1,0 +1,268 @@
+"""A problem and a form in, the text and the launches of one CUDA source out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from weft.generate.cpp.body import Place
+from weft.generate.cpp.memory import Buffer, Unfused, dense
+from weft.generate.cpp.nest import Nest
+from weft.generate.cpp.plan import Layout, build_stages, live_nodes
+from weft.generate.cpp.windows import separate_windows
+from weft.generate.cuda.body import Accesses, CudaBody
+from weft.generate.cuda.forms import Form
+from weft.generate.cuda.launch import Draft
+from weft.generate.cuda.loops import Oversized, Scene
+from weft.generate.cuda.point import Part, emit_parts, parts_of
+from weft.generate.cuda.rows import Rows
+from weft.generate.cuda.stages import Segment, build_segments, choose_roots, is_heavy
+from weft.generate.expr.ctype import storage_type
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
+
+ALIGN = 256
+_NAME = re.compile(r"\b(?:in|out|v|state|table)\d+\b")
+
+
+@cache
+def machine_header() -> str:
+    """Text of weft_cuda_machine.h."""
+    return Path(__file__).with_name("weft_cuda_machine.h").read_text()
+
+
+@cache
+def runtime_header() -> str:
+    """Text of weft_cuda.h."""
+    return Path(__file__).with_name("weft_cuda.h").read_text()
+
+
+class CudaText:
+    """Builds one source; see `source`."""
+
+    def __init__(self, problem: Problem, form: Form, entry: str) -> None:
+        self.problem = problem
+        self.form = form
+        self.entry = entry
+        self.graph: Graph = separate_windows(problem.graph, live_nodes(problem.graph))
+        cut: set[NodeId] = set()
+        for _ in range(32):  # each turn takes one more value out of registers
+            try:
+                self._build(frozenset(cut))
+                return
+            except Unfused as signal:
+                if signal.node in cut:
+                    raise Oversized from signal
+                cut.add(signal.node)
+        raise Oversized
+
+    # plan
+
+    def _build(self, cut: frozenset[NodeId]) -> None:
+        graph = self.graph
+        live = live_nodes(graph)
+        self.layout = Layout(graph, live)
+        self.roots = choose_roots(graph, live, keep=self.form.keep)
+        stages, self.reads = build_stages(graph, self.layout, self.roots, frozenset())
+        self.segments = build_segments(self.layout, stages, self.reads, fuse=self.form.fuse, cut=cut)
+        self.accesses = Accesses(self.form.vector)
+        self.carried: dict[str, dict[int, set[tuple[NodeId, Place]]]] = {}
+        """Per launch and stage the values that the first pass asked for."""
+        self._emit(live)
+        self.accesses.frozen = True
+        self._emit(live)
+
+    def _emit(self, live: Sequence[NodeId]) -> None:
+        self.workspace_bytes = 0
+        self.state_bytes = 0
+        self.pointers: dict[str, tuple[Pointer, str]] = {}
+        self.tables: dict[str, str] = {}
+        self.drafts: list[Draft] = []
+        self.fixed = self._fixed_buffers(live)
+        self.stored = self._stored_roots()
+        written: set[NodeId] = set()
+        for launch in self._grouped():
+            readable = self.fixed | {r: b for r, b in self.stored.items() if r in written}
+            targets = {r: b for r, b in self.stored.items() if any(r in s.roots for s in launch)}
+            self._launch(launch, Scene(self.graph, self.layout, readable, targets))
+            written |= set(targets)
+
+    def _grouped(self) -> list[list[Segment]]:
+        """Segments that run side by side in one launch: elementwise ones that need nothing of each other."""
+        groups: list[list[Segment]] = []
+        for segment in self.segments:
+            last = groups[-1] if groups else None
+            if last is None or segment.rows is not None or last[0].rows is not None or self._needs(segment, last):
+                groups.append([segment])
+            else:
+                last.append(segment)
+        return groups
+
+    def _needs(self, segment: Segment, others: Sequence[Segment]) -> bool:
+        """Whether a segment must read what the others store (cheap values it computes again)."""
+        theirs = {r for other in others for r in other.roots}
+        return any(
+            r not in self.graph.outputs or is_heavy(self.graph, r, self.roots)
+            for root in segment.roots
+            for r in self.reads[root]
+            if r in theirs
+        )
+
+    # memory
+
+    def _fixed_buffers(self, live: Sequence[NodeId]) -> dict[NodeId, Buffer]:
+        found: dict[NodeId, Buffer] = {}
+        for position, node in enumerate(self.graph.inputs):
+            t = self.graph.type_of(node)
+            strides = self.problem.input_formats[position].strides(t.shape)
+            name = f"in{position}"
+            self.pointers[name] = (Pointer("in", position), storage_type(t.dtype))
+            found[node] = dense(name, t.dtype, t.shape, strides, fixed=True)
+        for node in live:
+            t = self.graph.type_of(node)
+            if self.graph.nodes[node].prim is Prim.CONSTANT and t.size > 1:
+                found[node] = dense(f"table{node}", t.dtype, t.shape, Format.ROW.strides(t.shape), fixed=True)
+                self.tables[f"table{node}"] = self._table(node)
+        return found
+
+    def _table(self, node: NodeId) -> str:
+        """A constant as its bytes: the compiler takes no infinity in a table."""
+        dtype = self.graph.type_of(node).dtype
+        data = np.ascontiguousarray(self.graph.constant(node))
+        if dtype is DType.BF16:
+            data = (data.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        raw = data.tobytes()
+        words = np.frombuffer(raw + b"\0" * (-len(raw) % 16), np.uint32)
+        text = ", ".join(f"{w}u" for w in words.tolist())
+        return f"W_TABLE unsigned table{node}_words[{len(words)}] = {{{text}}};"
+
+    def _stored_roots(self) -> dict[NodeId, Buffer]:
+        """Outputs, and what one segment computes and another reads."""
+        graph = self.graph
+        segment_of = {r: k for k, s in enumerate(self.segments) for r in s.roots}
+        found: dict[NodeId, Buffer] = {}
+        formats = self.problem.output_formats
+        fmt = Format.LAST if formats.count(Format.LAST) * 2 > len(formats) else Format.ROW
+        for root in sorted(self.roots):
+            t = graph.type_of(root)
+            if root in graph.outputs:
+                position = graph.outputs.index(root)
+                name = f"out{position}"
+                self.pointers[name] = (Pointer("out", position), storage_type(t.dtype))
+                strides = self.problem.output_formats[position].strides(t.shape)
+                found[root] = dense(name, t.dtype, t.shape, strides)
+            elif any(root in self.reads[r] and segment_of[r] != segment_of[root] for r in self.roots):
+                name = self.allocate(t.size, t.dtype.accumulator)
+                found[root] = dense(name, t.dtype.accumulator, t.shape, fmt.strides(t.shape))
+        return found
+
+    def allocate(self, count: int, dtype: DType) -> str:
+        """Name of an array in the workspace."""
+        name = f"v{sum(n.startswith('v') for n in self.pointers)}"
+        self.pointers[name] = (Pointer("work", self.workspace_bytes), storage_type(dtype))
+        self.workspace_bytes += -(-count * dtype.itemsize // ALIGN) * ALIGN
+        return name
+
+    def counters(self, count: int) -> str:
+        """Name of an array of counters, zero between calls."""
+        name = f"state{sum(n.startswith('state') for n in self.pointers)}"
+        self.pointers[name] = (Pointer("state", self.state_bytes), "unsigned")
+        self.state_bytes += -(-count * 4 // ALIGN) * ALIGN
+        return name
+
+    # launches
+
+    def _draft(self, scene: Scene, threads: int) -> Draft:
+        nest = Nest()
+        number = len(self.drafts)
+        entry = f"{self.entry}_{number}" if number else self.entry
+        return Draft(entry, threads, nest, CudaBody(self.graph, scene.readable, nest, self.accesses))
+
+    def _launch(self, segments: Sequence[Segment], scene: Scene) -> None:
+        if segments[0].rows is not None:
+            draft = self._draft(scene, self.form.threads)
+            Rows(self, draft, scene, segments[0]).emit()
+        else:
+            draft = self._draft(scene, self.form.threads)
+            parts: list[Part] = []
+            for segment in segments:
+                parts += parts_of(scene, segment.stages[0], self.form, f"i{len(parts)}_")
+            emit_parts(draft, scene, parts, self.form)
+        if draft.blocks:
+            self.drafts.append(draft)
+
+    def source(self, schedule: Schedule) -> CudaSource:
+        """The finished source."""
+        head = ["#define W_WIDE"] if self._is_wide() else []
+        texts: list[str] = [*head, machine_header().rstrip(), runtime_header().rstrip()]
+        bodies = []
+        launches = []
+        tables: set[str] = set()
+        for draft in self.drafts:
+            lines = [line for item in draft.nest.stack for line in item.lines()]
+            names = sorted(set(_NAME.findall("\n".join(lines))), key=_natural)
+            tables |= {n for n in names if n.startswith("table")}
+            bodies.append(self._function(draft, lines, names))
+            arguments: tuple[CudaArgument, ...] = tuple(self.pointers[n][0] for n in names if n in self.pointers)
+            launches.append(
+                Launch(
+                    draft.entry,
+                    (draft.blocks, 1, 1),
+                    (draft.threads, 1, 1),
+                    arguments,
+                    cluster=(draft.cluster, 1, 1),
+                )
+            )
+        if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
+            bodies = [f"W_KERNEL(32) {self.entry}() {{\n  w_wait();\n  w_release();\n}}"]
+            launches = [Launch(self.entry, (1, 1, 1), (32, 1, 1), ())]
+        texts += [self.tables[t] for t in sorted(tables, key=_natural)]
+        return CudaSource(
+            schedule,
+            "\n".join([*texts, *bodies, ""]),
+            tuple(launches),
+            workspace_bytes=self.workspace_bytes,
+            state_bytes=self.state_bytes,
+            capability=90 if any(d.cluster > 1 for d in self.drafts) else 80,
+        )
+
+    def _function(self, draft: Draft, lines: list[str], names: Sequence[str]) -> str:
+        text = "\n".join(lines)
+        parameters = []
+        locals_ = []
+        for name in names:
+            if name in self.tables:
+                kind = next(b.dtype for b in self.fixed.values() if b.name == name)
+                c = storage_type(kind)
+                locals_.append(f"  const {c}* const {name} = (const {c}*){name}_words;")
+                continue
+            pointer, c = self.pointers[name]
+            written = pointer.kind == "state" or re.search(rf"w_stv?(?:<\d+>)?\({name} ", text) is not None
+            parameters.append(f"{c}* __restrict__ {name}" if written else f"const {c}* {name}")
+        return "\n".join(
+            [
+                f"W_KERNEL({draft.threads}) {draft.entry}({', '.join(parameters)}) {{",
+                *(f"  {line}" for line in draft.shared),
+                *locals_,
+                "  w_wait();",
+                "  w_release();",
+                *(f"  {line}" if not line.startswith("#") else line for line in lines[1:-1]),
+                "}",
+            ]
+        )
+
+    def _is_wide(self) -> bool:
+        return any(self.graph.type_of(n).size >= 2**31 for n in live_nodes(self.graph)) or self.workspace_bytes >= 2**33
+
+
+def _natural(name: str) -> tuple[str, int]:
+    head = name.rstrip("0123456789")
+    return head, int(name[len(head) :])

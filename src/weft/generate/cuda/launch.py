@@ -1,0 +1,28 @@
+"""One launch under construction: its text, its grid, and the shared memory that it declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.generate.cpp.nest import Nest
+from weft.generate.cuda.body import CudaBody
+
+
+@dataclass(slots=True)
+class Draft:
+    """A kernel function whose parameters are not known yet."""
+
+    entry: str
+    threads: int
+    nest: Nest
+    body: CudaBody
+    blocks: int = 0
+    cluster: int = 1
+    shared: list[str] = field(default_factory=list)
+    """Declarations of shared arrays."""
+    serial: int = 0
+
+    def name(self, prefix: str) -> str:
+        """A fresh identifier of this function."""
+        self.serial += 1
+        return f"{prefix}{self.serial}"

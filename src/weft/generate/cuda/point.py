@@ -1,0 +1,158 @@
+"""Elementwise stages: every thread computes a few vectors of neighbouring results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.generate.cpp.index import Index, Var, index_of
+from weft.generate.cpp.plan import Key, Stage
+from weft.generate.cuda.forms import Form
+from weft.generate.cuda.launch import Draft
+from weft.generate.cuda.loops import Probe, Scene, best_lane, cuts, lanes_of, merge, order, probe, walk
+from weft.generate.expr import Value
+from weft.ir.types import DType
+
+MOST_LANES = 8
+"""Neighbours that one thread computes at once."""
+MAX_PIECES = 12
+"""Ranges of blocks into which the edges of joins cut a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage, or the piece of it between edges of joins, for a range of blocks of its own."""
+
+    stage: Stage
+    variables: tuple[Var, ...]
+    """Outer to inner; the innermost is the one with lanes."""
+    lanes: int
+    at: dict[Key, Index]
+
+    @property
+    def vectors(self) -> int:
+        """Work items."""
+        return math.prod(v.size for v in self.variables) // self.lanes
+
+
+def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part]:
+    """Pieces of one elementwise stage; none if it has no element."""
+    sizes = scene.layout.sizes
+    variables = [Var(f"{prefix}{k}", sizes[key]) for k, key in enumerate(stage.free)]
+    if any(v.size == 0 for v in variables):
+        return []
+    at = {key: index_of(v) for key, v in zip(stage.free, variables, strict=True)}
+    seen = probe(scene, [stage], [at])
+    merge(variables, [at], seen)
+    return _pieces(scene, stage, form, variables, at, seen)
+
+
+def _pieces(
+    scene: Scene, stage: Stage, form: Form, variables: list[Var], at: dict[Key, Index], seen: Probe
+) -> list[Part]:
+    for var in variables:
+        points = cuts(var, seen.joints)
+        if not 0 < len(points) <= MAX_PIECES:
+            continue
+        found = []
+        for number, (first, end) in enumerate(zip([0, *points], [*points, var.size], strict=True)):
+            piece = Var(f"{var.name}_{'abcdefghijklm'[number]}", end - first)
+            moved = {k: i.substitute({var: index_of(piece) + first}) for k, i in at.items()}
+            inner = [piece if v is var else v for v in variables]
+            again = probe(scene, [stage], [moved])
+            merge(inner, [moved], again)
+            found += _pieces(scene, stage, form, inner, moved, again)
+        return found
+    order(variables, seen)
+    lane = best_lane(variables, seen)
+    if lane is None:
+        return [Part(stage, tuple(variables), 1, at)]
+    variables = [*(v for v in variables if v is not lane), lane]
+    lanes = lanes_of(lane, seen, form.vector, MOST_LANES)
+    most = min(MOST_LANES, form.vector // min(x.itemsize for x in seen.accesses))
+    if len(variables) == 1 and lanes < most <= lane.size // 4:
+        return _with_rest(stage, lane, at, most)
+    return [Part(stage, tuple(variables), lanes, at)]
+
+
+def _with_rest(stage: Stage, lane: Var, at: dict[Key, Index], lanes: int) -> list[Part]:
+    """Whole vectors, and single elements for what is left."""
+    whole = lane.size // lanes * lanes
+    parts = []
+    for name, first, size, width in (("a", 0, whole, lanes), ("b", whole, lane.size - whole, 1)):
+        piece = Var(f"{lane.name}_{name}", size)
+        moved = {k: i.substitute({lane: index_of(piece) + first}) for k, i in at.items()}
+        parts.append(Part(stage, (piece,), width, moved))
+    return parts
+
+
+def emit_parts(draft: Draft, scene: Scene, parts: Sequence[Part], form: Form) -> None:
+    """All parts, each in its own range of blocks after those that the draft has."""
+    for part in parts:
+        first = draft.blocks
+        draft.blocks += -(-part.vectors // (form.threads * form.items))
+        tests = [f"blockIdx.x >= {first}u"] if first else []
+        tests += [f"blockIdx.x < {draft.blocks}u"] if part is not parts[-1] else []
+        with draft.body.block(f"if ({' && '.join(tests)})" if tests else ""):
+            block = f"(blockIdx.x - {first}u)" if first else "blockIdx.x"
+            draft.nest.put(f"const w_index t = {block} * (w_index){form.threads * form.items} + threadIdx.x;")
+            _emit_part(draft, scene, part, form)
+
+
+def digits(variables: Sequence[Var], position: str, innermost: int) -> list[str]:
+    """Declarations of loop variables as digits of a linear position; the last counts vectors of `innermost` lanes."""
+    lines = []
+    stride = 1
+    for k, var in reversed(list(enumerate(variables))):
+        size = var.size // innermost if k == len(variables) - 1 else var.size
+        if size > 1:
+            divided = f"{position} / {stride}u" if stride > 1 else position
+            lines.append(f"const w_index {var.name} = {divided}{f' % {size}u' if k else ''};")
+        stride *= size
+    return lines
+
+
+def _emit_part(draft: Draft, scene: Scene, part: Part, form: Form) -> None:
+    body, nest = draft.body, draft.nest
+    exact = part.vectors % (form.threads * form.items) == 0
+    if form.items == 1:
+        with body.block("" if exact else f"if (t < {part.vectors}u)"):
+            _emit_vector(draft, scene, part, "t", "")
+            body.flush()
+        return
+    stores = []
+    for u in range(form.items):
+        position = draft.name("t")
+        nest.put(f"const w_index {position}_ = t + {u * form.threads}u;")
+        nest.put(f"const w_index {position} = w_least({position}_, {part.vectors - 1});")
+        _emit_vector(draft, scene, part, position, f"_{u}")
+        stores.append((body.pending, "" if exact else f"{position}_ < {part.vectors}u"))
+        body.pending = []
+    for pending, guard in stores:  # after all loads, so that those of all vectors are on their way together
+        body.pending = pending
+        body.flush(guard)
+
+
+def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: str) -> None:
+    """The elements of one vector."""
+    body = draft.body
+    renamed = {v: Var(v.name + suffix, v.size) for v in part.variables}
+    lane = renamed[part.variables[-1]] if part.variables else None
+    counter = {v: v for v in renamed.values()}
+    if lane is not None:
+        counter[lane] = Var(lane.name, lane.size // part.lanes)
+    for line in digits(list(renamed.values()), position, part.lanes):
+        draft.nest.put(line)
+    for var in counter.values():
+        body.bind(var, draft.nest.level)
+    for k in range(part.lanes):
+        values = {v: index_of(counter[w]) for v, w in renamed.items()}
+        if lane is not None:
+            values[part.variables[-1]] = values[part.variables[-1]] * part.lanes + k
+        at = {key: index.substitute(values) for key, index in part.at.items()}
+        walk(scene, body, part.stage, at, _no_reduction)
+
+
+def _no_reduction(root: int, dtype: DType) -> Value:
+    raise AssertionError((root, dtype))

@@ -1,0 +1,520 @@
+"""Chains of reductions over common rows: who owns a row, what stays in registers, how partial results meet.
+
+A *row* is one value of the free loops. `across` threads share it; a block owns `width` vectors of rows. Where the
+rows' elements are contiguous in memory, the threads of a row are neighbours (`columns` = 1); where neighbouring rows
+are contiguous (channels-last), `columns` threads stand beside each other and every thread owns `lanes` rows.
+Elements keep their thread through all stages over the same loops, so what a later stage reads again (loaded values,
+costly intermediates) waits in registers. Partial results are combined in a fixed order: bits do not vary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weft.generate.cpp.body import Place, combine, identity
+from weft.generate.cpp.index import Index, Var, index_of
+from weft.generate.cpp.plan import ARGS, Key, Stage, reduced_axes
+from weft.generate.cuda.loops import Probe, Scene, best_lane, elementwise_root, lanes_of, merge, order, probe
+from weft.generate.cuda.point import MOST_LANES, digits
+from weft.generate.expr import Value, c_type
+from weft.ir.graph import NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+
+if TYPE_CHECKING:
+    from weft.generate.cuda.kernel import CudaText
+    from weft.generate.cuda.launch import Draft
+    from weft.generate.cuda.stages import Segment
+
+MAX_CARRIED = 64
+"""Registers of a thread for values that wait for a later stage."""
+MAX_TURNS = 16
+"""Turns of a loop over elements that are written out."""
+FULL = 132 * 1024
+"""Threads that keep a large GPU busy."""
+
+
+@dataclass(slots=True)
+class Space:
+    """The loops of some stages inside a row."""
+
+    keys: frozenset[Key]
+    variables: list[Var]
+    lanes: int = 1
+    turns: int = 1
+    stages: list[int] = field(default_factory=list)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a row."""
+        return math.prod(v.size for v in self.variables) // self.lanes
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """Partial result of one reduction for one row of a thread."""
+
+    root: NodeId
+    lane: int
+    name: str
+    prim: Prim
+    dtype: DType
+
+    @property
+    def at(self) -> str:
+        """Name of the position, for ARGMAX and ARGMIN."""
+        return f"{self.name}_at"
+
+    @property
+    def is_arg(self) -> bool:
+        """Whether a position goes with the value."""
+        return self.prim in ARGS
+
+    def take(self, value: str, at: str) -> str:
+        """Statement that takes one more value in."""
+        if not self.is_arg:
+            return f"{self.name} = {combine(self.prim, self.dtype, self.name, value)};"
+        better = "w_above" if self.prim is Prim.ARGMAX else "w_below"
+        test = f"{better}({value}, {at}, {self.name}, {self.at})"
+        return f"if ({test}) {{ {self.name} = {value}; {self.at} = {at}; }}"
+
+
+class Rows:
+    """Emits one segment into a draft."""
+
+    def __init__(self, text: CudaText, draft: Draft, scene: Scene, segment: Segment) -> None:
+        self.text, self.draft, self.scene, self.segment = text, draft, scene, segment
+        self.form = text.form
+        self.body, self.nest = draft.body, draft.nest
+
+    # loops
+
+    def _prepare(self) -> bool:
+        """Choose loops and owners; False when there is nothing to do."""
+        sizes = self.scene.layout.sizes
+        keys = self.segment.rows or ()
+        self.rows = [Var(f"i{k}", sizes[key]) for k, key in enumerate(keys)]
+        row_at = {key: index_of(v) for key, v in zip(keys, self.rows, strict=True)}
+        self.spaces: list[Space] = []
+        self.space_of: list[Space] = []
+        self.at: list[dict[Key, Index]] = []
+        by_space: list[dict[Key, Index]] = []
+        for number, stage in enumerate(self.segment.stages):
+            inner = [k for k in [*stage.free, *stage.reduced] if k not in row_at]
+            space = next((s for s in self.spaces if s.keys == frozenset(inner)), None)
+            if space is None:
+                space = Space(
+                    frozenset(inner), [Var(f"j{len(self.spaces)}_{k}", sizes[x]) for k, x in enumerate(inner)]
+                )
+                self.spaces.append(space)
+                by_space.append(row_at | {x: index_of(v) for x, v in zip(inner, space.variables, strict=True)})
+            space.stages.append(number)
+            self.space_of.append(space)
+            self.at.append(by_space[self.spaces.index(space)])
+        if any(v.size == 0 for v in self.rows):
+            return False
+        if all(v.size for s in self.spaces for v in s.variables):
+            seen = probe(self.scene, self.segment.stages, self.at)
+            merge(self.rows, by_space, seen)
+            for space in self.spaces:
+                merge(space.variables, by_space, seen)
+            self._choose(seen)
+        else:
+            self.row_lanes, self.columns, self.across, self.by_columns = 1, 1, 32, False
+        return True
+
+    def _choose(self, seen: Probe) -> None:
+        """Lanes, and how many threads share a row."""
+        form = self.form
+        order(self.rows, seen)
+        for space in self.spaces:
+            order(space.variables, seen)
+        largest = max(self.spaces, key=lambda s: s.vectors)
+        lane = best_lane([*self.rows, *largest.variables], seen)
+        self.row_lanes, self.columns = 1, 1
+        self.by_columns = lane is not None and lane in self.rows
+        count = math.prod(v.size for v in self.rows)
+        if lane is not None and self.by_columns:
+            self.rows = [*(v for v in self.rows if v is not lane), lane]
+            self.row_lanes = lanes_of(lane, seen, form.vector, MOST_LANES)
+            item = min(x.itemsize for x in seen.accesses)
+            wanted = form.columns or max(4, 128 // (self.row_lanes * item))
+            self.columns = min(_power(wanted), 32, _power(count // self.row_lanes))
+            self.across = max(1, form.threads // self.columns)
+            while self.across > 1 and self.across * self.columns > 32 and self.across >= 2 * largest.vectors:
+                self.across //= 2
+            return
+        for space in self.spaces:
+            inner = best_lane(space.variables, seen)
+            if inner is not None:
+                space.variables = [*(v for v in space.variables if v is not inner), inner]
+                space.lanes = lanes_of(inner, seen, form.vector, MOST_LANES)
+        self.across = form.per_row or self._across(count, largest)
+
+    def _across(self, count: int, largest: Space) -> int:
+        """Threads per row: about eight elements each, more where rows are few."""
+        threads = 1
+        elements = largest.vectors * largest.lanes
+        while (
+            threads < 1024
+            and threads < largest.vectors
+            and (threads * 16 < elements or (count * threads < FULL and threads * 8 < elements))
+        ):
+            threads *= 2
+        return threads
+
+    def _owners(self) -> None:
+        """Blocks, and the declarations that say which rows and which part of them a thread has."""
+        form, draft, put = self.form, self.draft, self.nest.put
+        vectors = math.prod(v.size for v in self.rows) // self.row_lanes
+        self.vectors = vectors
+        turns = max(-(-s.vectors // max(self.across, 1)) for s in self.spaces)
+        self.cluster = form.cluster if not self.by_columns and self.across >= 256 and turns >= form.cluster else 1
+        self.split = min(form.split, turns) if len(self.segment.stages) == 1 and self.cluster == 1 and turns else 1
+        if self.by_columns:
+            draft.threads = max(32, self.columns * self.across)
+            self.across = draft.threads // self.columns
+            self.width = self.columns
+            put(f"const w_index y = threadIdx.x / {self.columns}u, x = threadIdx.x % {self.columns}u;")
+        else:
+            threads = max(self.across, min(form.threads, 256))
+            while threads > max(32, self.across) and vectors * self.across < threads * 132:
+                threads //= 2
+            draft.threads = threads = max(threads, 32)
+            self.width = threads // self.across
+            if self.width > 1:
+                put(f"const w_index y = threadIdx.x % {self.across}u, x = threadIdx.x / {self.across}u;")
+            else:
+                put("const w_index y = threadIdx.x;")
+        groups = -(-vectors // self.width)
+        self.groups = groups
+        draft.cluster = self.cluster
+        draft.blocks = groups * self.cluster * self.split
+        block = "blockIdx.x"
+        self.member = "y"
+        if self.cluster > 1:
+            put("const w_index rank = w_cluster_rank();")
+            put(f"const w_index member = rank * {draft.threads}u + y;")
+            block, self.member = f"blockIdx.x / {self.cluster}u", "member"
+        if self.split > 1:
+            put(f"const w_index share = blockIdx.x % {self.split}u, group = blockIdx.x / {self.split}u;")
+            block = "group"
+        x = " + x" if self.width > 1 else ""
+        scale = f" * {self.width}u" if self.width > 1 else ""
+        self.live = ""
+        if vectors % self.width:
+            put(f"const w_index row_ = {block}{scale}{x};")
+            put(f"const bool live = row_ < {vectors}u;")
+            put(f"const w_index row = live ? row_ : {vectors - 1}u;")
+            self.live = "live"
+        else:
+            put(f"const w_index row = {block}{scale}{x};")
+        for line in digits(self.rows, "row", self.row_lanes):
+            put(line)
+        self._bind(self.rows)
+        for space in self.spaces:
+            space.turns = -(-space.vectors // (self.across * self.cluster))
+
+    def _bind(self, variables: Sequence[Var]) -> None:
+        for var in variables:
+            self.body.bind(var, self.nest.level)
+
+    def _lane_values(self, variables: Sequence[Var], lanes: int, k: int) -> dict[Var, Index]:
+        """The innermost variable counts vectors: its value at lane k."""
+        if not variables or lanes == 1:
+            return {}
+        last = variables[-1]
+        return {last: index_of(Var(last.name, last.size // lanes)) * lanes + k}
+
+    # text
+
+    def emit(self) -> None:
+        """Write the whole segment."""
+        if not self._prepare():
+            return
+        with self.body.block("") as level:
+            self.level = level
+            self._owners()
+            self._plan_carried()
+            for number, stage in enumerate(self.segment.stages):
+                self._stage(number, stage)
+            if self.cluster > 1:
+                self.nest.put("w_cluster_sync();")  # no block leaves while others read its memory
+
+    def _plan_carried(self) -> None:
+        """Arrays for what several stages over the same loops ask for: loaded values and costly intermediates."""
+        self.arrays: dict[tuple[int, NodeId, Place], str] = {}
+        self.kept: set[tuple[int, NodeId, Place]] = set()
+        asked = self.text.carried.get(self.draft.entry, {})
+        for which, space in enumerate(self.spaces):
+            wanted: dict[tuple[NodeId, Place], int] = {}
+            for number in space.stages:
+                for key in asked.get(number, ()):
+                    wanted[key] = wanted.get(key, 0) + 1
+            keys = sorted((key for key, n in wanted.items() if n > 1), key=repr)
+            if space.turns > MAX_TURNS or len(keys) * space.turns > MAX_CARRIED:
+                continue
+            for node, place in keys:
+                name = self.draft.name("h")
+                self.arrays[which, node, place] = name
+                self.nest.put(f"{c_type(self.scene.graph.type_of(node).dtype)} {name}[{space.turns}];")
+
+    def _place(self, number: int, r: int, k: int) -> dict[Key, Index]:
+        """Loops of a stage at row lane r and element lane k."""
+        space = self.space_of[number]
+        values = self._lane_values(self.rows, self.row_lanes, r) | self._lane_values(space.variables, space.lanes, k)
+        return {key: i.substitute(values) for key, i in self.at[number].items()} if values else self.at[number]
+
+    @contextmanager
+    def _turns(self, space: Space) -> Iterator[None]:
+        """The loop over a thread's vectors of a row."""
+        which = self.spaces.index(space)
+        step = self.across * self.cluster
+        held = any(key[0] == which for key in self.arrays)
+        first, last = "0u", f"{space.turns}u"
+        if self.split > 1:
+            chunk = -(-space.turns // self.split)
+            first, last = f"share * {chunk}u", f"(w_index)w_least({space.turns}, (share + 1u) * {chunk}u)"
+        self.nest.put("#pragma unroll" if held or space.turns <= 4 else "#pragma unroll 4")
+        with self.body.block(f"for (w_index u = {first}; u < {last}; ++u)"):
+            self.nest.put(f"const w_index p = u * {step}u + {self.member};")
+            with self.body.block("" if space.vectors % step == 0 else f"if (p < {space.vectors}u)"):
+                for line in digits(space.variables, "p", space.lanes):
+                    self.nest.put(line)
+                self._bind(space.variables)
+                yield
+
+    def _stage(self, number: int, stage: Stage) -> None:
+        space = self.space_of[number]
+        partial = {
+            (root, r, k): self._accumulator(root, r)
+            for root in stage.reductions
+            for r in range(self.row_lanes)
+            for k in range(space.lanes)
+        }
+        if space.vectors:
+            with self._turns(space):
+                self._recall(number, space)
+                for r in range(self.row_lanes):
+                    for k in range(space.lanes):
+                        self._element(stage, self._place(number, r, k), {x: partial[x, r, k] for x in stage.reductions})
+                self._keep(number, space)
+                self.body.flush(self.live)
+        if stage.reductions:
+            for root in stage.reductions:
+                for r in range(self.row_lanes):
+                    self._join([partial[root, r, k] for k in range(space.lanes)])
+            self._finish(
+                number, stage, [partial[root, r, 0] for root in stage.reductions for r in range(self.row_lanes)]
+            )
+
+    def _recall(self, number: int, space: Space) -> None:
+        """What waits in registers is known at this element."""
+        which = self.spaces.index(space)
+        self.body.asked = set()
+        for w, node, place in self.kept:
+            if w == which:
+                value = Value(f"{self.arrays[w, node, place]}[u]", self.scene.graph.type_of(node).dtype)
+                self.body.remember(node, place, value)
+        if self.text.accesses.frozen:
+            return
+        for earlier in space.stages[: space.stages.index(number)]:  # the first pass: as if every root waited
+            for root in self.segment.stages[earlier].pre:
+                for r in range(self.row_lanes):
+                    for k in range(space.lanes):
+                        place = self.scene.layout.place(root, self._place(earlier, r, k))
+                        self.body.remember(root, place, Value("h", self.scene.graph.type_of(root).dtype))
+
+    def _keep(self, number: int, space: Space) -> None:
+        """Put into registers what later stages ask for; in the first pass, note what is asked for."""
+        which = self.spaces.index(space)
+        for w, node, place in self.arrays:
+            if w != which or (w, node, place) in self.kept:
+                continue
+            found = self.body.known(node, place)
+            if found is not None:
+                self.nest.put(f"{self.arrays[w, node, place]}[u] = {found.value.name};")
+                self.kept.add((w, node, place))
+        if self.text.accesses.frozen:
+            return
+        mine = {r for s in space.stages for r in self.segment.stages[s].pre}
+        own = {v.name for v in space.variables}
+        kept = {
+            (node, place)
+            for node, place in self.body.asked
+            if (node in self.scene.readable or node in mine) and any(v.name in own for i in place for v in i.variables)
+        }
+        self.text.carried.setdefault(self.draft.entry, {})[number] = kept
+
+    def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator]) -> None:
+        graph, layout, body = self.scene.graph, self.scene.layout, self.body
+        for root in stage.pre:
+            elementwise_root(self.scene, body, root, layout.place(root, at))
+        for root, total in partial.items():
+            operand = graph.nodes[root].inputs[0]
+            place = layout.place(operand, at)
+            value = body.value(operand, place).value
+            position = f"(w_i32)({place[reduced_axes(graph, root)[0]].text()})" if total.is_arg else ""
+            self.nest.put(total.take(value.name, position))
+
+    # partial results
+
+    def _accumulator(self, root: NodeId, lane: int) -> Accumulator:
+        record = self.scene.graph.nodes[root]
+        dtype = self.scene.graph.type_of(record.inputs[0]).dtype
+        total = Accumulator(root, lane, self.draft.name("s"), record.prim, dtype)
+        self._reset(total, declare=True)
+        return total
+
+    def _reset(self, total: Accumulator, *, declare: bool) -> None:
+        kind = f"{c_type(total.dtype)} " if declare else ""
+        self.nest.put(f"{kind}{total.name} = {identity(total.prim, total.dtype)};")
+        if total.is_arg:
+            self.nest.put(f"{'w_i32 ' if declare else ''}{total.at} = 2147483647;")
+
+    def _join(self, totals: list[Accumulator]) -> None:
+        """Lanes of a thread, as a tree; the first has the result."""
+        while len(totals) > 1:
+            half = (len(totals) + 1) // 2
+            for a, b in zip(totals, totals[half:], strict=False):
+                self.nest.put(a.take(b.name, b.at))
+            totals = totals[:half]
+
+    def _finish(self, number: int, stage: Stage, totals: list[Accumulator]) -> None:
+        self._exchange(totals)
+        if self.split == 1:
+            self._results(number, stage, totals)
+            return
+        count = self.vectors * self.row_lanes
+        arrays = {}
+        for total in totals:
+            if total.root not in arrays:
+                arrays[total.root] = (
+                    self.text.allocate(self.split * count, total.dtype.accumulator),
+                    self.text.allocate(self.split * count, DType.I32) if total.is_arg else "",
+                )
+        with self.body.block(f"if ({self._one()})"):
+            for total in totals:
+                values, places = arrays[total.root]
+                where = self._partial("share", count, total.lane)
+                self.nest.put(f"w_st({values} + {where}, {total.name});")
+                if places:
+                    self.nest.put(f"w_st({places} + {where}, {total.at});")
+        counter = self.text.counters(self.groups)
+        self.nest.put("w_fence();")
+        self.nest.put("w_sync();")
+        arrived = f"threadIdx.x == 0u && w_last_arrival({counter} + group, {self.split}u)"
+        with self.body.block(f"if (w_any_thread({arrived}))"):
+            for total in totals:
+                self._reset(total, declare=False)
+            with self.body.block(f"for (w_index s = y; s < {self.split}u; s += {self.across}u)"):
+                for total in totals:
+                    values, places = arrays[total.root]
+                    where = self._partial("s", count, total.lane)
+                    at = f"w_fresh({places} + {where})" if places else ""
+                    self.nest.put(total.take(f"w_fresh({values} + {where})", at))
+            self._exchange(totals)
+            self._results(number, stage, totals)
+
+    def _partial(self, share: str, count: int, lane: int) -> str:
+        row = f"row * {self.row_lanes}u + {lane}u" if self.row_lanes > 1 else "row"
+        return f"{share} * {count}u + {row}"
+
+    def _one(self) -> str:
+        """Condition that holds for one thread of each row."""
+        first = f"{self.member} == 0u" if self.across * self.cluster > 1 else ""
+        return " && ".join(t for t in (first, self.live) if t) or "true"
+
+    def _results(self, number: int, stage: Stage, totals: list[Accumulator]) -> None:
+        """Every thread of a row knows the results; one stores them."""
+        scene, body = self.scene, self.body
+        for total in totals:
+            at = self._place(number, total.lane, 0) | dict.fromkeys(stage.reduced, Index())
+            place = scene.layout.result_place(total.root, at)
+            name = f"((w_i64){total.at})" if total.is_arg else total.name
+            value = Value(name, scene.graph.type_of(total.root).dtype)
+            body.remember(total.root, place, value)
+            if total.root in scene.targets:
+                body.store(scene.targets[total.root], place, value)
+        for root in stage.post:
+            for r in range(self.row_lanes):
+                at = self._place(number, r, 0) | dict.fromkeys(stage.reduced, Index())
+                elementwise_root(scene, body, root, scene.layout.place(root, at))
+        body.flush(self._one())
+
+    def _exchange(self, totals: Sequence[Accumulator]) -> None:
+        """All threads of a row get the sum of their parts."""
+        side_by_side = self.columns if self.by_columns else 1
+        low, high = (side_by_side, 32) if self.by_columns else (1, min(self.across, 32))
+        for total in totals:
+            if low < high:
+                self.nest.put("#pragma unroll")
+                self.nest.put(f"for (int o = {low}; o < {high}; o *= 2) {{ {self._shuffle(total)} }}")
+        warps = self.draft.threads // 32 if self.by_columns else self.across // 32
+        if warps > 1:
+            self._exchange_warps(totals, warps, side_by_side)
+        if self.cluster > 1:
+            self._exchange_blocks(totals)
+
+    @staticmethod
+    def _shuffle(total: Accumulator) -> str:
+        kind = c_type(total.dtype)
+        if not total.is_arg:
+            return total.take(f"w_shfl({total.name}, o)", "")
+        pair = f"const {kind} other = w_shfl({total.name}, o); const w_i32 there = w_shfl({total.at}, o);"
+        return f"{pair} {total.take('other', 'there')}"
+
+    def _exchange_warps(self, totals: Sequence[Accumulator], warps: int, beside: int) -> None:
+        arrays = [self._shared(total, self.draft.threads // 32 * beside) for total in totals]
+        slot = f"(threadIdx.x / 32u) * {beside}u + threadIdx.x % 32u"
+        with self.body.block(f"if (threadIdx.x % 32u < {beside}u)"):
+            for total, (values, places) in zip(totals, arrays, strict=True):
+                self.nest.put(f"{values}[{slot}] = {total.name};")
+                if places:
+                    self.nest.put(f"{places}[{slot}] = {total.at};")
+        self.nest.put("w_sync();")
+        first = "x" if self.by_columns else f"x * {warps}u" if self.width > 1 else "0u"
+        for total, (values, places) in zip(totals, arrays, strict=True):
+            self._reset(total, declare=False)
+            self.nest.put("#pragma unroll")
+            where = f"[{first} + w * {beside}u]"
+            step = total.take(values + where, places + where if places else "")
+            self.nest.put(f"for (w_index w = 0u; w < {warps}u; ++w) {{ {step} }}")
+
+    def _shared(self, total: Accumulator, count: int) -> tuple[str, str]:
+        """Shared arrays for values and positions of their own: no second barrier guards their reuse."""
+        values = self.draft.name("m")
+        self.draft.shared.append(f"W_SHARED {c_type(total.dtype)} {values}[{count}];")
+        if not total.is_arg:
+            return values, ""
+        places = self.draft.name("m")
+        self.draft.shared.append(f"W_SHARED w_i32 {places}[{count}];")
+        return values, places
+
+    def _exchange_blocks(self, totals: Sequence[Accumulator]) -> None:
+        names = []
+        for total in totals:
+            values, places = self.draft.name("m"), self.draft.name("m")
+            self.draft.shared.append(f"W_SHARED w_slot<{c_type(total.dtype)}> {values};")
+            self.nest.put(f"if (threadIdx.x == 0u) {values}.x = {total.name};")
+            if total.is_arg:
+                self.draft.shared.append(f"W_SHARED w_slot<w_i32> {places};")
+                self.nest.put(f"if (threadIdx.x == 0u) {places}.x = {total.at};")
+            names.append((values, places))
+        self.nest.put("w_cluster_sync();")
+        for total, (values, places) in zip(totals, names, strict=True):
+            self._reset(total, declare=False)
+            with self.body.block(f"for (w_index c = 0u; c < {self.cluster}u; ++c)"):
+                self.nest.put(f"const {c_type(total.dtype)} other = w_remote(&{values}, c);")
+                if total.is_arg:
+                    self.nest.put(f"const w_i32 there = w_remote(&{places}, c);")
+                self.nest.put(total.take("other", "there"))
+
+
+def _power(n: int) -> int:
+    """The largest power of two that is not above n (at least 1)."""
+    return 1 << max(n, 1).bit_length() - 1
