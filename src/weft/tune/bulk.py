@@ -16,6 +16,8 @@ import torch
 
 CHUNK = 1 << 14
 """Elements of a piece: 128 KiB of float64."""
+DEVICE_CHUNK = 1 << 28
+"""The same on a GPU, where a piece costs a launch and a wait."""
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
@@ -26,7 +28,14 @@ def same_bytes(x: torch.Tensor, y: torch.Tensor) -> bool:
     size = x.numel() * x.element_size()
     if size != y.numel() * y.element_size():
         return False
+    if not x.is_cpu:
+        return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
     return size == 0 or _memcmp(x.data_ptr(), y.data_ptr(), size) == 0
+
+
+def chunk_of(x: torch.Tensor) -> int:
+    """Elements of a piece on the tensor's device."""
+    return CHUNK if x.is_cpu else DEVICE_CHUNK
 
 
 def in_memory_order(x: torch.Tensor) -> torch.Tensor:
@@ -56,22 +65,23 @@ def laid_out_like(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same values with other strides; `x` itself if it has them."""
     if x.stride() == strides:
         return x
-    out = torch.empty_strided(x.shape, strides, dtype=x.dtype)
+    out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
     return out.copy_(x)
 
 
 def split(x: torch.Tensor) -> Iterator[torch.Tensor]:
     """The elements of a tensor in row-major pieces; what is no view of it row-major is copied first."""
     flat = x.reshape(-1)
-    for start in range(0, flat.numel(), CHUNK):
-        yield flat[start : start + CHUNK]
+    step = chunk_of(flat)
+    for start in range(0, flat.numel(), step):
+        yield flat[start : start + step]
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     flat = [in_memory_order(t) for t in tensors]
-    size = flat[0].numel()
-    for start in range(0, size, CHUNK):
-        yield tuple(t[start : start + CHUNK] for t in flat)
+    size, step = flat[0].numel(), chunk_of(flat[0])
+    for start in range(0, size, step):
+        yield tuple(t[start : start + step] for t in flat)
 
 
 def equal_values(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -81,7 +91,7 @@ def equal_values(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 def error_norms(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float] | None:
     """RMSE and largest absolute error in float64; None where anything is not finite. The tensors are `aligned`."""
-    buffer = torch.empty(min(CHUNK, got.numel()), dtype=torch.float64)
+    buffer = torch.empty(min(chunk_of(got), got.numel()), dtype=torch.float64, device=got.device)
     square, largest = 0.0, 0.0
     for g, w in _pieces(got, want):
         error = torch.sub(g, w, out=buffer[: g.numel()]) if w.dtype == torch.float64 else g.double() - w.double()
@@ -98,7 +108,7 @@ def classes(x: torch.Tensor) -> torch.Tensor:
     """0 finite, 1 +Inf, 2 -Inf, 3 NaN per element (int8), with the strides of a dense `x`."""
     if not is_dense(x):
         return _classes(x)
-    out = torch.empty_strided(x.shape, x.stride(), dtype=torch.int8)
+    out = torch.empty_strided(x.shape, x.stride(), dtype=torch.int8, device=x.device)
     for piece, target in _pieces(x, out):
         target.copy_(_classes(piece))
     return out

@@ -127,15 +127,20 @@ def _sources(graph: Graph, node: int, inputs: dict[int, Role], *, through_arithm
     return out
 
 
-def draw(graph: Graph, kind: InputSet, domain: Domain, *, seed: int) -> list[torch.Tensor]:
-    """One tensor per input, row-major, in the graph's own element types. The same arguments give the same bits."""
+def draw(
+    graph: Graph, kind: InputSet, domain: Domain, *, seed: int, device: torch.device | str = "cpu"
+) -> list[torch.Tensor]:
+    """One tensor per input, row-major, in the graph's own element types. The same arguments give the same bits.
+
+    A GPU draws its own: other values than the CPU's, equally distributed.
+    """
     found = roles(graph)
     # the dot-product instructions of 16-bit floats flush denormals (x86: vdpbf16ps), so Inf * denormal is not asked
     products = any(n.prim in (Prim.MATMUL, Prim.CONV) and n.type.dtype.itemsize == 2 for n in graph.nodes)
     denormals = not products
     out = []
     for k, (node, role) in enumerate(zip(graph.inputs, found, strict=True)):
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + k * 7919 + _SALT[kind]) & (2**63 - 1))
+        generator = torch.Generator(device).manual_seed((seed * 1_000_003 + k * 7919 + _SALT[kind]) & (2**63 - 1))
         out.append(_tensor(graph.type_of(node), role, kind, domain, generator, denormals=denormals))
     return out
 
@@ -148,15 +153,15 @@ def _tensor(
 ) -> torch.Tensor:
     dtype = TORCH_DTYPE[t.dtype]
     if t.dtype is DType.BOOL:
-        return torch.randint(0, 2, t.shape, generator=g).to(torch.bool)
+        return torch.randint(0, 2, t.shape, generator=g, device=g.device).to(torch.bool)
     if t.dtype.is_integer:
         low, high = _integer_range(t.dtype, role, kind)
-        values = torch.randint(low, high, t.shape, generator=g)
+        values = torch.randint(low, high, t.shape, generator=g, device=g.device)
         if role.divisor:
             values = torch.where(values == 0, torch.ones_like(values), values)
         return values.to(dtype)
     if kind is InputSet.INTEGERS:
-        whole = torch.randint(-2, 3, t.shape, generator=g)
+        whole = torch.randint(-2, 3, t.shape, generator=g, device=g.device)
         if role.root and domain is not Domain.ZERO_MEAN:
             whole = whole.abs() + 1
         return whole.to(dtype)
@@ -180,10 +185,10 @@ def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:
 def _floats(t: TensorType, role: Role, domain: Domain, g: torch.Generator) -> torch.Tensor:
     held = torch.float64 if t.dtype is DType.F64 else torch.float32
     if domain is Domain.UNIT:
-        return torch.rand(t.shape, generator=g, dtype=held) * 0.8 + 0.1
+        return torch.rand(t.shape, generator=g, dtype=held, device=g.device) * 0.8 + 0.1
     if domain is Domain.ABOVE_ONE:
-        return torch.rand(t.shape, generator=g, dtype=held) * 0.9 + 1.1
-    values = torch.randn(t.shape, generator=g, dtype=held)
+        return torch.rand(t.shape, generator=g, dtype=held, device=g.device) * 0.9 + 1.1
+    values = torch.randn(t.shape, generator=g, dtype=held, device=g.device)
     if role.root and domain is Domain.POSITIVE_ROOTS:
         return values.abs() + 0.1
     return values * role.scale
@@ -199,11 +204,11 @@ def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator, *, denormals:
     denormal = info.smallest_normal / 4 if denormals else tiny
     special = [large, -large, tiny, -tiny, denormal, -denormal, 0.0, -0.0, math.nan, math.inf, -math.inf]
     count = max(1, min(n // 16, 22)) if n > 1 else 1
-    at = torch.randint(0, n, (count,), generator=g)
-    edges = (torch.arange(0, min(n, 16 * 1024), 16) - 1).clamp(0, n - 1)
-    chosen = edges[torch.randint(0, len(edges), (max(1, count // 2),), generator=g)]
-    where = torch.cat([at, chosen, torch.tensor([n - 1])])[: max(1, n // 8)]
-    start = int(torch.randint(0, len(special), (1,), generator=g))
-    flat = values.view(-1)
-    for k, position in enumerate(where.tolist()):
-        flat[position] = special[(start + k) % len(special)]
+    at = torch.randint(0, n, (count,), generator=g, device=g.device).tolist()
+    edges = (torch.arange(0, min(n, 16 * 1024), 16) - 1).clamp(0, n - 1).tolist()
+    picked = torch.randint(0, len(edges), (max(1, count // 2),), generator=g, device=g.device).tolist()
+    where = [*at, *(edges[k] for k in picked), n - 1][: max(1, n // 8)]
+    start = int(torch.randint(0, len(special), (1,), generator=g, device=g.device))
+    planted = {position: special[(start + k) % len(special)] for k, position in enumerate(where)}
+    positions = torch.tensor(list(planted), device=values.device)
+    values.view(-1)[positions] = torch.tensor(list(planted.values()), dtype=values.dtype, device=values.device)

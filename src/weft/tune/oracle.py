@@ -58,6 +58,10 @@ class _State:
     undefined: bool = False
     """Set by a primitive that met an undefined case."""
 
+    def count(self, start: int, end: int) -> T:
+        """Whole numbers from `start` to before `end`."""
+        return torch.arange(start, end, device=self.noise.device)
+
     def held(self, dtype: DType) -> torch.dtype:
         """The torch type that holds values of this element type."""
         if not dtype.is_float:
@@ -88,18 +92,25 @@ class Evaluation:
 
 
 def evaluate(
-    graph: Graph, inputs: Sequence[T], mode: Mode, *, seed: int, exactness: bool = True
+    graph: Graph,
+    inputs: Sequence[T],
+    mode: Mode,
+    *,
+    seed: int,
+    exactness: bool = True,
+    device: torch.device | str = "cpu",
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
 
-    `exactness`: find out which outputs are exact (PRECISE mode only; without it none is).
+    `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
+    everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32.
 
     Declined: the graph has opaque primitives, which have no meaning outside their framework.
     Cost: one run of each primitive through torch; intermediate values are dropped after their last use.
     """
     if any(n.prim is Prim.OPAQUE for n in graph.nodes):
         return Declined("an opaque primitive has no reference")
-    state = _State(mode, torch.Generator().manual_seed(seed))
+    state = _State(mode, torch.Generator(device).manual_seed(seed))
     live = _live(graph)
     uses = [0] * len(graph)
     for i in live:
@@ -117,7 +128,7 @@ def evaluate(
         if isinstance(node.attrs, a.InputAttrs):
             values[i] = inputs[node.attrs.index].to(state.held(node.type.dtype))
         elif isinstance(node.attrs, a.ConstantAttrs):
-            data = torch.tensor(graph.constant(i))
+            data = torch.tensor(graph.constant(i), device=device)
             values[i] = data.to(state.held(node.type.dtype))
         else:
             values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
@@ -229,7 +240,7 @@ def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
         if k < 2:
             return value
         size = ORDER_FACTOR * math.sqrt(k) * unit
-        noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype)
+        noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype, device=value.device)
         if node.prim is Prim.REDUCE_PROD:
             noise = noise.mul_(value).mul_(size)
         else:
@@ -237,7 +248,7 @@ def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
             walk = 0.5 * math.sqrt(k) * math.prod(rms(x) for x in operands)
             noise = noise.mul_(size * max(rms(value), walk))
     elif node.prim in ULPS and value.numel():
-        uniform = torch.rand(value.shape, generator=state.noise, dtype=value.dtype).mul_(2).sub_(1)
+        uniform = torch.rand(value.shape, generator=state.noise, dtype=value.dtype, device=value.device).mul_(2).sub_(1)
         noise = uniform.mul_(value).mul_(ULPS[node.prim] * unit)
     else:
         return value
@@ -391,7 +402,7 @@ def _slice(s: _State, n: Node, x: list[T]) -> T:
     out = x[0]
     for dim, (start, size, step) in enumerate(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)):
         if (start, size, step) != (0, out.shape[dim], 1):
-            index = torch.arange(size) * step + start
+            index = s.count(0, size) * step + start
             out = out.index_select(dim, index)
     return out
 
@@ -415,7 +426,7 @@ def _pad(s: _State, n: Node, x: list[T]) -> T:
         if lo == hi == 0:
             continue  # nothing to add along this dimension
         size = out.shape[dim]
-        index = torch.arange(-lo, size + hi)
+        index = s.count(-lo, size + hi)
         if p.mode == "edge":
             index = index.clamp(0, size - 1)
         else:
@@ -446,7 +457,7 @@ def _iota(s: _State, n: Node, x: list[T]) -> T:
     attrs = cast("a.IotaAttrs", _attrs(a.IotaAttrs, n))
     shape = [1] * len(attrs.shape)
     shape[attrs.axis] = attrs.shape[attrs.axis]
-    counted = torch.arange(attrs.shape[attrs.axis])
+    counted = s.count(0, attrs.shape[attrs.axis])
     return counted.to(s.held(attrs.dtype)).reshape(shape).expand(attrs.shape)
 
 
@@ -481,7 +492,7 @@ def _extreme(largest: bool) -> Eval:
             return x[0]
         if x[0].numel() == 0:
             fill = (_least if largest else _greatest)(x[0].dtype)
-            return torch.full(n.type.shape, fill, dtype=x[0].dtype)
+            return torch.full(n.type.shape, fill, dtype=x[0].dtype, device=x[0].device)
         return torch.amax(x[0], axes, keepdim=True) if largest else torch.amin(x[0], axes, keepdim=True)
 
     return run
@@ -501,7 +512,7 @@ def _arg(largest: bool) -> Eval:
         size = data.shape[axis]
         shape = [1] * data.dim()
         shape[axis] = size
-        position = torch.arange(size).reshape(shape).expand(data.shape)
+        position = s.count(0, size).reshape(shape).expand(data.shape)
         return torch.where(hit, position, torch.full_like(position, size)).amin(axis, keepdim=True)
 
     return run
@@ -537,7 +548,12 @@ def _window_max(s: _State, n: Node, x: list[T]) -> T:
 def _matmul(s: _State, n: Node, x: list[T]) -> T:
     if x[0].shape[-1] == 0:
         return x[0].new_zeros(n.type.shape)
-    return torch.matmul(x[0], x[1])
+    if x[0].is_floating_point() or x[0].is_cpu:
+        return torch.matmul(x[0], x[1])
+    # GPUs have no product of integer matrices: float64 where it is exact, else the CPU's
+    if math.prod(float(y.abs().max()) for y in x) * x[0].shape[-1] < 2.0**53:
+        return torch.matmul(x[0].double(), x[1].double()).to(torch.int64).to(x[0].dtype)
+    return torch.matmul(x[0].cpu(), x[1].cpu()).to(x[0].device)
 
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)

@@ -42,6 +42,7 @@ VERIFIER_VERSION = 2
 """Part of the key of every verdict; raised when a check changes."""
 POISONS = (0xFF, 0xA5)
 GUARD_BYTES = 256
+CPU = torch.device("cpu")
 _INPUT_GUARD = 0xFF
 _OUTPUT_GUARD = 0x5C
 Call = Callable[[], object]
@@ -52,12 +53,16 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_
 
 @final
 class Buffer:
-    """Bytes at a 64-byte boundary between two guard zones; the second begins at the very next byte."""
+    """Bytes between two guard zones; the second begins at the very next byte.
 
-    def __init__(self, size_bytes: int, guard: int) -> None:
-        self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + 64,), dtype=torch.uint8)
-        ctypes.memset(self._raw.data_ptr(), guard, self._raw.numel())
-        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % 64
+    They begin at a multiple of 64 bytes, on a GPU of 256, as the contract of the kernels has it.
+    """
+
+    def __init__(self, size_bytes: int, guard: int, device: torch.device = CPU) -> None:
+        unit = 64 if device == CPU else 256
+        self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + unit,), dtype=torch.uint8, device=device)
+        _set(self._raw, guard)
+        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % unit
         self._guard = guard
         self._before = self._raw[start - GUARD_BYTES : start]
         self._after = self._raw[start + size_bytes : start + size_bytes + GUARD_BYTES]
@@ -66,7 +71,7 @@ class Buffer:
 
     def fill(self, byte: int) -> None:
         """Set every byte between the guard zones."""
-        ctypes.memset(self.address, byte, self.bytes.numel())
+        _set(self.bytes, byte)
 
     def is_guarded(self) -> bool:
         """Both guard zones are as they were made."""
@@ -78,21 +83,35 @@ class Buffer:
         return typed.as_strided(t.shape, format.strides(t.shape), typed.storage_offset())
 
 
+def _set(x: torch.Tensor, byte: int) -> None:
+    if x.is_cpu:
+        ctypes.memset(x.data_ptr(), byte, x.numel())
+    else:
+        x.fill_(byte)
+
+
 @final
 class Arena:
     """The buffers of one call of a problem: inputs filled, outputs poisoned."""
 
-    def __init__(self, problem: Problem, values: Sequence[torch.Tensor], *, inputs: Arena | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        values: Sequence[torch.Tensor],
+        *,
+        inputs: Arena | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         """Allocate; `inputs` lends its input buffers, for kernels that were seen to leave them alone."""
         graph = problem.graph
         self._types = tuple(graph.type_of(i) for i in graph.inputs)
         self.output_types = tuple(graph.type_of(i) for i in graph.outputs)
         self._formats = problem.input_formats
         if inputs is None:
-            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD) for t in self._types]
+            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD, device) for t in self._types]
         else:
             self.inputs = inputs.inputs
-        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD) for t in self.output_types]
+        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD, device) for t in self.output_types]
         pairs = zip(self.inputs, self._types, self._formats, strict=True)
         self.input_tensors = [b.tensor(t, f) for b, t, f in pairs]
         triples = zip(self.outputs, self.output_types, problem.output_formats, strict=True)
@@ -261,6 +280,7 @@ class Reference:
 
     cases: tuple[Case, ...]
     opaque: str = ""
+    device: torch.device = CPU
 
     @property
     def timed(self) -> Case:
@@ -290,28 +310,31 @@ class Reference:
         return sum(x.numel() * x.element_size() for x in tensors)
 
 
-def build_reference(problem: Problem, *, seed: int) -> Reference:
+def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) -> Reference:
     """Draw the input sets and evaluate the problem on each. Cost: about five runs of the problem, three in f64."""
-    return reference_of(problem.graph, seed=seed).laid_out(problem)
+    return reference_of(problem.graph, seed=seed, device=device).laid_out(problem)
 
 
-def reference_of(graph: Graph, *, seed: int) -> Reference:
+def reference_of(graph: Graph, *, seed: int, device: torch.device = CPU) -> Reference:
     """The reference of every problem with this graph, row-major (see `Reference.laid_out`)."""
-    domain, inputs, precise = _choose_domain(graph, seed)
+    domain, inputs, precise = _choose_domain(graph, seed, device)
     if isinstance(precise, Declined):
-        cases = [Case(k, tuple(draw(graph, k, domain, seed=seed)), ()) for k in (InputSet.INTEGERS, InputSet.NORMAL)]
-        return Reference(tuple(cases), opaque=precise.reason)
-    cases = [_case(graph, kind, domain, seed) for kind in (InputSet.INTEGERS, InputSet.ADVERSARIAL)]
-    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed))
-    return Reference(tuple(cases))
+        kinds = (InputSet.INTEGERS, InputSet.NORMAL)
+        cases = [Case(k, tuple(draw(graph, k, domain, seed=seed, device=device)), ()) for k in kinds]
+        return Reference(tuple(cases), precise.reason, device)
+    cases = [_case(graph, kind, domain, seed, device) for kind in (InputSet.INTEGERS, InputSet.ADVERSARIAL)]
+    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device))
+    return Reference(tuple(cases), device=device)
 
 
-def _choose_domain(graph: Graph, seed: int) -> tuple[Domain, list[torch.Tensor], Evaluation | Declined]:
+def _choose_domain(
+    graph: Graph, seed: int, device: torch.device
+) -> tuple[Domain, list[torch.Tensor], Evaluation | Declined]:
     """The first domain on which nine tenths of the float results are finite, else the one with most."""
     best: tuple[float, Domain, list[torch.Tensor], Evaluation | Declined] | None = None
     for domain in Domain:
-        inputs = draw(graph, InputSet.NORMAL, domain, seed=seed)
-        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False)
+        inputs = draw(graph, InputSet.NORMAL, domain, seed=seed, device=device)
+        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device)
         if isinstance(precise, Declined):
             return domain, inputs, precise
         floats = [x for x in precise.outputs if x.is_floating_point() and x.numel()]
@@ -325,22 +348,25 @@ def _choose_domain(graph: Graph, seed: int) -> tuple[Domain, list[torch.Tensor],
     return best[1:]
 
 
-def _case(graph: Graph, kind: InputSet, domain: Domain, seed: int) -> Case:
-    inputs = draw(graph, kind, domain, seed=seed)
-    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=kind is InputSet.INTEGERS)
+def _case(graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device) -> Case:
+    inputs = draw(graph, kind, domain, seed=seed, device=device)
+    exactness = kind is InputSet.INTEGERS
+    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device)
     if isinstance(precise, Declined):
         raise TypeError(precise.reason)
-    return _expect(graph, kind, inputs, precise, seed)
+    return _expect(graph, kind, inputs, precise, seed, device)
 
 
-def _expect(graph: Graph, kind: InputSet, inputs: list[torch.Tensor], precise: Evaluation, seed: int) -> Case:
+def _expect(
+    graph: Graph, kind: InputSet, inputs: list[torch.Tensor], precise: Evaluation, seed: int, device: torch.device
+) -> Case:
     choices = decisions(graph)
     all_equal = all((free and share == 0) or exact for (free, share), exact in zip(choices, precise.exact, strict=True))
     plains: list[Evaluation] = []
     if not all_equal:
         mode = Mode.NATIVE if kind is InputSet.ADVERSARIAL else Mode.PLAIN
         for k in range(_runs(graph, mode)):
-            plain = evaluate(graph, inputs, mode, seed=seed + k)
+            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device)
             plains += [plain] if isinstance(plain, Evaluation) else []
     ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
     expected = []
@@ -453,7 +479,7 @@ def _accept(got: torch.Tensor, want: Expected) -> Finding | None:
     if want.equal or not got.is_floating_point():
         return Finding(Verdict.OK) if bulk.equal_values(got, want.rounded) else None
     if want.limits is None:
-        classes = torch.zeros(got.numel(), dtype=torch.int8).as_strided(got.shape, got.stride())
+        classes = torch.zeros(got.numel(), dtype=torch.int8, device=got.device).as_strided(got.shape, got.stride())
         wanted = classes if want.classes is None else want.classes
         return Finding(Verdict.OK) if bulk.same_classes(got, wanted, want.judged) else None
     if not want.finite:
@@ -558,9 +584,9 @@ def verify(
     binding: Binding
     for number, case in enumerate(reference.cases):
         if case.kind not in arenas:
-            arenas[case.kind] = Arena(problem, case.inputs)
+            arenas[case.kind] = Arena(problem, case.inputs, device=reference.device)
         runs: list[list[torch.Tensor]] = []
-        arena = Arena(problem, case.inputs, inputs=arenas[case.kind])
+        arena = Arena(problem, case.inputs, inputs=arenas[case.kind], device=reference.device)
         for poison in POISONS:
             binding = subject.bind(arena, poison)
             arena.poison(poison)
