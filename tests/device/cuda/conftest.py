@@ -94,7 +94,8 @@ class FakeGpu:
         return (2048 // threads,)
 
     def cuGetProcAddress(self, symbol, version, flags):
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32], *[ctypes.c_void_p] * 5, *[ctypes.c_uint32] * 4)  # fmt: skip
+        pointer, word = ctypes.c_void_p, ctypes.c_uint32
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, word, word, *[pointer] * 5, *[word] * 4)
         self.encoder = kind(self._encode)
         return (ctypes.cast(self.encoder, ctypes.c_void_p).value, self.api.CUdriverProcAddressQueryResult(0))
 

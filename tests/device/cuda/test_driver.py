@@ -131,7 +131,9 @@ def test_the_last_launches_are_remembered(gpu: FakeGpu, function: Function) -> N
 
 def test_errors_have_a_name_and_advice(gpu: FakeGpu, function: Function) -> None:
     gpu.fails["cuLaunchKernelEx"] = 700
-    with pytest.raises(CudaError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\): k0 \[W302\]") as e:
+    with pytest.raises(
+        CudaError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\): k0 \[W302\]"
+    ) as e:
         function.launch((1, 1, 1), (32, 1, 1), [])
     assert e.value.sticky and "start a new one" in str(e.value) and isinstance(e.value, DeviceError)
     gpu.fails = {"cuModuleGetFunction": 500}
@@ -210,5 +212,7 @@ def test_no_such_tensor_map(gpu: FakeGpu, changes: dict, text: str) -> None:
 
 def test_the_driver_refuses_a_map(gpu: FakeGpu) -> None:
     gpu.encode_status = 1
-    with pytest.raises(CudaError, match=r"cuTensorMapEncodeTiled failed: CUDA_ERROR_INVALID_VALUE \(1\): sizes \(64,\)"):
+    with pytest.raises(
+        CudaError, match=r"cuTensorMapEncodeTiled failed: CUDA_ERROR_INVALID_VALUE \(1\): sizes \(64,\)"
+    ):
         encode_tensor_map(256, "f16", (64,), (), (64,), (1,), 0)
