@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -54,57 +55,55 @@ class Buffer:
 
 
 @cache
-def _machine() -> tuple[str, ...]:
-    files = (_PACKAGE / "weft_cuda_machine.h", _PACKAGE / "templates" / "weft_cuda_tensor.h")
-    return tuple(f.read_text(encoding="utf-8") for f in files)
-
-
-def host_text(source: CudaSource) -> str:
-    """The same text for the host, with one function `run_ENTRY` per launch."""
-    text = source.text
-    for part in _machine():
-        assert part in text
-        text = text.replace(part, "")
-    text = (_HERE / "host_tensor.h").read_text(encoding="utf-8") + text
-    text += (
-        'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
-        'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
+def _headers() -> tuple[str, str, str]:
+    files = (
+        _PACKAGE / "weft_cuda_machine.h",
+        _PACKAGE / "weft_cuda.h",
+        _PACKAGE / "templates" / "weft_cuda_tensor.h",
     )
-    for launch in {x.entry: x for x in (*source.pack, *source.launches)}.values():
-        arguments = ", ".join(f"a[{i}]" for i in range(len(launch.arguments)))
-        text += (
-            f'extern "C" const char* run_{launch.entry}(void** a, const unsigned* n, unsigned shared, int defer) {{'
-            f" w_run([=] {{ {launch.entry}({arguments}); }}, dim3{{n[0], n[1], n[2]}}, dim3{{n[3], n[4], n[5]}}, shared,"
-            " dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
+    machine, functions, tensor = (f.read_text(encoding="utf-8") for f in files)
+    return machine, functions, tensor
+
+
+class Emulated:
+    """Many kernels compiled for the host in one go; a namespace each."""
+
+    def __init__(self, sources: Sequence[CudaSource]) -> None:
+        parts = [(_HERE / "host_tensor.h").read_text(encoding="utf-8"), _headers()[1]]
+        parts.append(
+            'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
+            'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
         )
-    return text
+        for i, source in enumerate({s.sha256: s for s in sources}.values()):
+            text = source.text
+            for header in _headers():
+                assert header in text
+                text = text.replace(header, "")
+            parts.append(f"namespace kernel_{i} {{\n{text}\n")
+            for launch in {x.entry: x for x in (*source.pack, *source.launches)}.values():
+                arguments = ", ".join(f"a[{j}]" for j in range(len(launch.arguments)))
+                parts.append(
+                    f'extern "C" const char* run_{launch.entry}'
+                    "(void** a, const unsigned* n, unsigned shared, int defer) {"
+                    f" w_run([=] {{ {launch.entry}({arguments}); }}, dim3{{n[0], n[1], n[2]}},"
+                    " dim3{n[3], n[4], n[5]}, shared, dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
+                )
+            parts.append("}\n")
+        folder = Path(tempfile.mkdtemp(prefix="weft-emulated-"))
+        (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
+        flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
+        done = subprocess.run(
+            ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[:4000]
+        self.library = ctypes.CDLL(str(folder / "k.so"))
 
 
-@cache
-def _library(text: str) -> ctypes.CDLL:
-    folder = Path(tempfile.mkdtemp(prefix="weft-emulated-"))
-    (folder / "k.cpp").write_text(text, encoding="utf-8")
-    command = [
-        "g++",
-        "-O1",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-w",
-        "-fpermissive",
-        "-march=native",
-        "-o",
-        "k.so",
-        "k.cpp",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(folder / "k.so"))
-
-
-def run(problem: Problem, source: CudaSource, inputs: list[np.ndarray], *, defer: bool = True) -> list[np.ndarray]:
+def run(
+    kernels: Emulated, problem: Problem, source: CudaSource, inputs: list[np.ndarray], *, defer: bool = True
+) -> list[np.ndarray]:
     """Outputs of the emulated kernel; asserts guard zones, untouched inputs and that the state is left zero."""
-    library = _library(host_text(source))
+    library = kernels.library
     g = problem.graph
     types = [g.type_of(i) for i in g.inputs]
     ins = [Buffer(t.nbytes) for t in types]

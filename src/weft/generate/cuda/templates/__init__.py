@@ -1,4 +1,4 @@
-"""CUDA kernels for problems with one convolution or matrix product: prologue and epilogue are expressions of the graph."""
+"""CUDA kernels for problems with one convolution or matrix product, with what surrounds it in the graph."""
 
 from __future__ import annotations
 

@@ -73,8 +73,11 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     busiest = -(-blocks // facts.sms)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
-    steps = -(-(-(-p.k // s.bk)) // s.split)
-    rate = 2400.0 if size == 2 else 220.0
+    steps = math.ceil(math.ceil(p.k / s.bk) / s.split)
+    # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide its latencies
+    warps = active * s.warps
+    busy = min(1.0, warps / 4) * (0.65 if warps <= 4 else 0.85 if warps < 8 else 1.0)
+    rate = (2400.0 if size == 2 else 220.0) * busy
     compute = 2.0 * s.bm * s.bn * s.bk / rate
     fragments = (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size / 128
     shared = (fragments + (s.bm + s.bn) * s.bk * size / 128) * (1.0 if size == 2 else 1.3)
@@ -88,7 +91,7 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     step = max(active * compute, active * shared, active * cache_traffic, latency, chain)
     tile = s.bm * s.bn
     stores = tile * s.wk * 8 / 128 + tile * 2.0 * (1 + len(epilogue.leaves(p.c))) / 32
-    end = 500.0 + active * stores
+    end = 500.0 + max(active * stores, tile / s.threads * 12.0)
     if s.split > 1:
         end += (700.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
     # memory that must come from outside once

@@ -186,7 +186,8 @@ def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", 
     lines: list[str] = []
     values: dict[int, list[Value]] = {}
     for slot, step in leaves(c):
-        assert step.walk is not None and step.source is not None
+        assert step.walk is not None
+        assert step.source is not None
         name, kind = f"{prefix}x{slot}", storage(step.dtype)
         walk = step.walk
         place = _place(p, walk)

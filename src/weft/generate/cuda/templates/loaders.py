@@ -45,7 +45,8 @@ def _each(count: int, threads: int, body: str) -> str:
     """`body` for every i-th piece `x = t + i * threads` below `count`."""
     rounds = -(-count // threads)
     guard = f"if (x < {count}) " if count % threads else ""
-    return f'_Pragma("unroll")\nfor (int i = 0; i < {rounds}; ++i) {{ const int x = t + i * {threads}; {guard}{{ {body} }} }}'
+    loop = f'_Pragma("unroll")\nfor (int i = 0; i < {rounds}; ++i)'
+    return f"{loop} {{ const int x = t + i * {threads}; {guard}{{ {body} }} }}"
 
 
 def _copy(to: str, source: str, bytes_: str) -> str:
@@ -211,9 +212,7 @@ def _columns(p: Product, tile: Tile) -> Loader:
 def _gather(kind: str, chunk: int, name: str, value: str) -> str:
     """Statements: `chunk` elements, the e-th by the expression `value`, into the register vector `name[i]`."""
     if kind == "float":
-        parts = ", ".join(f"v[{e}]" for e in range(4))
         pack = f"{name}[i] = make_uint4({', '.join(f'__float_as_uint(v[{e}])' for e in range(4))});"
-        assert parts
     else:
         words = ", ".join(f"(u32)v[{2 * j}] | (u32)v[{2 * j + 1}] << 16" for j in range(4))
         pack = f"{name}[i] = make_uint4({words});"
@@ -229,10 +228,8 @@ def _elements(p: Product, tile: Tile) -> Loader:
     to = f"to + (x % {tile.bm} * {chunks} + {swizzle(f'x % {tile.bm}', f'x / {tile.bm}', chunks)}) * 16"
     end = _each(count, tile.threads, f"w_store16({to}, ra[i]);")
     decl = f"uint4 ra[{rounds}];\n"
-    kw = c.kernel[1]
     step_y, step_x = c.dilations
     text, before, size = "", "", 0
-    position = "int ao = -1;"
     if c.pack is None:
         offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')}"
         state, fields = f"ao[i] = m < {p.m} ? {offset} : -1;", "ao"
@@ -259,7 +256,6 @@ def _elements(p: Product, tile: Tile) -> Loader:
         dk = [0, 0, c.a_walk.channel]
         test = "ao[i] >= 0 && (w_place[ay[i] + (d.y >> 16)] | w_place[ax[i] + (d.y & 65535)]) >= 0"
         place = "ao[i] + w_place[ay[i] + (d.y >> 16)] + w_place[ax[i] + (d.y & 65535)] + d.x"
-    del position
     fetch, more = _k_places(p, dk)
     setup = (
         "int "

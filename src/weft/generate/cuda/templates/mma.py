@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weft.generate.cuda.templates import epilogue, loaders
 from weft.generate.cuda.templates.pack import pack_kernel, packed_elements, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
-from weft.generate.cuda.templates.product import Product, offset_of
+from weft.generate.cuda.templates.product import Product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
@@ -195,8 +195,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
 def _fragments(p: Product, s: Shape, tensor: bool) -> str:
     """The warp's sums, and the lambda `multiply(a, w)` that adds one k-block to them."""
     nm, nn = s.bm // s.wm, s.bn // s.wn
-    place = f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n(void)wk;\n"
-    return place + (_tensor_cores(p, s) if tensor else _cuda_cores(p, s))
+    place = (
+        f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n"
+        "(void)wk;\n"
+    )
+    return place + (_tensor_cores(p, s) if tensor else _cuda_cores(s))
 
 
 def _tensor_cores(p: Product, s: Shape) -> str:
@@ -205,7 +208,7 @@ def _tensor_cores(p: Product, s: Shape) -> str:
     steps = s.bk // 16 // s.wk
     if p.a_load == "columns":
         row = "kk * 16 + (lane & 7) + ((lane >> 4) << 3)"
-        chunk = f"(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"
+        chunk = "(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"
         a = f"w_matrices_transposed(fa[i], a + (({row}) * {s.bm // 8} + {swizzle(row, chunk, s.bm // 8)}) * 16);"
     else:
         row = "row0 + i * 16 + (lane & 15)"
@@ -246,7 +249,7 @@ for (int j = 0; j < {ni}; ++j) {{
 }};"""
 
 
-def _cuda_cores(p: Product, s: Shape) -> str:
+def _cuda_cores(s: Shape) -> str:
     tm, tn = s.wm // 4, s.wn // 8
     chunks = s.bk // 4
     steps = chunks // s.wk
@@ -291,7 +294,8 @@ def _to_shared(s: Shape, tensor: bool) -> str:
             f" mine[(row0 + i * 4 + (lane >> 3)) * {row} + col0 + j * 8 + (lane & 7)] = acc[i][j];"
         )
     return to + (
-        f"#pragma unroll\nfor (int i = 0; i < {s.wm // 16}; ++i)\n#pragma unroll\nfor (int j = 0; j < {s.wn // 8}; ++j) {{\n"
+        f"#pragma unroll\nfor (int i = 0; i < {s.wm // 16}; ++i)\n"
+        f"#pragma unroll\nfor (int j = 0; j < {s.wn // 8}; ++j) {{\n"
         f"float* const at = mine + (row0 + i * 16 + (lane >> 2)) * {row} + col0 + j * 8 + (lane & 3) * 2;\n"
         "*(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);\n"
         f"*(float2*)(at + {8 * row}) = make_float2(acc[i][j][2], acc[i][j][3]);\n}}"
@@ -366,7 +370,7 @@ def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[st
         own,
         *stores,
         "}",
-        "__threadfence(); __syncthreads();",
+        "w_fence(); __syncthreads();",
         f"if (t == 0) *(int*)(sm + FLAG) = w_last_arrival((u32*)state + {tile}, {s.split}u);",
         "__syncthreads();",
         "if (!*(int*)(sm + FLAG)) return;",
@@ -402,10 +406,6 @@ def _sum_cluster(s: Shape, v: int, row: int) -> str:
         f"#pragma unroll\nfor (int rank = 0; rank < {s.split}; ++rank)\n"
         f"#pragma unroll\nfor (int y = 0; y < {s.wk}; ++y)\n"
         f"#pragma unroll\nfor (int i = 0; i < {v // 4}; ++i) {{\n"
-        f"const float4 h = w_read_cluster(sb + (u32)(((y * {s.bm} + r) * {row} + q + 4 * i) * 4), (u32)rank); {' '.join(adds)} }}"
+        f"const float4 h = w_read_cluster(sb + (u32)(((y * {s.bm} + r) * {row} + q + 4 * i) * 4), (u32)rank);\n"
+        f"{' '.join(adds)} }}"
     )
-
-
-def batch_offset(p: Product) -> str:
-    """Offset of the block's batch in the right operand."""
-    return offset_of(p.c.w_walk, p.c.dims, p.batch, "b")

@@ -39,7 +39,8 @@ extern "C" __global__ void {entry}({parameter}, void* __restrict__ pk) {{
   const int c = k % {c.ic}, tap = k / {c.ic}, kh = tap / {taps}, kw = tap % {taps};
   {kind} v = 0;
   if (k < {p.k} && n < {p.n})
-    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + kh * {c.w_kernel[0]} + kw * {c.w_kernel[1]} + c * {c.w_k}];
+    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + kh * {c.w_kernel[0]}
+                                  + kw * {c.w_kernel[1]} + c * {c.w_k}];
   (({kind}*)pk)[i] = v;
 }}
 """

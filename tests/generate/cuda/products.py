@@ -1,0 +1,100 @@
+"""Problems with one contraction, for the tests of the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+ROW, LAST = Format.ROW, Format.LAST
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+
+
+def _problem(b: GraphBuilder, y: NodeId, ins: Sequence[Format], out: Format) -> Problem:
+    graph = b.build([y])
+    return Problem(graph, f"{graph} {[f.value for f in ins]} {out.value}", tuple(ins), (out,))
+
+
+def convolution(
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    oc: int,
+    k: int | tuple[int, int],
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    *,
+    dtype: DType = F16,
+    fin: Format = LAST,
+    fout: Format = LAST,
+    residual: bool = False,
+    relu: bool = True,
+    before: str = "",
+) -> Problem:
+    """relu(conv(x) + bias + residual); `before`: reflect, edge or constant padding by one, `up` for upsampling."""
+    b = GraphBuilder()
+    x = source = b.input(TensorType(dtype, (n, c, h, w)))
+    if "up" in before:
+        for axis, size in ((2, 2 * h), (3, 2 * w)):
+            index = b.constant((np.arange(size) // 2).astype(np.int64))
+            x = b.add(Prim.GATHER, x, index, attrs=a.GatherAttrs(axis))
+    for mode in ("reflect", "edge", "constant"):
+        if mode in before:
+            x = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 2), (0, 0, 1, 1), mode))
+    kernel = (k, k) if isinstance(k, int) else k
+    weight = b.input(TensorType(dtype, (oc, c // groups, *kernel)), is_weight=True)
+    attrs = a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (dilation, dilation), groups)
+    y = b.add(Prim.CONV, x, weight, attrs=attrs)
+    bias = b.input(TensorType(dtype, (oc,)), is_weight=True)
+    y = b.apply(Prim.ADD, y, b.reshape(bias, (oc, 1, 1)))
+    ins = [fin, ROW, ROW]
+    if residual:
+        y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
+        ins.append(fout)
+    if relu:
+        y = b.apply(Prim.MAX, y, 0.0)
+    assert source == 0
+    return _problem(b, y, ins, fout)
+
+
+def product(
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    *,
+    dtype: DType = F16,
+    weight: bool = True,
+    turn_left: bool = False,
+    turn_right: bool = False,
+    bias: bool = True,
+    gelu: bool = False,
+    out: DType | None = None,
+) -> Problem:
+    """left @ right (+ bias), either operand transposed in memory."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(dtype, left)), b.input(TensorType(dtype, right), is_weight=weight)
+
+    def turned(v: NodeId) -> NodeId:
+        rank = b.type_of(v).rank
+        return b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
+
+    y = b.add(Prim.MATMUL, turned(x) if turn_left else x, turned(w) if turn_right else w)
+    ins = [ROW, ROW]
+    if bias:
+        y = b.apply(Prim.ADD, y, b.input(TensorType(dtype, (b.type_of(y).shape[-1],)), is_weight=True))
+        ins.append(ROW)
+    if gelu:
+        e = b.apply(Prim.ERF, b.apply(Prim.MUL, y, 0.7071067811865476))
+        y = b.apply(Prim.MUL, b.apply(Prim.MUL, y, 0.5), b.apply(Prim.ADD, e, 1.0))
+    if out is not None:
+        y = b.cast(y, out)
+    return _problem(b, y, ins, ROW)
