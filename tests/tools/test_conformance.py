@@ -23,7 +23,8 @@ NATIVE = (
     "maxpool_2d_dilations", "mod_mixed_sign_int8", "onehot_with_axis", "pow_types_int64_float32",
     "quantizelinear_axis", "reduce_l2_keep_dims_example", "resize_upsample_scales_cubic",
     "scatter_elements_with_axis", "sce_mean", "slice_neg_steps", "softmax_axis_1", "tile",
-    "transpose_all_permutations_3", "tril_neg", "where_long_example",
+    "transpose_all_permutations_3", "tril_neg", "where_long_example", "adam_multiple", "nesterov_momentum",
+    "gru_batchwise", "optional_get_element_tensor",
 )  # fmt: skip
 
 

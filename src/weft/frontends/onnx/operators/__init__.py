@@ -14,18 +14,21 @@ from weft.frontends.onnx.operators import (
     layout,
     loss,
     normalise,
+    optional,
     pooling,
+    recurrent,
     reduction,
     resize,
     sequences,
     signal,
+    training,
 )
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
     key: handler
     for module in (
-        arithmetic, attention, contract, control, convert, layout, loss, normalise, pooling, reduction, resize,
-        sequences, signal,
+        arithmetic, attention, contract, control, convert, layout, loss, normalise, optional, pooling, recurrent,
+        reduction, resize, sequences, signal, training,
     )
     for key, handler in module.HANDLERS.items()
 }  # fmt: skip
