@@ -7,6 +7,7 @@ exe.save("m.weft"); exe = weft.load("m.weft"); exe.report("m.html")
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections import OrderedDict
@@ -215,11 +216,12 @@ def _compile_torch(
     module = None if isinstance(model, torch.export.ExportedProgram) else model
     if module is not None and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
-    runnable: Callable[..., object] = model.module() if isinstance(model, torch.export.ExportedProgram) else model
+    device = options.device
+    placed = _placed(model, device)
 
     def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():
-            return _flat(runnable(*tensors))
+            return _flat(placed(*tensors))
 
     def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
         say("import", "")
@@ -227,7 +229,7 @@ def _compile_torch(
             program = model
         else:
             with torch.no_grad():
-                program = torch.export.export(model, tuple(examples), strict=False)
+                program = torch.export.export(placed, tuple(x.to(device) for x in examples), strict=False)
         imported = import_exported(program)
         label = name if name != "model" or module is None else type(module).__name__
         return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported
@@ -235,7 +237,17 @@ def _compile_torch(
     if inputs is None:
         inputs = _program_inputs(model)
     first, imported = build(inputs)
-    return Compiled(first, imported, build if module is not None else None, options=options, eager=eager)
+    again = build if module is not None else None
+    return Compiled(first, imported, again, options=options, eager=eager)
+
+
+def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> torch.nn.Module:
+    """The model as a module for tensors of the device: a copy where its weights lie elsewhere."""
+    module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
+    kind = device.partition(":")[0]
+    if all(x.device.type == kind for x in (*module.parameters(), *module.buffers())):
+        return module
+    return copy.deepcopy(module).to(device)
 
 
 def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:
