@@ -388,6 +388,7 @@ def report(
 @app.command()
 def doctor(format: FormOption = "text") -> None:
     """What this machine has, and what Weft makes of it."""
+    from weft.device.cuda.describe import describe
     from weft.device.facts import cpu_facts
     from weft.device.toolchain import HostCompiler, find_compiler
     from weft.tune.store import Database
@@ -416,6 +417,7 @@ def doctor(format: FormOption = "text") -> None:
         "compiler": compiler.version
         if isinstance(compiler, HostCompiler)
         else f"none ({compiler.reason}): library plans only",
+        **describe(),
         "cache": f"{options.cache}" + ("" if writable else " (NOT writable: nothing is kept)"),
         "database": f"{stats.rows} measurements of {stats.problems} problems in {stats.backend}, "
         f"{memory(stats.size_bytes)}",
