@@ -38,6 +38,8 @@ class Fault(Enum):
     OOM = "oom"
     GARBAGE = "garbage"
     FLOOD = "flood"
+    RESTART = "restart"
+    """It asked to be replaced, after it gave a kernel its verdict."""
 
 
 class WorkerFault(Exception):  # noqa: N818 - it is the worker's fault, not an error of the caller

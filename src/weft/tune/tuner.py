@@ -327,11 +327,16 @@ class Tuner:
         again: list[int] = []
         own_faults = 0
         while ready:
-            blamed = self._attempt(work, ready)
+            asked = ready
+            blamed = self._attempt(work, asked)
             ready = [k for k in ready if k not in work.done]
             if blamed is None:
                 break  # the worker answered to the end
             number, fault = blamed
+            if fault.fault is Fault.RESTART and number in asked and number in work.done:
+                schedule = work.trial.kernels[number][0]
+                work.kills[schedule] = work.kills.get(schedule, 0) + 1
+                continue  # it has its verdict; the others go on in the next worker
             if number not in ready:
                 own_faults += 1
                 if own_faults == 2:
@@ -384,6 +389,8 @@ class Tuner:
                         if any(k not in work.done for k in numbers):
                             raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
                         return None
+                    case "restart":
+                        raise WorkerFault(Fault.RESTART, "its device is lost")
                     case other:
                         raise WorkerFault(Fault.GARBAGE, f"event {other!r}"[:200])
         except WorkerFault as fault:

@@ -90,22 +90,28 @@ def is_capturable(call: LibraryCall) -> bool:
 
 
 @contextmanager
-def plain_math(*, allow_tf32: bool = False) -> Iterator[None]:
-    """Products of f32 in f32 and sums of 16-bit products in f32, whatever the process has set; restored on leaving."""
+def plain_math(*, allow_tf32: bool = False, benchmark: bool = True) -> Iterator[None]:
+    """Products of f32 in f32 and sums of 16-bit products in f32, whatever the process has set; restored on leaving.
+
+    `benchmark`: cuDNN tries its algorithms when it first meets a convolution, in a plan as in tuning.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     saved = (
         matmul.allow_tf32,
         cudnn.allow_tf32,
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
+        cudnn.benchmark,
     )
     try:
+        cudnn.benchmark = benchmark
         matmul.allow_tf32 = cudnn.allow_tf32 = allow_tf32
         matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = saved[:2]
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = saved[2:]
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = saved[2:4]
+        cudnn.benchmark = saved[4]
 
 
 class BoundCall:

@@ -1,0 +1,165 @@
+"""Kernels that a GPU worker verifies and times: generated sources and library calls, bound to guarded buffers.
+
+Binding for verification makes a call that waits for the device and checks the state that the kernel must leave zero;
+binding for timing makes one that only enqueues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, final
+
+from weft.errors import DeviceError
+from weft.generate.bind import Addresses, BoundCuda, CudaDriver
+from weft.generate.library.execute import BoundCall, is_capturable
+from weft.kernels.candidate import Problem
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import CudaSource, Kernel, KernelSource, LibraryCall
+from weft.tune.cuda_device import Gpu
+from weft.tune.verify import Arena, Binding, Buffer, Finding, weight_positions
+
+_GUARD = 0x5C
+
+
+class MisbehavedError(Exception):
+    """A call broke a promise that only the binding can see."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.error)
+        self.finding = finding
+
+
+class GpuSubject(Protocol):
+    """A kernel that can be enqueued; see `weft.tune.verify.Subject` for the two properties."""
+
+    deterministic: bool
+    transforms: bool
+    recordable: bool
+    """It may become part of a CUDA graph."""
+    packed_bytes: int
+    """What a copy of the weights takes besides."""
+
+    def enqueue(self, arena: Arena, poison: int) -> Binding:
+        """Scratch filled with `poison`, weights packed; the call of the binding enqueues one run and returns."""
+        ...
+
+    def misbehaviour(self) -> Finding | None:
+        """What the last finished run did that no output shows."""
+        ...
+
+
+@final
+class CudaSubject:
+    """A compiled CUDA source."""
+
+    deterministic = True
+    recordable = True
+
+    def __init__(
+        self, problem: Problem, source: CudaSource, path: str, gpu: Gpu, *, driver: CudaDriver | None = None
+    ) -> None:
+        """Load. DeviceError: the cubin cannot be loaded or launched here."""
+        self._source, self._gpu = source, gpu
+        self.transforms = source.transforms
+        self.packed_bytes = sum(source.packed_bytes)
+        self._bound = BoundCuda(source, path, driver=driver)
+        self._weights = weight_positions(problem.graph)
+        self._states: list[Buffer] = []
+
+    def enqueue(self, arena: Arena, poison: int) -> Binding:
+        """See `GpuSubject`. Inputs that the launches must not read have no address."""
+        s, device = self._source, self._gpu.device
+        packed = [Buffer(n, _GUARD, device) for n in s.packed_bytes]
+        workspace = Buffer(s.workspace_bytes, _GUARD, device)
+        state = Buffer(s.state_bytes, _GUARD, device)
+        for buffer in (*packed, workspace):
+            buffer.fill(poison)
+        state.fill(0)
+        places = [b.address for b in packed]
+        if s.pack:
+            only_weights = [b.address if k in self._weights else 0 for k, b in enumerate(arena.inputs)]
+            self._bound.pack(only_weights, places, self._gpu.stream)
+        replaced = set(s.replaces_weights) & self._weights
+        inputs = [0 if k in replaced else b.address for k, b in enumerate(arena.inputs)]
+        outputs = [b.address for b in arena.outputs]
+        prepared = self._bound.prepare(Addresses(inputs, outputs, places, workspace.address, state.address))
+        if s.state_bytes:
+            self._states.append(state)
+        return Binding(partial(prepared, self._gpu.stream), (*packed, workspace, state), (self, arena))
+
+    def misbehaviour(self) -> Finding | None:
+        """See `GpuSubject`."""
+        if any(bool(state.bytes.any()) for state in self._states):
+            return Finding(Verdict.UNSTABLE, "left its state other than zero, so the next run would start from that")
+        return None
+
+
+@final
+class CallSubject:
+    """A library call, run as a plan on a GPU runs it."""
+
+    deterministic = False
+    transforms = False
+    packed_bytes = 0
+
+    def __init__(self, problem: Problem, call: LibraryCall, gpu: Gpu) -> None:
+        self._call, self._gpu = call, gpu
+        self._weights = weight_positions(problem.graph)
+        self.recordable = is_capturable(call)
+
+    def enqueue(self, arena: Arena, poison: int) -> Binding:  # noqa: ARG002 - nothing here to poison
+        """See `GpuSubject`; the framework allocates its own scratch."""
+        weights = {k: arena.input_tensors[k] for k in sorted(self._weights)}
+        bound = BoundCall(self._call, weights, device=self._gpu.device)
+        # the framework may give an `out` tensor other strides, and then fill it in another order than was asked for
+        outputs = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in arena.output_tensors]
+        return Binding(bound.launcher(arena.input_tensors, outputs), (), (bound, arena))
+
+    def misbehaviour(self) -> Finding | None:
+        """See `GpuSubject`."""
+        return None
+
+
+def make_gpu_subject(problem: Problem, kernel: Kernel, path: str, gpu: Gpu) -> GpuSubject:
+    """A kernel that can be enqueued.
+
+    Raises:
+        DeviceError: a kernel for the CPU, or a cubin that cannot be loaded here.
+    """
+    if isinstance(kernel, CudaSource):
+        return CudaSubject(problem, kernel, path, gpu)
+    if isinstance(kernel, KernelSource):
+        raise DeviceError(problem="a kernel for the CPU was sent to a worker for a GPU")
+    return CallSubject(problem, kernel, gpu)
+
+
+MakeSubject = Callable[[Problem, Kernel, str, Gpu], GpuSubject]
+
+
+@final
+@dataclass(slots=True)
+class Waited:
+    """A subject for `weft.tune.verify.verify`: each call waits for the device and looks at what was left behind."""
+
+    subject: GpuSubject
+    gpu: Gpu
+    deterministic: bool = False
+    transforms: bool = False
+
+    def __post_init__(self) -> None:
+        self.deterministic, self.transforms = self.subject.deterministic, self.subject.transforms
+
+    def bind(self, arena: Arena, poison: int) -> Binding:
+        """See `weft.tune.verify.Subject`."""
+        binding = self.subject.enqueue(arena, poison)
+        self.gpu.wait()
+
+        def call() -> None:
+            binding.call()
+            self.gpu.wait()
+            if (finding := self.subject.misbehaviour()) is not None:
+                raise MisbehavedError(finding)
+
+        return replace(binding, call=call)
