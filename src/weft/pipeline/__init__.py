@@ -97,6 +97,7 @@ def compile_imported(
     `eager` runs the framework's own model on the example inputs; it is timed as a baseline.
     """
     stages = Stages(options, say)
+    end = time.monotonic() + options.budget_s
     setting = stages.run("survey", survey, options)
     cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
     alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
@@ -115,7 +116,9 @@ def compile_imported(
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
     stages.note(f"{len(problems.entries)} distinct problems")
-    known = stages.run("measure", measure, alternatives, problems, setting, say)
+    known = stages.run(
+        "measure", measure, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
+    )
     stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
     inputs = (
@@ -132,6 +135,7 @@ def compile_imported(
         expected,
         working_dtype(graph),
         seed=options.seed,
+        budget_s=max(1.0, min(20.0, end - time.monotonic())),
         sample=setting.sample,
     )
     executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
@@ -177,20 +181,22 @@ def _limits(options: Options) -> EnumerationLimits:
     )
 
 
-def measure(alternatives: Alternatives, problems: Problems, setting: Setting, say: Say) -> Known:
-    """Build, verify and time what an optimal plan may need (see `search`)."""
+def measure(alternatives: Alternatives, problems: Problems, setting: Setting, deadline: float, say: Say) -> Known:
+    """Build, verify and time what an optimal plan may need (see `search`), until `deadline` on the monotonic clock."""
     options = setting.options
     if options.budget_s <= 0:
         return _unmeasured(problems, setting)
-    deadline = time.monotonic() + options.budget_s
     makers = generators(
-        library=options.allow_library, generated=options.allow_generated and setting.compiler is not None
+        library=options.allow_library,
+        generated=options.allow_generated and setting.compiler is not None,
+        device=setting.device.type,
     )
     with (
         Database.open(options.cache) as database,
         Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
     ):
         lookups = 0
+        done: set[tuple[str, Schedule]] = set()
 
         def listen(progress: Progress) -> None:
             nonlocal lookups
@@ -200,11 +206,14 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, sa
         def measure_entries(entries: Sequence[Entry]) -> Mapping[tuple[str, Schedule], Measurement]:
             trials = []
             for entry in entries:
-                kernels = make_kernels(entry, problems, makers, setting.facts, options)
+                make_kernels(entry, problems, makers, setting.facts, options)
+                kernels = [(s, k) for s, k in entry.asked if (entry.problem.key, s) not in done]
                 if kernels:
                     trials.append(ProblemTrial(entry.problem, [(s, k, None) for s, k in kernels], entry.bound_us))
             found = tuner.measure(trials, progress=listen, deadline=deadline)
-            return {(m.problem_key, m.schedule): m for m in found}
+            new = {(m.problem_key, m.schedule): m for m in found}
+            done.update(new)
+            return new
 
         known = search(
             alternatives.graph,
@@ -227,7 +236,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def _unmeasured(problems: Problems, setting: Setting) -> Known:
-    makers = generators(library=True, generated=False)
+    makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
         if entry.essential:
             make_kernels(entry, problems, makers, setting.facts, setting.options)
@@ -236,7 +245,7 @@ def _unmeasured(problems: Problems, setting: Setting) -> Known:
 
 def select_plans(alternatives: Alternatives, problems: Problems, known: Known, setting: Setting) -> list[Plan]:
     """The best three plans over what was measured, the heuristic one, and the library plan that always exists."""
-    makers = generators(library=True, generated=False)
+    makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
         if entry.essential and entry.kernels is None:
             make_kernels(entry, problems, makers, setting.facts, setting.options)

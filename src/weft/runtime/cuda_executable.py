@@ -115,7 +115,7 @@ class CudaExecutable:
     def _bind_source(self, i: int, step: Step, source: CudaSource) -> Step0:
         bound = BoundCuda(source, self._cubin(source))
         inputs = [self._address(key) for key in step.inputs]
-        outputs = [self._static[key].data_ptr() for key in step.outputs]
+        outputs = [self._address(key) for key in step.outputs]
         packed = [torch.empty(max(n, 1), dtype=torch.uint8, device=self.device) for n in source.packed_bytes]
         addresses = [x.data_ptr() for x in packed]
         bound.pack(inputs, addresses, torch.cuda.current_stream().cuda_stream)
@@ -142,7 +142,7 @@ class CudaExecutable:
     def _address(self, key: Key) -> int:
         if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
             return self._constant(key[0]).data_ptr()
-        return self._static[key].data_ptr()
+        return self._static[key].data_ptr() or self._arena.data_ptr()  # what has no bytes has no address of its own
 
     def _release(self, key: Key, reader: int) -> None:
         """Drop a weight that only this step reads, now that it was packed."""
