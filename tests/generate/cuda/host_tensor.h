@@ -13,6 +13,8 @@
 #define __device__
 #define __global__
 #define __constant__
+#define __shared__ static  // one block at a time: clusters use dynamic shared memory only
+#define __align__(n) __attribute__((aligned(n)))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__

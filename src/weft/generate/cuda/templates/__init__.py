@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import choose, mma
+from weft.generate.cuda.templates import choose, gemv, mma
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
+
+
+_MOST = 12
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -26,7 +29,21 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
     name = "simt" if p.dtype is DType.F32 else "mma"
-    return [s.schedule(name) for _, s in choose.shapes(p, facts)]
+    ranked = [(cycles, s.schedule(name)) for cycles, s in choose.shapes(p, facts)]
+    if gemv.applies(p) is None:
+        ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
+    return _ordered(ranked)[:_MOST]
+
+
+def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
+    """Best first by the model, but the best of every template before the third best of any."""
+    seen: dict[object, int] = {}
+    keyed = []
+    for cycles, schedule in sorted(ranked, key=lambda x: x[0]):
+        template = schedule.param("template")
+        seen[template] = seen.get(template, 0) + 1
+        keyed.append((seen[template] > 2, cycles, schedule))
+    return [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
 
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
@@ -35,4 +52,6 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if isinstance(p, Declined):
         return p
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    if schedule.param("template") == "gemv":
+        return gemv.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)

@@ -109,7 +109,7 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
     return Arguments(tuple(parameters), tuple(pointers), constants, names)
 
 
-def constant_array(c: Contraction, node: int) -> str:
+def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:
     """A constant of the graph as an array in the text, bits exactly as in memory."""
     assert c.graph is not None
     dtype = c.graph.type_of(node).dtype
@@ -123,7 +123,7 @@ def constant_array(c: Contraction, node: int) -> str:
         body = ",".join(str(int(x)) for x in data)
     else:
         body = ",".join(literal(x, dtype) for x in data.tolist())
-    return f"__device__ const {storage(dtype)} kc{node}[] = {{{body}}};\n"
+    return f"__device__ __align__(16) const {storage(dtype)} {prefix}{node}[] = {{{body}}};\n"
 
 
 def _place(p: Product, walk: Walk) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.generate.cuda.templates import epilogue, loaders
-from weft.generate.cuda.templates.pack import pack_kernel, packed_elements, swizzle
+from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Launch, Schedule
 
 PAD = 8
 """Floats behind each row of the sums in shared memory, against bank conflicts."""
@@ -154,23 +154,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines += _finish(p, s, end, mt * nt)
     lines.append("}")
     text = prelude() + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
-    pack: tuple[Launch, ...] = ()
-    packed_bytes: tuple[int, ...] = ()
-    replaces: tuple[int, ...] = ()
-    if packed:
-        total = packed_elements(p, s.bn, s.bk)
-        source = p.c.w
-        parameter, pointers = "const void* __restrict__ w", (Pointer("in", source.index), Pointer("packed", 0))
-        weight_name = "w"
-        if source.kind == "const":
-            text = text.replace(args.constants, args.constants + epilogue.constant_array(p.c, source.index), 1)
-            parameter, weight_name = "const void* __restrict__ unused", f"kc{source.index}"
-            pointers = (Pointer("packed", 0), Pointer("packed", 0))
-        text += pack_kernel(p, f"{entry}_pack", weight_name, parameter, s.bn, s.bk)
-        pack = (Launch(f"{entry}_pack", (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False),)
-        packed_bytes = (total * size,)
-        read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
-        replaces = (source.index,) if source.kind == "input" and source not in read else ()
+    packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
     launch = Launch(
         entry,
         (mt * nt, s.split, p.z),
@@ -181,13 +165,13 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
     return CudaSource(
         schedule=schedule,
-        text=text,
+        text=text + (packing.text if packing else ""),
         launches=(launch,),
-        pack=pack,
+        pack=packing.launches if packing else (),
         workspace_bytes=mt * nt * p.z * s.split * s.bm * s.bn * 4 if by_work else 0,
         state_bytes=mt * nt * p.z * 4 if by_work else 0,
-        packed_bytes=packed_bytes,
-        replaces_weights=replaces,
+        packed_bytes=packing.bytes if packing else (),
+        replaces_weights=packing.replaces if packing else (),
         capability=90 if s.cluster else 80,
     )
 

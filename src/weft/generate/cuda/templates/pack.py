@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
+from weft.kernels.source import Launch, Pointer
 
 
 def swizzle(row: str, chunk: str, chunks: int) -> str:
@@ -29,7 +33,7 @@ def pack_kernel(p: Product, entry: str, weight: str, parameter: str, bn: int, bk
     taps = c.kernel[1]
     w = c.w_walk
     return f"""
-extern "C" __global__ void {entry}({parameter}, void* __restrict__ pk) {{
+extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
   const u32 i = blockIdx.x * 256u + threadIdx.x;
   if (i >= {total}u) return;
   const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {bk} % {bn};
@@ -44,3 +48,30 @@ extern "C" __global__ void {entry}({parameter}, void* __restrict__ pk) {{
   (({kind}*)pk)[i] = v;
 }}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What a source says about its repacked weights, and the text that repacks them."""
+
+    text: str
+    launches: tuple[Launch, ...]
+    bytes: tuple[int, ...]
+    replaces: tuple[int, ...]
+
+
+def pack_launch(p: Product, entry: str, bn: int, bk: int) -> Packing:
+    """Repacking into tiles of bn columns by bk of the sum."""
+    total = packed_elements(p, bn, bk)
+    source = p.c.w
+    if source.kind == "input":
+        text = pack_kernel(p, entry, "w", "const void* __restrict__ w", bn, bk)
+        pointers: tuple[Pointer, ...] = (Pointer("in", source.index), Pointer("packed", 0))
+    else:
+        array = epilogue.constant_array(p.c, source.index, "kw")
+        text = array + pack_kernel(p, entry, f"kw{source.index}", "", bn, bk)
+        pointers = (Pointer("packed", 0),)
+    read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
+    replaces = (source.index,) if source.kind == "input" and source not in read else ()
+    launch = Launch(entry, (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False)
+    return Packing(text, (launch,), (total * p.dtype.itemsize,), replaces)
