@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,13 @@ Sample = Callable[[Callable[[], object], int], float]
 """(function, calls) -> microseconds per call."""
 ROUNDS = 15
 MARGIN = 0.02
+HOPELESS = 1.5
+"""Whole plans so many times as slow as the fastest after two rounds are timed no further."""
+
+
+def reserve_s(budget_s: float) -> float:
+    """The part of a compilation's budget that is left for judging and timing whole plans."""
+    return min(20.0, 0.15 * budget_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,20 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def interleave(
-    runs: Mapping[str, Callable[[], object]], *, rounds: int, seed: int, budget_s: float, sample: Sample | None = None
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    seed: int,
+    budget_s: float,
+    sample: Sample | None = None,
+    drop: bool = False,
+    keep: Collection[str] = (),
 ) -> dict[str, list[float]]:
-    """Microseconds per call in `rounds` rounds (at least 5, fewer than asked if the budget ends).
+    """Microseconds per call in `rounds` rounds, fewer if the budget ends (but at least 5, or 2 of long runs).
 
     Each sample repeats the call until about 2 ms have passed; two untimed calls go first. `sample` measures so many
-    calls (default: by the host's clock).
+    calls (default: by the host's clock). With `drop`, what is more than `HOPELESS` times as slow as the fastest after
+    two rounds takes no part in the others; the fastest of `keep` always does.
     """
     sample = sample or host_sample
     repeats: dict[str, int] = {}
@@ -119,8 +134,14 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
     for done in range(rounds):
-        if done >= 5 and time.perf_counter() - began > budget_s:
+        spent = time.perf_counter() - began
+        if done >= (5 if spent < 1.5 * budget_s else 2) and spent > budget_s:
             break
+        if drop and done == 2:
+            least = {name: min(samples[name]) for name in order}
+            limit = HOPELESS * min(least.values())
+            spared = min((name for name in keep if name in least), key=lambda name: least[name], default="")
+            order = [name for name in order if least[name] <= limit or name == spared]
         chance.shuffle(order)
         for name in order:
             samples[name].append(sample(runs[name], repeats[name]))
@@ -141,7 +162,7 @@ def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
     The lower end of the 95 % interval of the median difference is an order statistic (sign test), so that one
     disturbed round decides nothing.
     """
-    differences = sorted(a - b for a, b in zip(incumbent, challenger, strict=True))
+    differences = sorted(a - b for a, b in zip(incumbent, challenger, strict=False))  # one may have been dropped
     gain = statistics.median(differences)
     return gain > MARGIN * statistics.median(incumbent) and differences[_sign_rank(len(differences))] > 0
 
@@ -172,7 +193,15 @@ def decide(
     """
     checked = {c.name: verify(c, expected, dtype) for c in contenders}
     sound = [c for c in contenders if checked[c.name].ok]
-    samples = interleave({c.name: c.run for c in sound}, rounds=ROUNDS, seed=seed, budget_s=budget_s, sample=sample)
+    samples = interleave(
+        {c.name: c.run for c in sound},
+        rounds=ROUNDS,
+        seed=seed,
+        budget_s=budget_s,
+        sample=sample,
+        drop=True,
+        keep=[c.name for c in sound if c.baseline],
+    )
     median = {name: statistics.median(s) for name, s in samples.items()}
     plans = sorted((c for c in sound if not c.baseline), key=lambda c: median[c.name])
     bases = sorted((c for c in sound if c.baseline), key=lambda c: median[c.name])

@@ -19,6 +19,9 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
 from weft.orchestrate.extract import Extracted, extract, format_choices
 
+FIRST = 3
+"""Kernels of each generator that are measured before it is known whether the problem matters."""
+
 
 @dataclass
 class Entry:
@@ -30,6 +33,16 @@ class Entry:
     bound_us: float
     kernels: list[tuple[Schedule, Kernel]] | None = None
     """None until a generator was asked."""
+    first: int = 0
+    """So many of `kernels` are measured first: the best-looking few of each generator; they stand in front."""
+    widened: bool = False
+    """Whether the others are to be measured too."""
+
+    @property
+    def asked(self) -> list[tuple[Schedule, Kernel]]:
+        """The kernels that are to be measured as things stand."""
+        made = self.kernels or []
+        return made if self.widened else made[: self.first]
 
     @property
     def essential(self) -> bool:
@@ -87,6 +100,7 @@ def make_kernels(
             problems.declined[f"{generator.name}: {schedules.reason}"] += 1
             continue
         made = 0
+        early: list[tuple[Schedule, Kernel]] = []
         for schedule in schedules:
             if made >= options.keep_per_problem:
                 problems.dropped_schedules += 1
@@ -95,6 +109,8 @@ def make_kernels(
             if isinstance(kernel, Declined):
                 problems.declined[f"{generator.name}: {kernel.reason}"] += 1
                 continue
-            entry.kernels.append((schedule, kernel))
+            (early if made < FIRST else entry.kernels).append((schedule, kernel))
             made += 1
+        entry.kernels[entry.first : entry.first] = early
+        entry.first += len(early)
     return entry.kernels

@@ -1,8 +1,13 @@
 """Which candidates are measured: those that an optimal plan would use if they were as fast as they might be.
 
     repeat: price measured candidates by their times, the others by an optimistic prediction
-            solve the integer program; measure what the best plans use and nobody measured
-    until every kernel of the best plan is measured, or the budget is spent
+            solve the integer program
+            measure the longest of what the best plan uses and nobody measured
+            if there is none: measure further kernels of the problems that take most of the plan
+    until nothing is left that could change the best plan, or the budget is spent
+
+A round takes the problems that make up `SHARE` of the unmeasured part of the plan, so that what they teach about the
+estimates counts before the small ones are looked at, and so that a search cut short has measured what weighs most.
 
 A candidate that never enters a plan even at its optimistic price is never built: that is the pruning. The
 prediction is the model's estimate times what its family (same product, or same mix of primitives) was off by so
@@ -15,11 +20,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import Graph
+from weft.ir.text import print_graph
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
 from weft.options import Options
@@ -29,7 +35,11 @@ from weft.orchestrate.select import Priced, heuristic, select
 from weft.pipeline.problems import Entry, Problems
 
 OPTIMISM = 0.85
-MAX_ROUNDS = 40
+MAX_ROUNDS = 200
+SHARE = 0.6
+MIN_BATCH = 6
+WIDEN_SHARE = 0.01
+"""Problems below this share of the best plan are left with the first kernels of each generator."""
 Measure = Callable[[Sequence[Entry]], Mapping[tuple[str, Schedule], Measurement]]
 """Builds, verifies and times the kernels of some problems (and emits them first)."""
 
@@ -52,14 +62,12 @@ class Known:
         """Take in the measurements of some problems."""
         self.measurements.update(found)
         for entry in entries:
-            times = [
-                m.median_us
-                for schedule, _ in entry.kernels or ()
-                if (m := self.measurements.get((entry.problem.key, schedule))) is not None and m.verdict is Verdict.OK
-            ]
-            tried = [(entry.problem.key, schedule) in self.measurements for schedule, _ in entry.kernels or ()]
-            if entry.kernels is None or (not times and not all(tried)):
-                continue  # time ran out before it was its turn
+            keys = [(entry.problem.key, schedule) for schedule, _ in entry.kernels or ()]
+            tried = [m for k in keys if (m := self.measurements.get(k)) is not None]
+            times = [m.median_us for m in tried if m.verdict is Verdict.OK]
+            if entry.kernels is None or (not times and len(tried) < len(keys)):
+                entry.widened = entry.widened or len(tried) >= entry.first  # none of the first was right
+                continue  # or time ran out before it was its turn
             best = self.best_us[entry.problem.key] = min(times, default=math.inf)
             if math.isfinite(best) and entry.estimate_us > 0:
                 self.ratios[entry.family].append(math.log(max(best, 1e-3) / entry.estimate_us))
@@ -91,21 +99,47 @@ def search(
             break
         offers, owners = priced_offers(problems, known)
         solutions = select(
-            graph, offers, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=2
+            graph, offers, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=1
         )
         wanted = _unmeasured(solutions[:1], owners, known)
-        if not wanted:
+        entries = _batch(list(wanted.values()))
+        if len(wanted) < MIN_BATCH:
+            quick = heuristic(graph, offers, alternatives=alternatives)
+            also = {owners[i].problem.key: owners[i] for i in quick if owners[i].problem.key not in known.best_us}
+            entries += _batch([e for k, e in also.items() if k not in wanted])
+            entries += _widened([owners[i] for i in solutions[0].chosen], known, solutions[0].cost_us)
+        if not entries:
             known.complete = True
             break
-        quick = heuristic(graph, offers, alternatives=alternatives)
-        also = _unmeasured(solutions[1:], owners, known)
-        also |= {owners[i].problem.key: owners[i] for i in quick if owners[i].problem.key not in known.best_us}
-        # what the best plan needs goes first, the longest first: time may run out
-        entries = sorted(wanted.values(), key=_weight)
-        entries += sorted((e for k, e in also.items() if k not in wanted), key=_weight)
         say(f"round {number + 1}: {len(entries)} problems to measure, plan at {solutions[0].cost_us:.0f} us")
         known.learn(entries, measure(entries))
     return known
+
+
+def _batch(entries: list[Entry]) -> list[Entry]:
+    """The longest entries that make up `SHARE` of all, longest first; those with equal graphs stand together."""
+    entries.sort(key=_weight)
+    left = SHARE * sum(_weight(e) for e in entries)  # weights are negative
+    count = 0
+    while count < len(entries) and (count < MIN_BATCH or left < 0):
+        left -= _weight(entries[count])
+        count += 1
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries[:count]:
+        groups.setdefault(print_graph(entry.problem.graph), []).append(entry)
+    return [e for group in groups.values() for e in group]
+
+
+def _widened(chosen: Sequence[Entry], known: Known, total_us: float) -> list[Entry]:
+    """Entries of a measured plan with kernels left to try, now asked for all of them; the longest few."""
+    uses = Counter(e.problem.key for e in chosen)
+    share = {e.problem.key: uses[e.problem.key] * known.best_us.get(e.problem.key, 0.0) for e in chosen}
+    entries = {e.problem.key: e for e in chosen if not e.widened and len(e.kernels or ()) > e.first}
+    found = [e for k, e in entries.items() if known.best_us.get(k) and share[k] >= WIDEN_SHARE * total_us]
+    found.sort(key=lambda e: -share[e.problem.key])
+    for entry in found[:MIN_BATCH]:
+        entry.widened = True
+    return found[:MIN_BATCH]
 
 
 def _weight(entry: Entry) -> float:

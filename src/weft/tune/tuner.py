@@ -46,8 +46,9 @@ from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
 
-GROUP = 24
-"""Problems that are built before their measuring begins."""
+MAX_GROUP = 24
+"""Problems that are built before their measuring begins, at most: two per compiler process, so that none idles long
+and little was built in vain when the time is up."""
 MARGIN = 0.02
 
 
@@ -238,7 +239,8 @@ class Tuner:
         """
         start = self._clock()
         source = iter(trials)
-        while group := [self._look_up(t) for t in islice(source, GROUP)]:
+        size = min(MAX_GROUP, 2 * max(1, self._site.jobs))
+        while group := [self._look_up(t) for t in islice(source, size)]:
             if not self._expired(deadline):
                 self._build([w for w in group if w.left], deadline)
             for work in group:
@@ -311,7 +313,7 @@ class Tuner:
     def _finish(self, work: _Work, deadline: float | None) -> Iterator[Measurement]:
         """Measure what is left of a trial, commit it, yield all outcomes."""
         if work.left and not self._expired(deadline):
-            self._run(work)
+            self._run(work, deadline)
         new = [work.done[k] for k in sorted(set(work.done) - work.known)]
         if new:
             self._database.commit(new, self.environment, kills=work.kills)
@@ -321,14 +323,14 @@ class Tuner:
         for number in sorted(work.done):
             yield work.done[number]
 
-    def _run(self, work: _Work) -> None:
+    def _run(self, work: _Work, deadline: float | None) -> None:
         """Worker rounds until every kernel that has a binary has an outcome."""
         ready = [k for k in work.left if k in work.paths]
         again: list[int] = []
         own_faults = 0
         while ready:
             asked = ready
-            blamed = self._attempt(work, asked)
+            blamed = self._attempt(work, asked, deadline)
             ready = [k for k in ready if k not in work.done]
             if blamed is None:
                 break  # the worker answered to the end
@@ -348,7 +350,7 @@ class Tuner:
             if self._kill_counts(work, number, fault):
                 again.append(number)
         for number in again:
-            blamed = self._attempt(work, [number])
+            blamed = self._attempt(work, [number], None)
             if blamed is None:
                 continue  # innocent, or rejected in peace
             if number in work.done:
@@ -373,11 +375,12 @@ class Tuner:
             return False
         return True
 
-    def _attempt(self, work: _Work, numbers: Sequence[int]) -> tuple[int, WorkerFault] | None:
+    def _attempt(self, work: _Work, numbers: Sequence[int], deadline: float | None) -> tuple[int, WorkerFault] | None:
         """One request to the worker; None when it answered to the end, else whom it was lost to."""
+        skipped: set[int] = set()
         try:
             self._ensure_worker()
-            self._transport.send(self._request(work, numbers), self._options.trial_timeout_s)
+            self._transport.send(self._request(work, numbers, deadline), self._options.trial_timeout_s)
             while True:
                 event = self._transport.receive(self._options.trial_timeout_s)
                 match event.get("event"):
@@ -385,8 +388,10 @@ class Tuner:
                         self._take(work, numbers, event)
                     case "verifying":
                         continue  # a sign of life
+                    case "skipped":
+                        skipped.add(int(cast("int", event["kernel"])))
                     case "done":
-                        if any(k not in work.done for k in numbers):
+                        if any(k not in work.done and k not in skipped for k in numbers):
                             raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
                         return None
                     case "restart":
@@ -424,7 +429,7 @@ class Tuner:
             found = replace(found, verdict=Verdict.IMPOSSIBLE, error=error)
         work.done[number] = found
 
-    def _request(self, work: _Work, numbers: Sequence[int]) -> dict[str, Json]:
+    def _request(self, work: _Work, numbers: Sequence[int], deadline: float | None) -> dict[str, Json]:
         kernels: list[Json] = [[k, kernel_to_json(work.trial.kernels[k][1]), work.paths[k]] for k in numbers]
         library = [k for k in numbers if isinstance(work.trial.kernels[k][1], LibraryCall)][:1]
         incumbent = [k for k in numbers if work.trial.kernels[k][0] == work.trial.incumbent]
@@ -438,6 +443,7 @@ class Tuner:
             "l2_bytes": self._site.l2_bytes,
             "policy": cast("Json", asdict(self._site.policy)),
             "time": True,
+            "left_s": 1e9 if deadline is None else max(0.0, deadline - self._clock()),
         }
 
     def _ensure_worker(self) -> None:
