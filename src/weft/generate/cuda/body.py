@@ -106,7 +106,7 @@ class CudaBody(Body):
             self.wide.note(buffer, address)
             width = self.wide.width(buffer, address) if self.wide.frozen else 1
         if width == 1:
-            return self.define(dtype, False, f"w_ld({buffer.name} + {address.text()})", level)
+            return self.define(dtype, False, f"w_ld({_element(buffer, address)})", level)
         block = address.const // width * width
         array = self._chunk(buffer, Index(block, address.terms), width, level)
         return Placed(Value(f"{array}[{address.const - block}]", dtype), level)
@@ -120,7 +120,7 @@ class CudaBody(Body):
         self.arrays += 1
         name = f"q{self.arrays}"
         self.nest.put(f"{c_type(buffer.dtype)} {name}[{width}];", level)
-        self.nest.put(f"w_ldv<{width}>({buffer.name} + {address.text()}, {name});", level)
+        self.nest.put(f"w_ldv<{width}>({_element(buffer, address)}, {name});", level)
         self._memo[level][key] = Placed(Value(name, buffer.dtype), level)
         return name
 
@@ -157,12 +157,23 @@ class CudaBody(Body):
             ):
                 width *= 2
             if width == 1:
-                self.nest.put(f"w_st({buffer.name} + {address.text()}, {value.name});")
+                self.nest.put(f"w_st({_element(buffer, address)}, {value.name});")
             else:
                 self.arrays += 1
                 name = f"q{self.arrays}"
                 values = ", ".join(left[const + k][2].name for k in range(width))
                 self.nest.put(f"const {c_type(buffer.dtype)} {name}[{width}] = {{{values}}};")
-                self.nest.put(f"w_stv<{width}>({buffer.name} + {address.text()}, {name});")
+                self.nest.put(f"w_stv<{width}>({_element(buffer, address)}, {name});")
             for k in range(width):
                 del left[const + k]
+
+
+def _element(buffer: Buffer, address: Index) -> str:
+    """Text of a pointer to one element. Indices are unsigned: only a sum that is never negative may stand alone."""
+    if not address.terms:
+        return f"{buffer.name} + {address.const}"
+    varying = Index(0, address.terms)
+    if varying.bounds[0] < 0:
+        return f"{buffer.name} + ({address.text()})"
+    text = f"{buffer.name} + ({varying.text()})"
+    return f"{text} + {address.const}".replace("+ -", "- ") if address.const else text
