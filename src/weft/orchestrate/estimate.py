@@ -8,9 +8,9 @@ Source: roofline; performance notes on the CPU variant of the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, cast
 
+from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -18,6 +18,10 @@ from weft.ir.types import DType
 from weft.ir.work import node_flops, node_transcendentals
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
+from weft.orchestrate.compulsory import Work, compulsory_work, fully_needed
+from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
+
+__all__ = ["Facts", "Work", "compulsory_work", "estimate_us", "fully_needed", "lower_bound_us"]
 
 
 class Facts(Protocol):
@@ -63,113 +67,19 @@ class Facts(Protocol):
         """GB/s for a working set of this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Compulsory traffic and arithmetic of one problem."""
-
-    read_bytes: int
-    """Distinct input bytes that any kernel for it must read."""
-    written_bytes: int
-    contraction_flops: int
-    """That no known algorithm avoids: those of matrix products and, after the saving of Winograd's, convolutions."""
-
-
-WINOGRAD_SAVING = 6.0
-"""F(6x6, 3x3) needs 5.06 times fewer products than the definition; no library goes further."""
 MARGIN = 1.1
 """Probes may miss the best bandwidth and clock by so much."""
 
 
-def compulsory_work(problem: Problem) -> Work:
-    """What every kernel must do, whatever its algorithm.
-
-    An input counts only if all of it is needed for the outputs: what is sliced, gathered or selected may be skipped.
-    """
-    graph = problem.graph
-    needed = fully_needed(graph)
-    reads = sum(graph.type_of(i).nbytes for i in graph.inputs if needed[i])
-    written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
-    flops = 0.0
-    for i, node in enumerate(graph.nodes):
-        if needed[i] and node.prim is Prim.MATMUL and node.type.dtype.is_float:
-            flops += node_flops(node, graph)
-        elif needed[i] and node.prim is Prim.CONV and node.type.dtype.is_float:
-            flops += node_flops(node, graph) * _inside_share(graph, node) / WINOGRAD_SAVING
-    return Work(reads, written, int(flops))
-
-
-_PARTIAL = frozenset({Prim.SLICE, Prim.GATHER, Prim.TAKE_ALONG, Prim.OPAQUE})
-
-
-def fully_needed(graph: Graph) -> list[bool]:
-    """For each node whether every element of it is needed for the outputs."""
-    needed = [False] * len(graph)
-    for o in graph.outputs:
-        needed[o] = True
-    for i in reversed(range(len(graph))):
-        node = graph.nodes[i]
-        if needed[i] and node.type.size:
-            for position, operand in enumerate(node.inputs):
-                if _reads_all(graph, node, position):
-                    needed[operand] = True
-    return needed
-
-
-def _reads_all(graph: Graph, node: Node, position: int) -> bool:
-    if node.prim in _PARTIAL:
-        return position == 1 and node.prim in (Prim.GATHER, Prim.TAKE_ALONG)
-    if node.prim is Prim.SELECT:
-        return position == 0
-    if isinstance(node.attrs, a.WindowAttrs):
-        w, spatial = node.attrs, graph.type_of(node.inputs[0]).shape[-len(node.attrs.kernel) :]
-        return _windows_cover(spatial, w.kernel, w.strides, w.pads_lo, w.pads_hi, w.dilations)
-    if isinstance(node.attrs, a.ConvAttrs) and position == 0:
-        c = node.attrs
-        kernel = graph.type_of(node.inputs[1]).shape[2:]
-        spatial = graph.type_of(node.inputs[0]).shape[2:]
-        return not c.transposed and _windows_cover(spatial, kernel, c.strides, c.pads_lo, c.pads_hi, c.dilations)
-    if isinstance(node.attrs, a.ConvAttrs):
-        return not any(node.attrs.pads_lo + node.attrs.pads_hi)  # a tap may meet nothing but padding
-    return True
-
-
-def _windows_cover(
-    sizes: tuple[int, ...],
-    kernel: tuple[int, ...],
-    strides: tuple[int, ...],
-    lo: tuple[int, ...],
-    hi: tuple[int, ...],
-    dilations: tuple[int, ...],
-) -> bool:
-    """True when every element lies in some window."""
-    for n, k, s, p, q, d in zip(sizes, kernel, strides, lo, hi, dilations, strict=True):
-        left_over = (n + p + q - (k - 1) * d - 1) % s
-        if s > k or (d > 1 and s > 1) or left_over > q:
-            return False
-    return True
-
-
-def _inside_share(graph: Graph, node: Node) -> float:
-    """At least this share of a convolution's products is with the image and not with its padding."""
-    c = cast("a.ConvAttrs", node.attrs)
-    if c.transposed:
-        return 0.0
-    share = 1.0
-    x, w = graph.type_of(node.inputs[0]).shape[2:], graph.type_of(node.inputs[1]).shape[2:]
-    for n, k, s, p, q, d in zip(x, w, c.strides, c.pads_lo, c.pads_hi, c.dilations, strict=True):
-        windows = (n + p + q - (k - 1) * d - 1) // s + 1
-        inside = sum(0 <= o * s - p + t * d < n for o in range(windows) for t in range(k)) if windows < 4096 else 0
-        share *= inside / max(1, windows * k)
-    return share
-
-
-def lower_bound_us(problem: Problem, facts: Facts) -> float:
+def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     """Microseconds that no correct kernel can beat when its inputs may be warm.
 
     Bytes that fit no cache go at most at the probed memory bandwidth, all bytes at most at the best probed one;
     products at most at the probed peak. Each with a margin. f64 runs at half the rate of f32; narrower types may have
     units that were not probed, so their products count as nothing.
     """
+    if isinstance(facts, GpuFacts):
+        return gpu_lower_bound_us(problem, facts)
     work = compulsory_work(problem)
     total = work.read_bytes + work.written_bytes
     fastest = max(b for _, b in facts.bandwidth + facts.read_bandwidth)
@@ -194,11 +104,13 @@ STRIDED = 2.5
 """Factor on traffic when a kernel reads one memory order and writes another."""
 
 
-def estimate_us(problem: Problem, facts: Facts) -> float:
+def estimate_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     """Microseconds a good kernel may take: the larger of arithmetic and traffic, a share of the other, one fork.
 
     Only the order matters. Arithmetic in front of a window or gather is not charged for being done again.
     """
+    if isinstance(facts, GpuFacts):
+        return gpu_estimate_us(problem, facts)
     graph = problem.graph
     total = sum(graph.type_of(i).nbytes for i in graph.inputs) + sum(graph.type_of(o).nbytes for o in graph.outputs)
     contraction = elementwise = 0.0

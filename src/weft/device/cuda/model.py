@@ -1,0 +1,147 @@
+"""What tiles, waves and bytes cost on a GPU, as plain numbers: no graph, no device.
+
+These are expectations that rank; none of them is a bound.
+
+Source: performance notes, sections 3 (equations 1 to 6) and 5 (halo).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.device.cuda.record import GpuFacts
+
+OVERLAP = 0.05
+"""Share of the second largest of several concurrent costs that is not hidden behind the largest."""
+L2_PORT_BYTES = 64
+"""Bytes per clock that a multiprocessor receives from the L2 cache."""
+DRAM_PORT_BYTES = 32
+"""Bytes per clock that a multiprocessor receives from memory."""
+SFU_PER_CLOCK = 16
+"""Special-function operations per clock of a multiprocessor."""
+
+
+def wave_efficiency(blocks: int, sms: int) -> float:
+    """E_wave: work over what all multiprocessors do while the busiest one works; blocks of equal size."""
+    return blocks / (-(-blocks // sms) * sms)
+
+
+def tile_efficiency(extents: Sequence[int], tiles: Sequence[int]) -> float:
+    """E_tile: useful over executed work when every extent is cut into tiles of that size."""
+    return math.prod(d / (-(-d // t) * t) for d, t in zip(extents, tiles, strict=True))
+
+
+def halo_ratio(tile: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> float:
+    """ρ: elements of its input that a tile of windows reads, over those that are its own share.
+
+    Per dimension ((t-1)·s + k') / (s·t) with k' = g(k-1) + 1. Below 1 some elements need not be there at all.
+    """
+    return math.prod(
+        ((t - 1) * s + g * (k - 1) + 1) / (s * t) for t, k, s, g in zip(tile, kernel, strides, dilations, strict=True)
+    )
+
+
+def overlapped(costs: Sequence[float]) -> float:
+    """Time of costs on different resources at once: the largest and a small share of the second."""
+    first, second = sorted([0.0, 0.0, *costs])[:-3:-1]
+    return first + OVERLAP * second
+
+
+def gap_us(facts: GpuFacts) -> float:
+    """What a kernel costs in a graph before it does anything."""
+    return facts.dependent_launch_us if facts.capability >= 90 else facts.launch_us
+
+
+def memory_us(facts: GpuFacts, read_bytes: int, written_bytes: int, active_sms: int = 0) -> float:
+    """Microseconds of moving so many bytes, the gap before the kernel not included.
+
+    Fewer `active_sms` than there are (0: all) may not fill the memory interface.
+    """
+    total = read_bytes + written_bytes
+    if total == 0:
+        return 0.0
+    share = written_bytes / total
+    rate = share * facts.bandwidth_at(total) + (1 - share) * facts.bandwidth_at(total, read_only=True)
+    largest = max(facts.bandwidth[-1][1], facts.l2_bandwidth)
+    moving = max(total / rate / 1e3 - facts.launch_us, total / largest / 1e3)  # the table contains a gap
+    sms = min(active_sms or facts.sms, facts.sms)
+    port = L2_PORT_BYTES if total <= facts.l2_bytes // 2 else DRAM_PORT_BYTES
+    return max(moving, total / (sms * port * facts.clock_ghz) / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """C[b, m, n] = A[b, m, k] · B[b, k, n]; a convolution is one with k = channels × kernel."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "f16"
+    itemsize: int = 2
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one block of a product is cut: rows and columns of C, and parts of the contraction."""
+
+    m: int
+    n: int
+    split: int = 1
+
+
+TILES = ((16, 64), (16, 128), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
+SPLITS = (1, 2, 4, 8, 16)
+_STEP_BYTES = 128
+"""Bytes of a row of an operand in one step of the contraction loop."""
+_FILL_STEPS = 2
+"""Steps until the first operands are there."""
+
+
+def tile_us(facts: GpuFacts, product: Product, tile: Tile) -> float:
+    """Microseconds of a product with this tile, operands coming from the L2 cache; no gap, no traffic with memory."""
+    p = product
+    blocks = p.batch * -(-p.m // tile.m) * -(-p.n // tile.n) * tile.split
+    busiest = -(-blocks // facts.sms)
+    useful = wave_efficiency(blocks, facts.sms) * tile_efficiency((p.m, p.n), (tile.m, tile.n))
+    compute = p.flops / (achieved(facts, p.dtype) * _reach(tile) * useful) * 1e6
+    steps = -(-p.k * p.itemsize // (_STEP_BYTES * tile.split))
+    resident = 2 if tile.m * tile.n <= 128 * 128 else 1
+    latency = -(-blocks // (facts.sms * resident)) * (steps + _FILL_STEPS) * facts.step_us
+    loaded = (tile.m + tile.n) * steps * _STEP_BYTES
+    l2 = max(blocks * loaded / facts.l2_bandwidth, busiest * loaded / (L2_PORT_BYTES * facts.clock_ghz)) / 1e3
+    return overlapped((compute, latency, l2)) + _split_us(facts, p, tile)
+
+
+def product_us(facts: GpuFacts, product: Product) -> tuple[float, Tile]:
+    """The least of `tile_us` over usual tiles, and that tile."""
+    steps = -(-product.k * product.itemsize // _STEP_BYTES)
+    tiles = [Tile(m, n, s) for m, n in TILES for s in SPLITS if s == 1 or steps >= 2 * s]
+    return min(((tile_us(facts, product, t), t) for t in tiles), key=lambda pair: pair[0])
+
+
+def achieved(facts: GpuFacts, dtype: str) -> float:
+    """FLOP/s that a large product reaches; types without a rate of their own are taken for f32."""
+    known = dict(facts.achieved_flops)
+    peaks = dict(facts.flops)
+    return known.get(dtype) or 0.5 * peaks.get(dtype, peaks.get("f32", 1e12))
+
+
+def _reach(tile: Tile) -> float:
+    """Share of the rate of large tiles that smaller ones reach (0.63: a published derating below 64 rows)."""
+    rows = 0.63 if tile.m < 64 else 1.0
+    return rows * min(1.0, 0.5 + tile.n / 256)
+
+
+def _split_us(facts: GpuFacts, p: Product, tile: Tile) -> float:
+    """Writing and adding partial sums, and one more hand-over between blocks."""
+    if tile.split == 1:
+        return 0.0
+    return 2 * tile.split * p.batch * p.m * p.n * 4 / facts.l2_bandwidth / 1e3 + 0.5 * facts.grid_barrier_us
