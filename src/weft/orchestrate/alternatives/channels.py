@@ -24,7 +24,6 @@ from weft.ir.reference import round_to
 from weft.ir.work import node_flops
 from weft.orchestrate.alternatives.union import FLOATS, Maker
 
-_F64 = npt.NDArray[np.float64]
 _Numbers = npt.NDArray[np.floating[npt.NBitBase]]
 WORTH = 0.9
 """An alternative is offered if it needs at most this share of the operations that it replaces."""
@@ -64,20 +63,22 @@ def mix_channels_elsewhere(m: Maker) -> None:
     Conditions: f32 or f64; W constant and finite, so are weights multiplied in advance; f treats all channels alike, or
     concatenates them; no padding, stride or groups in the product itself. What others read of f is not saved.
     """
-    for i in range(len(m.graph)):
-        matrix = _matrix(m, i)
-        if matrix is not None and m.room:
-            _try(m, i, matrix)
+    nodes = m.graph.nodes
+    for i, node in enumerate(nodes):
+        if node.prim in (Prim.MATMUL, Prim.CONV) and nodes[node.inputs[0]].prim in _PASSED and m.room:
+            weight = _weight(m, i)
+            if weight is not None:
+                _try(m, i, weight)
 
 
-def _matrix(m: Maker, i: NodeId) -> _F64 | None:
+def _weight(m: Maker, i: NodeId) -> _Numbers | None:
     """The matrix (out, in) of a product over channels alone; None for any other node."""
     node = m.graph.nodes[i]
-    if node.prim not in (Prim.MATMUL, Prim.CONV) or node.type.dtype not in FLOATS or not node.type.size:
+    if node.type.dtype not in FLOATS or not node.type.size:
         return None
     if m.graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT:
         return None
-    weight = cast("_F64", m.graph.constant(node.inputs[1]))
+    weight = cast("_Numbers", m.graph.constant(node.inputs[1]))
     if isinstance(node.attrs, a.ConvAttrs):
         c = node.attrs
         plain = not c.transposed and c.groups == 1 and max(c.strides) == 1 and not any(c.pads_lo + c.pads_hi)
@@ -88,21 +89,25 @@ def _matrix(m: Maker, i: NodeId) -> _F64 | None:
         weight = weight.T
     else:
         return None
-    return weight.astype(np.float64) if weight.size and np.isfinite(weight).all() else None
+    return weight if weight.size else None
 
 
-def _try(m: Maker, i: NodeId, matrix: _F64) -> None:
+def _try(m: Maker, i: NodeId, weight: _Numbers) -> None:
     node = m.graph.nodes[i]
     source = m.graph.type_of(node.inputs[0])
     axis = 1 if node.prim is Prim.CONV else source.rank - 1
-    start = _At(node.inputs[0], axis, 0, matrix.shape[1])
-    if m.graph.nodes[start.node].prim not in _PASSED:
-        return
+    start = _At(node.inputs[0], axis, 0, weight.shape[1])
     freed = _freed(m, i)
-    moved = _Moved(m, matrix, freed)
-    moved.cost(start)
-    if moved.total(start) <= WORTH * sum(node_flops(m.graph.nodes[v], m.graph) for v in freed):
-        m.stands_for(moved.emit(start), i)
+    limit = WORTH * sum(node_flops(m.graph.nodes[v], m.graph) for v in freed)
+    blocked: set[_At] = set()
+    while True:
+        moved = _Moved(m, weight, freed, blocked)
+        moved.cost(start)
+        if moved.total(start) > limit or not np.isfinite(weight).all():
+            return
+        if moved.fold(start):
+            m.stands_for(moved.emit(start), i)
+            return
 
 
 def _freed(m: Maker, root: NodeId) -> frozenset[NodeId]:
@@ -126,9 +131,12 @@ class _Moved:
     """One product on its way: costs first, then what is to be built, then the nodes."""
 
     m: Maker
-    matrix: _F64
+    weight: _Numbers
+    """(out, in)"""
     freed: frozenset[NodeId]
     """What the original alone needs; the rest of the graph costs nothing, as it is there anyway."""
+    blocked: set[_At]
+    """Where weights or constants multiplied in advance overflow."""
     costs: dict[_At, float] = field(default_factory=dict)
     steps: dict[_At, _Step | None] = field(default_factory=dict)
     own: dict[NodeId, float] = field(default_factory=dict)
@@ -201,7 +209,7 @@ class _Moved:
 
     @property
     def _outs(self) -> int:
-        return len(self.matrix)
+        return len(self.weight)
 
     def _product_flops(self, at: _At) -> float:
         type = self.m.graph.type_of(at.node)
@@ -217,14 +225,11 @@ class _Moved:
         node = graph.nodes[at.node]
         if node.type.dtype not in FLOATS:
             return None
-        contraction = self._is_contraction(at)
-        if contraction or self._constant(at) is not None:
-            value = self._fold(at)
-            if not np.isfinite(value).all():
-                return None
-            self.folded[at] = value
-            if not contraction:
-                return _Step((), 0.0)
+        if at in self.blocked:
+            return None
+        if self._constant_shape(at) is not None:
+            return _Step((), 0.0)
+        if self._is_contraction(at):
             return _Step((), node_flops(node, graph) / (at.hi - at.lo) * self._outs, node.inputs[:1])
         operands = self._operands(at)
         if operands is None:
@@ -324,8 +329,18 @@ class _Moved:
 
     # Constants
 
-    def _constant(self, at: _At) -> _F64 | None:
-        """A constant that varies along the channels, or not at all: its values, with all its channels, else short."""
+    def fold(self, start: _At) -> bool:
+        """Multiply weights and constants in advance; False, and blocked, where the result is not finite."""
+        for at in self._reached(start):
+            step = self.steps[at]
+            if step is not None and not step.operands:
+                self.folded[at] = self._fold(at)
+                if not np.isfinite(self.folded[at]).all():
+                    self.blocked.add(at)
+        return self.blocked.isdisjoint(self.folded)
+
+    def _constant_shape(self, at: _At) -> tuple[NodeId, tuple[int, ...]] | None:
+        """A constant behind broadcasts, and its shape aligned to the node's; None if it is none, or too large."""
         graph = self.m.graph
         chain, shape = at.node, graph.type_of(at.node).shape
         while graph.nodes[chain].prim is Prim.BROADCAST:
@@ -336,17 +351,19 @@ class _Moved:
             chain = graph.nodes[chain].inputs[0]
         if graph.nodes[chain].prim is not Prim.CONSTANT or math.prod(shape) > LARGEST_CONSTANT:
             return None
-        values = graph.constant(chain).astype(np.float64).reshape(shape)
-        channels = (*shape[: at.axis], at.hi - at.lo, *shape[at.axis + 1 :])
-        return np.broadcast_to(values, channels) if math.prod(channels) <= LARGEST_CONSTANT else None
+        return chain, shape
 
     def _fold(self, at: _At) -> _Numbers:
         """The weight or constant that the product makes of one."""
         node = self.m.graph.nodes[at.node]
-        part = self.matrix[:, at.lo : at.hi]
-        values = self._constant(at)
+        part = self.weight[:, at.lo : at.hi].astype(np.float64)
+        constant = self._constant_shape(at)
         with np.errstate(all="ignore"):
-            if values is not None:
+            if constant is not None:
+                chain, shape = constant
+                values = self.m.graph.constant(chain).astype(np.float64).reshape(shape)
+                if shape[at.axis] == 1:
+                    part = part.sum(1, keepdims=True)
                 found = np.moveaxis(np.tensordot(part, values, (1, at.axis)), 0, at.axis)
             else:
                 weight = self.m.graph.constant(node.inputs[1]).astype(np.float64)
@@ -363,7 +380,7 @@ class _Moved:
 
     def _product(self, at: _At) -> NodeId:
         b, type = self.m.b, self.m.graph.type_of(at.node)
-        part = round_to(np.ascontiguousarray(self.matrix[:, at.lo : at.hi]), type.dtype)
+        part = np.ascontiguousarray(self.weight[:, at.lo : at.hi])
         if at.axis == type.rank - 1:
             rows = b.reshape(at.node, (type.size // type.shape[-1], type.shape[-1]))
             product = b.add(Prim.MATMUL, rows, b.constant(np.ascontiguousarray(part.T), type.dtype))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.errors import InvalidGraphError
+from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, NodeId, bits, mask_of
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import Array, DType
@@ -93,6 +94,7 @@ class Maker:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.b = GraphBuilder()
+        self.b.adopt_origins(graph.origins)
         self.found: list[tuple[NodeId, NodeId]] = []
         """(original, extra)"""
         self.users = graph.users()
@@ -102,9 +104,9 @@ class Maker:
         node = self.graph.nodes[i]
         if node.prim is Prim.INPUT:
             return self.b.input(node.type)
-        if node.prim is Prim.CONSTANT:
-            return self.b.constant(self.graph.constant(i), node.type.dtype)
-        return self.b.add(node.prim, *node.inputs, attrs=node.attrs)
+        if isinstance(node.attrs, a.ConstantAttrs):
+            return self.b.adopt_constant(node.attrs.digest, self.graph.constant(i), node.type)
+        return self.b.adopt(node, node.inputs)
 
     @property
     def room(self) -> bool:
