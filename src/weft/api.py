@@ -230,7 +230,7 @@ def _compile_torch(
         else:
             with torch.no_grad():
                 program = torch.export.export(placed, tuple(x.to(device) for x in examples), strict=False)
-        imported = import_exported(program)
+        imported = import_exported(program, device=device)
         label = name if name != "model" or module is None else type(module).__name__
         return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported
 
