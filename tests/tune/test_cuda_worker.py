@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.tune.cuda_fake import EXPECTED, LIBRARY, Act, FakeCudaTransport, FakeGpu, schedule, source, trial
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.device.facts import CpuFacts
+from weft.errors import DeviceError
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import CallStep, CudaSource, KernelSource, Launch, Pointer, Ref, Schedule
+from weft.options import Options
+from weft.tune.cuda_site import CANARY_TEXT, CudaSite, describe_gpu, device_index, driver_version
+from weft.tune.cuda_timing import CUDA_POLICY, copies_needed, launches_needed, time_rounds
+from weft.tune.cuda_worker import canary
+from weft.tune.site import HostSite, Refused
+from weft.tune.store import Database
+from weft.tune.tuner import ProblemTrial, Tuner, winner
+
+OPTIONS = Options(device="cuda")
+TEXT = 'extern "C" __global__ void run(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 2.0f; }'
+LAUNCH = Launch("run", (1, 1, 1), (32, 1, 1), (Pointer("in", 0), Pointer("out", 0)))
+
+
+def measure(
+    work: ProblemTrial, transport: FakeCudaTransport | None = None, database: Database | None = None
+) -> tuple[list[Measurement], FakeCudaTransport]:
+    transport = transport or FakeCudaTransport()
+    with Tuner(OPTIONS, GpuFacts(), database or Database.open(None), transport=transport) as tuner:
+        return list(tuner.measure([work])), transport
+
+
+def verdicts(found: list[Measurement]) -> dict[Schedule, Verdict]:
+    return {m.schedule: m.verdict for m in found}
+
+
+@pytest.mark.parametrize("act", list(Act), ids=lambda a: a.name)
+def test_one_kernel_among_good_ones(act: Act) -> None:
+    found, transport = measure(trial([Act.OK, act, Act.SLOWER]))
+    by = verdicts(found)
+    assert by[schedule(act, 1)].value in EXPECTED[act].split(), found
+    assert by[LIBRARY.schedule] is by[schedule(Act.OK, 0)] is by[schedule(Act.SLOWER, 2)] is Verdict.OK
+    lost = act in (Act.ILLEGAL, Act.ILLEGAL_LATE, Act.HANG, Act.HANG_LATE)
+    assert transport.started == (2 if lost else 1)
+    best = winner([m for m in found if m.schedule.generator == "cuda"], None)
+    assert best is not None and best.schedule in (schedule(Act.OK, 0), schedule(act, 1))
+    assert best.median_us == pytest.approx(3.0)
+
+
+def test_every_kernel_may_cost_a_worker_and_none_is_tried_again() -> None:
+    acts = [Act.ILLEGAL, Act.HANG, Act.ILLEGAL_LATE, Act.HANG_LATE, Act.OK]
+    database = Database.open(None)
+    found, transport = measure(trial(acts), database=database)
+    by = verdicts(found)
+    assert [by[schedule(a, n)].value for n, a in enumerate(acts)] == ["crash", "hang", "crash", "hang", "ok"]
+    assert transport.started == 5
+    again, quiet = measure(trial(acts), database=database)
+    assert verdicts(again) == by and quiet.started == 0
+
+
+def test_after_a_hang_the_gpu_may_need_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("weft.tune.tuner.time.sleep", waited.append)
+    found, transport = measure(trial([Act.HANG, Act.OK]), FakeCudaTransport(sick_canaries=2))
+    assert verdicts(found)[schedule(Act.OK, 1)] is Verdict.OK
+    assert transport.started == 4 and waited == [0.0, 0.0, 1.0, 5.0]
+    with pytest.raises(DeviceError, match="does not start"):
+        measure(trial([Act.HANG, Act.OK]), FakeCudaTransport(sick_canaries=99))
+
+
+def test_a_time_below_the_roofline_is_impossible() -> None:
+    found, _ = measure(trial([Act.OK, Act.SLOWER], bound_us=6.0))
+    by = verdicts(found)
+    assert by[schedule(Act.OK, 0)] is Verdict.IMPOSSIBLE and by[schedule(Act.SLOWER, 1)] is Verdict.OK
+
+
+def test_weights_rotate_and_activations_do_not() -> None:
+    _, transport = measure(trial([Act.OK]))
+    gpu = transport.gpu
+    # for each kernel a probe and the recording that counts: 3 us a launch, 200 us a sample
+    assert gpu.launches[-2:] == [8, 67] and gpu.evictions[-2:] == [False, True]
+
+
+def test_a_call_that_cannot_be_recorded_is_refused_with_a_reason() -> None:
+    found, _ = measure(trial([Act.OK]), FakeCudaTransport(refuses_capture=True))
+    by = {m.schedule: m for m in found}
+    refused = by[LIBRARY.schedule]
+    assert refused.verdict is Verdict.RESOURCE and "stream is capturing" in refused.error
+    assert by[schedule(Act.OK, 0)].verdict is Verdict.OK
+
+
+def test_a_wrong_library_call_is_wrong() -> None:
+    wrong = replace(LIBRARY, run=(CallStep("aten.add.Tensor", (Ref("in", 0), Ref("in", 1))),))
+    work = trial([Act.OK])
+    found, _ = measure(replace(work, kernels=[(wrong.schedule, wrong, None), *work.kernels[1:]]))
+    assert verdicts(found)[wrong.schedule] in (Verdict.WRONG, Verdict.NAN_CLASS)
+
+
+def test_a_kernel_for_the_cpu_is_refused_on_a_gpu_and_the_reverse() -> None:
+    native = KernelSource(Schedule("cpp"), "void k0() {}", "k0")
+    found, transport = measure(replace(trial([]), kernels=[(native.schedule, native, None)]))
+    assert [m.verdict for m in found] == [Verdict.RESOURCE] and transport.started == 0
+    site = HostSite(Options(), CpuFacts(), None, None)
+    assert site.build(source(Act.OK)) == Refused(Verdict.RESOURCE, "a CUDA kernel on a CPU")
+
+
+# --- protocol numbers ---
+
+
+def test_launches_and_copies() -> None:
+    l2, room = 60 << 20, 1 << 34
+    assert [launches_needed(CUDA_POLICY, us) for us in (0.3, 2.0, 50.0, 199.0, 500.0)] == [128, 100, 4, 2, 1]
+    assert copies_needed(CUDA_POLICY, 100, 0, l2, room) == 1
+    assert copies_needed(CUDA_POLICY, 100, 256, l2, room) == 100
+    assert copies_needed(CUDA_POLICY, 100, 40 << 20, l2, room) == 4
+    assert copies_needed(CUDA_POLICY, 100, 40 << 20, l2, 80 << 20) == 2
+    assert copies_needed(CUDA_POLICY, 100, 40 << 20, l2, 1) == 1
+    assert copies_needed(replace(CUDA_POLICY, cache="warm"), 100, 256, l2, room) == 1
+
+
+class Steady:
+    def __init__(self, us: float) -> None:
+        self.us, self.taken = us, 0
+
+    def sample(self) -> float:
+        self.taken += 1
+        return self.us
+
+
+def test_the_slow_ones_leave_after_screening_and_the_baseline_stays() -> None:
+    samplers = {k: Steady(10.0 + k) for k in range(12)}
+    order: list[int] = []
+    found = time_rounds(
+        samplers, policy=CUDA_POLICY, always=(11,), seed=1, before=order.append, spent_us=lambda k, us: 300.0
+    )
+    taken = {k: len(v) for k, v in found.items()}
+    rest = set(range(8)) | {11}
+    assert all(taken[k] == 18 for k in rest) and all(taken[k] == 3 for k in range(8, 11))
+    assert [len(set(order[i : i + 12])) for i in (0, 12, 24)] == [12] * 3 and order[:12] != order[12:24]
+    assert order == list(_again(1))
+
+
+def _again(seed: int) -> list[int]:
+    order: list[int] = []
+    samplers = {k: Steady(10.0 + k) for k in range(12)}
+    time_rounds(
+        samplers, policy=CUDA_POLICY, always=(11,), seed=seed, before=order.append, spent_us=lambda k, us: 300.0
+    )
+    return order
+
+
+# --- the parent's side ---
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    found = find_nvrtc()
+    assert isinstance(found, Nvrtc), found
+    return found
+
+
+def site(nvrtc: Nvrtc | None, cache: Path, **facts: object) -> CudaSite:
+    return CudaSite(replace(OPTIONS, cache_dir=cache), GpuFacts(**facts), nvrtc, None)  # type: ignore[arg-type]
+
+
+def made(text: str = TEXT, **changes: object) -> CudaSource:
+    return replace(CudaSource(Schedule("cuda"), text, (LAUNCH,)), **changes)  # type: ignore[arg-type]
+
+
+def test_a_source_is_compiled_for_exactly_this_gpu(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    built = site(nvrtc, tmp_path).build(made())
+    assert not isinstance(built, Refused) and Path(built.path).stat().st_size > 0
+    again = site(nvrtc, tmp_path).build(made())
+    assert again == replace(built, seconds=0.0)
+    other = site(nvrtc, tmp_path, capability=80).build(made())
+    assert not isinstance(other, Refused) and other.path != built.path
+
+
+def test_what_does_not_fit_is_refused_before_it_runs(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    here = site(nvrtc, tmp_path)
+    cases = {
+        "compute capability 100": made(capability=100),
+        "threads": made(launches=(replace(LAUNCH, block=(1024, 2, 1)),)),
+        "shared memory": made(launches=(replace(LAUNCH, shared_bytes=1 << 20),)),
+        "no entry": made(launches=(replace(LAUNCH, entry="gone"),)),
+    }
+    for reason, kernel in cases.items():
+        found = here.build(kernel)
+        assert isinstance(found, Refused) and found.verdict is Verdict.RESOURCE and reason in found.error, found
+
+
+def test_a_text_that_does_not_compile_carries_the_log(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    found = site(nvrtc, tmp_path).build(made("this is no CUDA"))
+    assert isinstance(found, Refused) and found.verdict is Verdict.COMPILE and "error" in found.error
+    found = site(nvrtc, tmp_path).build(made(flags=("--run-my-code",)))
+    assert isinstance(found, Refused) and found.verdict is Verdict.COMPILE
+    assert site(None, tmp_path).build(made()) == Refused(Verdict.COMPILE, "no NVRTC")
+
+
+def test_the_canary_compiles_and_is_asked_for(nvrtc: Nvrtc, tmp_path: Path) -> None:
+    asked = site(nvrtc, tmp_path).canary()
+    assert Path(str(asked["object"])).exists() and f"void {asked['entry']}(" in CANARY_TEXT
+    assert site(None, tmp_path).canary()["object"] == ""
+
+
+def test_the_canary_on_a_sound_and_on_a_sick_device() -> None:
+    assert canary(FakeGpu(), "", "") == ""
+    assert "does not run" in canary(FakeGpu(), "/nonexistent.cubin", "weft_canary")
+
+
+def test_timings_belong_to_one_gpu_driver_compiler_and_policy(nvrtc: Nvrtc) -> None:
+    def text(facts: GpuFacts, compiler: Nvrtc | None = nvrtc, tf32: bool = False, cache: str = "weights") -> str:
+        policy = replace(CUDA_POLICY, cache=cache)
+        return describe_gpu(facts, compiler, seed=0, policy=policy, allow_tf32=tf32).text
+
+    same = text(GpuFacts())
+    assert same == text(GpuFacts()) and '"gpu":"NVIDIA H200"' in same and nvrtc.version in same
+    others = [
+        text(GpuFacts(name="NVIDIA H100")),
+        text(GpuFacts(sms=78)),
+        text(GpuFacts(), None),
+        text(GpuFacts(), tf32=True),
+        text(GpuFacts(), cache="warm"),
+    ]
+    assert len({same, *others}) == 6
+
+
+def test_the_driver_is_named_where_the_system_says(tmp_path: Path) -> None:
+    path = tmp_path / "version"
+    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version:\n")
+    assert driver_version(path) == "580.65.06"
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Mon\n")
+    assert driver_version(path) == "535.161.08"
+    assert driver_version(tmp_path / "gone") == "unknown"
+
+
+def test_the_worker_is_told_which_gpu() -> None:
+    assert [device_index(d) for d in ("cuda", "cuda:0", "cuda:3", "cpu", "cuda:x")] == [0, 0, 3, 0, 0]
+    options = replace(OPTIONS, device="cuda:2", allow_tf32=True)
+    assert CudaSite(options, GpuFacts(), None, None).hello() == {"op": "hello", "device": 2, "allow_tf32": True}
+
+
+def test_a_real_worker_without_a_gpu_says_so(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    options = replace(OPTIONS, cache_dir=tmp_path)
+    made_ = CudaSite(options, GpuFacts(), None, None)
+    transport = made_.transport()
+    transport.start()
+    try:
+        transport.send(made_.hello(), 10.0)
+        with pytest.raises(Exception, match="torch sees no GPU number 0"):
+            transport.receive(60.0)
+    finally:
+        transport.kill()
