@@ -33,10 +33,8 @@ class Options:
     """Wall time for tuning; 0 means: no measuring, library plan only."""
     threads: int = 0
     """OpenMP threads of generated kernels; 0: as many as torch uses."""
-    workers: int = 1
-    """Measuring processes. One per device; building runs beside it."""
     build_jobs: int = 0
-    """Parallel compiler processes; 0: one per core."""
+    """Parallel compiler processes; 0: one per core. Measuring is one process: two would disturb each other."""
     cache_dir: Path | None = None
     """Directory of database and binaries; None: WEFT_CACHE_DIR or XDG."""
     strict: bool = False

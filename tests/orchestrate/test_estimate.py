@@ -1,8 +1,6 @@
-"""Bounds that are sound, estimates that rank, and pruning that keeps the optimum."""
+"""Bounds that are sound, estimates that rank."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from tests.orchestrate.graphs import Net, residual_net, transformer
@@ -17,8 +15,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.estimate import compulsory_work, estimate_us, lower_bound_us
 from weft.orchestrate.extract import extract, format_choices
-from weft.orchestrate.prune import is_base, prune
-from weft.orchestrate.select import Priced, select
+from weft.orchestrate.select import Priced
 
 TABLE = ((1 << 16, 300.0), (1 << 20, 200.0), (1 << 24, 100.0), (1 << 29, 40.0))
 FACTS = CpuFacts(
@@ -162,53 +159,3 @@ def estimated(graph: Graph) -> list[Priced]:
             problem = extract(graph, c, f.inputs, f.outputs).problem
             found.append(Priced(c, f.inputs, f.outputs, estimate_us(problem, FACTS)))
     return found
-
-
-def test_pruned_kernels_leave_the_optimum():
-    graph = residual_net(2, 32, 28)
-    priced = estimated(graph)
-    best = select(graph, priced, gap=0.0, plans=1)[0]
-    pruned = prune(graph, priced, limit=len(priced) // 2)
-    assert len(pruned.keep) == len(priced) // 2
-    assert pruned.dropped == {"unlikely in any plan by its estimate": len(priced) - len(pruned.keep)}
-    few = [priced[k] for k in pruned.keep]
-    assert select(graph, few, gap=0.0, plans=1)[0].cost_us == pytest.approx(best.cost_us, rel=1e-6)
-
-
-def test_base_kernels_stay_beyond_the_limit():
-    graph = residual_net(1)
-    priced = estimated(graph)
-    pruned = prune(graph, priced, limit=1)
-    assert {k for k, p in enumerate(priced) if is_base(p)} == set(pruned.keep)
-    assert select(graph, [priced[k] for k in pruned.keep], plans=1)
-
-
-def test_a_kernel_bounded_above_a_measured_cover_goes():
-    net = Net()
-    b = net.b
-    x = net.input(4, 64)
-    y = b.apply(Prim.EXP, x)
-    z = net.relu(y)
-    graph = net.build(z)
-    row = (Format.ROW,)
-    first, second = Candidate(1 << y, (x,), (y,)), Candidate(1 << z, (y,), (z,))
-    both = Candidate(1 << y | 1 << z, (x,), (z,))
-    priced = [Priced(c, row, row, 1.0) for c in (first, second, both)]
-    measured = {0: 1.0, 1: 1.5}
-    assert prune(graph, priced, bounds_us=[0, 0, 2.6], measured=measured).dropped == {"bound above a measured cover": 1}
-    assert 2 in prune(graph, priced, bounds_us=[0, 0, 2.4], measured=measured).keep
-    assert 2 in prune(graph, priced, bounds_us=[0, 0, 2.6], measured={0: 1.0}).keep, "half a cover is none"
-
-
-def test_exclusion_by_bounds_never_costs_the_optimum():
-    rng = random.Random(3)
-    graph = residual_net(1)
-    priced = estimated(graph)
-    for _ in range(5):
-        true = [p.cost_us * rng.uniform(0.5, 2.0) for p in priced]
-        bounds = [t * rng.uniform(0.3, 1.0) for t in true]
-        known = {k: t for k, t in enumerate(true) if is_base(priced[k]) or rng.random() < 0.3}
-        keep = prune(graph, priced, bounds_us=bounds, measured=known).keep
-        real = [Priced(p.candidate, p.input_formats, p.output_formats, t) for p, t in zip(priced, true, strict=True)]
-        best = select(graph, real, gap=0.0, plans=1)[0].cost_us
-        assert select(graph, [real[k] for k in keep], gap=0.0, plans=1)[0].cost_us == pytest.approx(best, rel=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.report.interval import median_interval
+from weft.kernels.interval import median_interval
 from weft.report.layout import draw
 from weft.report.text import clean, clean_source, finite, microseconds, script_json, seconds, size
 

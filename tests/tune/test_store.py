@@ -15,7 +15,7 @@ from tests.tune.records import environment, measurement
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
 from weft.tune import store
-from weft.tune.keys import canonical, source_hash, timing_key
+from weft.tune.keys import GPU_WORDS, HASHED_PARTS, PACKAGE, PLAN_PARTS, canonical, source_hash, timing_key
 from weft.tune.store import FILE_NAME, SITES, Database, Row, SegmentBackend, file_system_type, read_row, wal_is_safe
 
 ENV = environment()
@@ -296,10 +296,29 @@ def test_keys_tell_everything_apart() -> None:
 def test_the_source_hash_follows_the_sources(tmp_path: Path) -> None:
     (tmp_path / "ir").mkdir()
     (tmp_path / "ir" / "x.py").write_text("1")
-    first = source_hash(tmp_path)
+    first = source_hash(tmp_path, ("ir",))
     source_hash.cache_clear()
     (tmp_path / "ir" / "x.py").write_text("2")
-    assert source_hash(tmp_path) != first
+    assert source_hash(tmp_path, ("ir",)) != first
+
+
+@pytest.mark.parametrize("name", ["generate/cuda/x.py", "generate/library/fused_cuda.py", "generate/gpu.py"])
+def test_a_cpu_does_not_mind_sources_for_gpus(tmp_path: Path, name: str) -> None:
+    (tmp_path / "generate" / "cuda").mkdir(parents=True)
+    (tmp_path / "generate" / "library").mkdir()
+    (tmp_path / "generate" / "cpp.py").write_text("1")
+    first = source_hash(tmp_path, ("generate",), without=GPU_WORDS)
+    source_hash.cache_clear()
+    (tmp_path / name).write_text("new")
+    assert source_hash(tmp_path, ("generate",), without=GPU_WORDS) == first
+    assert source_hash(tmp_path, ("generate",)) != first
+    source_hash.cache_clear()
+    (tmp_path / "generate" / "cpp.py").write_text("2")
+    assert source_hash(tmp_path, ("generate",), without=GPU_WORDS) != first
+
+
+def test_every_part_that_is_hashed_exists() -> None:
+    assert [p for p in (*HASHED_PARTS, *PLAN_PARTS) if not (PACKAGE / p).exists()] == []
 
 
 def test_every_verdict_survives(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from weft.pipeline.search import Known, search
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
+from weft.tune.keys import GPU_WORDS, PACKAGE, PLAN_PARTS, source_hash
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Progress, Tuner
 
@@ -153,7 +154,13 @@ def survey(options: Options) -> Setting:
         from weft.pipeline import gpu
 
         found, nvrtc, around = gpu.survey(options)
-        return Setting(options, found, nvrtc, {**around, "weft": summary.source_hash()}, gpu.device_of(options))
+        return Setting(
+            options,
+            found,
+            nvrtc,
+            {**around, "weft": source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda"))},
+            gpu.device_of(options),
+        )
     facts = cpu_facts(options.cache)
     if options.threads or torch.get_num_threads() != facts.threads:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
@@ -167,7 +174,7 @@ def survey(options: Options) -> Setting:
         "threads": str(facts.threads),
         "torch": torch.__version__,
         "compiler": usable.version if usable else "none",
-        "weft": summary.source_hash(),
+        "weft": source_hash(PACKAGE, PLAN_PARTS, without=GPU_WORDS),
     }
     return Setting(options, facts, usable, environment)
 

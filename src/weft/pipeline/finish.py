@@ -6,7 +6,6 @@ in interleaved rounds of seeded random order; a plan replaces the best baseline 
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from weft.ir.types import Array, DType
+from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
 from weft.runtime.any import AnyExecutable
 from weft.tune.tolerance import TOLERANCES, gate_b
@@ -162,20 +162,9 @@ def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
     The lower end of the 95 % interval of the median difference is an order statistic (sign test), so that one
     disturbed round decides nothing.
     """
-    differences = sorted(a - b for a, b in zip(incumbent, challenger, strict=False))  # one may have been dropped
+    differences = [a - b for a, b in zip(incumbent, challenger, strict=False)]  # one may have been dropped
     gain = statistics.median(differences)
-    return gain > MARGIN * statistics.median(incumbent) and differences[_sign_rank(len(differences))] > 0
-
-
-def _sign_rank(rounds: int) -> int:
-    """Index of the order statistic below the median with probability at most 2.5 % of lying above it."""
-    total, rank = 0.0, 0
-    for k in range(rounds):
-        total += math.comb(rounds, k) / 2**rounds
-        if total > 0.025:
-            break
-        rank = k
-    return rank
+    return gain > MARGIN * statistics.median(incumbent) and median_interval(differences)[0] > 0
 
 
 def decide(

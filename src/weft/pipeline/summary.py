@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
-import weft
 from weft.frontends.imported import Imported
 from weft.ir.graph import Graph, NodeId, bits
 from weft.ir.prims import FREE
@@ -39,18 +35,6 @@ class Parts:
     timed: tuple[PlanRecord, ...]
     chosen: str
     executable: AnyExecutable
-
-
-@cache
-def source_hash() -> str:
-    """Hash of the sources that decide about kernels and plans: another version never reads this one's plans."""
-    root = Path(weft.__file__).parent
-    state = hashlib.sha256()
-    for package in ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "pipeline"):
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".h"):
-                state.update(path.read_bytes())
-    return state.hexdigest()[:16]
 
 
 def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tuple[StageRecord, ...]) -> CompileRecord:

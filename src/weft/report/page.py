@@ -17,9 +17,9 @@ from importlib import resources
 
 import jinja2
 
+from weft.kernels.interval import median_interval
 from weft.kernels.record import CompileRecord, PlanRecord, StageRecord
 from weft.report.data import MAX_DRAWN, MAX_STEPS, page_data
-from weft.report.interval import median_interval
 from weft.report.text import clean, microseconds, script_json, seconds, size
 
 MAX_BYTES = 5 * 10**6

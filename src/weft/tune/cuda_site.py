@@ -14,7 +14,6 @@ from typing import final
 
 import torch
 
-import weft
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, gate
 from weft.errors import DeviceError, ToolchainError
@@ -25,7 +24,7 @@ from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
 from weft.tune.cuda_timing import CUDA_POLICY, CUDA_PROTOCOL_VERSION
 from weft.tune.inputs import SETS_VERSION
-from weft.tune.keys import canonical, source_hash
+from weft.tune.keys import PACKAGE, canonical, source_hash
 from weft.tune.site import CANARY_ENTRY, Built, Refused
 from weft.tune.timing import TimingPolicy
 from weft.tune.tolerance import table_hash
@@ -43,6 +42,7 @@ HASHED_PARTS = (
     "kernels",
     "fission",
     "device/cuda",
+    "generate/cpp",
     "generate/cuda",
     "generate/expr",
     "generate/library",
@@ -98,7 +98,7 @@ def describe_gpu(
         torch=str(torch.__version__),
         compiler=f"{compiler.identity()} {facts.arch}" if compiler is not None else "",
         allow_tf32=allow_tf32,
-        sources=source_hash(Path(weft.__file__ or ".").resolve().parent, HASHED_PARTS),
+        sources=source_hash(PACKAGE, HASHED_PARTS),
         protocol=CUDA_PROTOCOL_VERSION,
         verifier=VERIFIER_VERSION * 1000 + SETS_VERSION,
         tolerance=table_hash(),

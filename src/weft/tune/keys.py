@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,24 @@ from weft.tune.timing import PROTOCOL_VERSION, TimingPolicy
 from weft.tune.tolerance import table_hash
 from weft.tune.verify import VERIFIER_VERSION
 
-HASHED_PACKAGES = ("ir", "kernels", "generate", "fission")
-"""Their sources decide what a schedule means."""
+HASHED_PARTS = (
+    "ir/attrs.py",
+    "ir/graph.py",
+    "ir/prims.py",
+    "ir/shapes.py",
+    "ir/text.py",
+    "ir/types.py",
+    "kernels/candidate.py",
+    "kernels/formats.py",
+    "kernels/source.py",
+    "fission",
+    "generate",
+)
+"""Their sources decide what a schedule means on a CPU."""
+PLAN_PARTS = ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "pipeline")
+"""Their sources decide which plan is found."""
+GPU_WORDS = frozenset({"cuda", "gpu", "nvrtc"})
+"""A file with one of these in its name, or in a folder's above it, cannot matter to a CPU."""
 
 
 class Described(Protocol):
@@ -53,7 +70,7 @@ class Environment:
     compiler: str
     """Version, target and flags; empty without one."""
     sources: str
-    """Hash of the sources in `HASHED_PACKAGES`."""
+    """Hash of the sources in `HASHED_PARTS`."""
     protocol: int
     verifier: int
     tolerance: str
@@ -80,7 +97,7 @@ def describe_environment(
         l3_bytes=facts.l3_bytes,
         torch=str(torch.__version__),
         compiler=compiler.identity() if compiler is not None else "",
-        sources=source_hash(Path(weft.__file__ or ".").resolve().parent),
+        sources=source_hash(PACKAGE, HASHED_PARTS, without=GPU_WORDS),
         protocol=PROTOCOL_VERSION,
         verifier=VERIFIER_VERSION * 1000 + SETS_VERSION,
         tolerance=table_hash(),
@@ -89,16 +106,28 @@ def describe_environment(
     )
 
 
+PACKAGE = Path(weft.__file__ or ".").resolve().parent
+
+
 @cache
-def source_hash(package: Path, parts: tuple[str, ...] = HASHED_PACKAGES) -> str:
-    """SHA-256 over names and bytes of the sources that decide what a schedule means: folders or files in `package`."""
+def source_hash(package: Path, parts: tuple[str, ...], *, without: frozenset[str] = frozenset()) -> str:
+    """SHA-256 over names and bytes of the sources that decide about something.
+
+    Args:
+        package: the folder that the others are in.
+        parts: folders or files in it.
+        without: words; files with one of them in their path (`generate/cuda/x.py`, `tune/cuda_site.py`) do not count.
+    """
     state = hashlib.sha256()
     for part in parts:
         place = package / part
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix not in (".py", ".h", ".jinja", ".cu", ".cpp") or not path.is_file():
                 continue  # caches of the interpreter and the like
-            state.update(f"{path.relative_to(package)}\0".encode())
+            name = path.relative_to(package)
+            if without & set(re.split(r"[/_.]", name.as_posix())):
+                continue  # another kind of device
+            state.update(f"{name.as_posix()}\0".encode())
             state.update(hashlib.sha256(path.read_bytes()).digest())
     return state.hexdigest()
 
