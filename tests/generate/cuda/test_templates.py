@@ -32,6 +32,14 @@ def anything(_: Schedule) -> bool:
     return True
 
 
+def tiled(s: Schedule) -> bool:
+    return int(s.param("th")) * int(s.param("tw")) > 1  # type: ignore[arg-type]
+
+
+def gemv(s: Schedule) -> bool:
+    return s.param("template") == "gemv"
+
+
 CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "3x3": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True), anything),
     "1x1": (convolution(2, 24, 9, 9, 40, 1), anything),
@@ -51,6 +59,14 @@ CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "split over a cluster": (convolution(1, 512, 4, 5, 16, 3, 1, 1), clustered),
     "bf16": (convolution(1, 16, 9, 9, 24, 3, 1, 1, dtype=BF16), anything),
     "f32": (convolution(1, 12, 9, 9, 24, 3, 1, 1, dtype=F32), anything),
+    "depthwise": (convolution(2, 24, 9, 11, 24, 3, 2, 1, groups=24, residual=True), tiled),
+    "depthwise, no padding": (convolution(1, 20, 8, 9, 20, 3, groups=20), tiled),
+    "depthwise, row-major": (convolution(1, 10, 9, 10, 10, 3, 1, 1, groups=10, fin=ROW, fout=ROW), tiled),
+    "depthwise, 5x5 bf16": (convolution(1, 16, 7, 7, 16, 5, 1, 2, groups=16, dtype=BF16), anything),
+    "depthwise, dilated f32": (convolution(1, 12, 9, 9, 12, 3, 1, 2, 2, 12, dtype=F32), tiled),
+    "few rows": (product((3, 520), (12, 520), turn_right=True), gemv),
+    "few rows, repacked": (product((2, 264), (264, 10), dtype=BF16), gemv),
+    "few rows, batched f32": (product((2, 1, 64), (2, 10, 64), turn_right=True, weight=False, dtype=F32), gemv),
     "linear": (product((50, 40), (72, 40), turn_right=True), anything),
     "linear, three dimensions": (product((2, 5, 40), (40, 18)), anything),
     "one column": (product((33, 40), (40, 1)), anything),

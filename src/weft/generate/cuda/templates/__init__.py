@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import choose, gemv, mma
+from weft.generate.cuda.templates import choose, depthwise, gemv, mma
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
-
 
 _MOST = 12
 
@@ -28,6 +27,9 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    by_channel = depthwise.normal(p)
+    if not isinstance(by_channel, Declined):
+        return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
     name = "simt" if p.dtype is DType.F32 else "mma"
     ranked = [(cycles, s.schedule(name)) for cycles, s in choose.shapes(p, facts)]
     if gemv.applies(p) is None:
@@ -52,6 +54,9 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if isinstance(p, Declined):
         return p
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    if schedule.param("template") == "depthwise":
+        by_channel = depthwise.normal(p)
+        return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule, entry)
     if schedule.param("template") == "gemv":
         return gemv.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)

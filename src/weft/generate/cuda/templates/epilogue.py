@@ -137,29 +137,27 @@ def _place(p: Product, walk: Walk) -> str:
     return " + ".join(t for t in terms if t != "0") or "0"
 
 
-def _wide_load(name: str, dtype: DType, width: int, address: str) -> list[str]:
-    """Statements: `width` neighbouring elements into the array `name`."""
+def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -> list[str]:
+    """Statements: `width` neighbouring elements into the array `to`; `temporary` is a free name."""
     size = dtype.itemsize
-    lines: list[str] = []
     per = min(width, 16 // size)
     if dtype in (DType.F16, DType.BF16) and width >= 2:
-        words = [f"{name}w.{f}" for f in "xyzw"[: width // 2]] if width > 2 else [f"{name}w"]
-        lines.append(f"const {_WIDE[per * size]} {name}w = *(const {_WIDE[per * size]}*)({address});")
+        words = [f"{temporary}.{f}" for f in "xyzw"[: width // 2]] if width > 2 else [temporary]
+        lines = [f"const {_WIDE[per * size]} {temporary} = *(const {_WIDE[per * size]}*)({address});"]
         for i, word in enumerate(words):
             lines.append(
-                f"{{ const float2 h = w_unpack_{dtype.value}({word});"
-                f" {name}[{2 * i}] = h.x; {name}[{2 * i + 1}] = h.y; }}"
+                f"{{ const float2 h = w_unpack_{dtype.value}({word}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
             )
         return lines
     if dtype is DType.F32 and width >= 2:
+        lines = []
         kind = "float4" if per == 4 else "float2"
         for i in range(0, width, per):
-            fields = "xyzw"[:per]
             lines.append(f"{{ const {kind} h = *(const {kind}*)({address} + {i});")
-            lines += [f"{name}[{i + j}] = h.{f};" for j, f in enumerate(fields)]
+            lines += [f"{to}[{i + j}] = h.{f};" for j, f in enumerate("xyzw"[:per])]
             lines.append("}")
         return lines
-    return [f"{name}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
+    return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
 
 
 def _wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
@@ -201,7 +199,7 @@ def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", 
         lines.append(f"{c_type(step.dtype)} {name}[{width}];")
         per = min(width, 16 // step.dtype.itemsize)
         if walk.channel == 1 and _aligned(p, walk, per):
-            lines += _wide_load(name, step.dtype, width, f"{name}p")
+            lines += wide_load(f"{name}w", step.dtype, width, f"{name}p", name)
         else:
             lines += [f"{name}[{i}] = {load(step.dtype, f'{name}p + {i * walk.channel}')};" for i in range(width)]
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]

@@ -140,7 +140,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if packed:
         w_place = f"((long long)g * {p.n} + n) * {p.k}"
     else:
-        w_place = f"{c.w_walk.offset} + g * {c.w_walk.group} + {offset_of(c.w_walk, c.dims, p.batch, 'b')} + n * {c.w_walk.channel}"
+        batch = offset_of(c.w_walk, c.dims, p.batch, "b")
+        w_place = f"{c.w_walk.offset} + g * {c.w_walk.group} + {batch} + n * {c.w_walk.channel}"
+    row = offset_of(c.a_walk, c.dims, p.rows, "m")
     block_cols = s.cols * s.warps
     lines = [
         f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
@@ -152,13 +154,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {' + '.join(a_base)};",
         f"const uint4* w[{s.cols}];",
         "#pragma unroll",
-        f"for (int j = 0; j < {s.cols}; ++j) {{ int n = n0 + group * {s.cols} + j; n = n < {p.n} ? n : {p.n - 1};"
-        f" w[j] = (const uint4*)((const {kind}*){w_name} + {w_place}); }}",
+        f"for (int j = 0; j < {s.cols}; ++j) {{ int n = n0 + group * {s.cols} + j; n = n < {p.n} ? n : {p.n - 1};",
+        f"w[j] = (const uint4*)((const {kind}*){w_name} + {w_place}); }}",
         f"const uint4* x[{p.m}];",
-        *[
-            f"{{ const int m = {m}; (void)m; x[{m}] = (const uint4*)(A + {offset_of(c.a_walk, c.dims, p.rows, 'm')}); }}"
-            for m in range(p.m)
-        ],
+        *[f"{{ const int m = {m}; (void)m; x[{m}] = (const uint4*)(A + {row}); }}" for m in range(p.m)],
         f"float acc[{p.m}][{s.cols}];",
         f"uint4 h[{unroll}][{s.cols}];",
         "#pragma unroll",

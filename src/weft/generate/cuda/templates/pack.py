@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.generate.cuda.templates import epilogue
@@ -62,14 +63,35 @@ class Packing:
 
 def pack_launch(p: Product, entry: str, bn: int, bk: int) -> Packing:
     """Repacking into tiles of bn columns by bk of the sum."""
-    total = packed_elements(p, bn, bk)
+    return _packing(p, packed_elements(p, bn, bk), entry, lambda w, x: pack_kernel(p, entry, w, x, bn, bk))
+
+
+def pack_vectors(p: Product, entry: str, width: int) -> Packing:
+    """Repacking of a depthwise convolution's weights into [channels / width][tap][width]."""
+    c, kind = p.c, storage(p.dtype)
+    taps = c.kernel[0] * c.kernel[1]
+
+    def kernel(weight: str, parameter: str) -> str:
+        return f"""
+extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= {p.n * taps}u) return;
+  const int tap = i / {width} % {taps}, n = i / {width * taps} * {width} + i % {width};
+  (({kind}*)pk)[i] = ((const {kind}*){weight})[{c.w_walk.offset} + n * {c.w_walk.channel}
+      + tap / {c.kernel[1]} * {c.w_kernel[0]} + tap % {c.kernel[1]} * {c.w_kernel[1]}];
+}}
+"""
+
+    return _packing(p, p.n * taps, entry, kernel)
+
+
+def _packing(p: Product, total: int, entry: str, kernel: Callable[[str, str], str]) -> Packing:
     source = p.c.w
     if source.kind == "input":
-        text = pack_kernel(p, entry, "w", "const void* __restrict__ w", bn, bk)
+        text = kernel("w", "const void* __restrict__ w")
         pointers: tuple[Pointer, ...] = (Pointer("in", source.index), Pointer("packed", 0))
     else:
-        array = epilogue.constant_array(p.c, source.index, "kw")
-        text = array + pack_kernel(p, entry, f"kw{source.index}", "", bn, bk)
+        text = epilogue.constant_array(p.c, source.index, "kw") + kernel(f"kw{source.index}", "")
         pointers = (Pointer("packed", 0),)
     read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
     replaces = (source.index,) if source.kind == "input" and source not in read else ()
