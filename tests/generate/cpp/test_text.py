@@ -68,6 +68,13 @@ def test_large_constants_are_declined() -> None:
     assert "constant of 160000 B" in decline(problem(b.build([b.apply(Prim.ADD, x, c)]), "constant"))
 
 
+def test_constants_without_elements_are_declined() -> None:
+    b = GraphBuilder()
+    x = b.input(f32(3, 0))
+    c = b.constant(np.ones((1, 0), np.float32))
+    assert "without elements" in decline(problem(b.build([b.apply(Prim.ADD, x, c)]), "empty"))
+
+
 def test_outputs_without_work_are_declined() -> None:
     b = GraphBuilder()
     x = b.input(f32(4))

@@ -130,6 +130,8 @@ def _refuse(problem: Problem) -> Declined | None:
         record = graph.nodes[node]
         if CATEGORY[record.prim] in (Category.LINEAR, Category.OPAQUE):
             return Declined(f"{record.prim.value} is not a primitive of fused loops")
+        if record.prim is Prim.CONSTANT and record.type.size == 0:
+            return Declined("a constant without elements")
         if record.prim is Prim.CONSTANT and record.type.nbytes > MAX_CONSTANT_BYTES:
             return Declined(f"a constant of {record.type.nbytes} B in the text of a kernel")
         if record.prim in (Prim.GATHER, Prim.TAKE_ALONG) and max(graph.type_of(record.inputs[0]).shape) >= 2**31:
