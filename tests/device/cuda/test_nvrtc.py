@@ -113,6 +113,19 @@ def test_a_cap_on_registers_holds_and_spills_show(nvrtc: Nvrtc, tmp_path: Path) 
     assert declined is not None and "spilled per thread" in declined.reason
 
 
+def test_warnings_of_the_assembler_are_real(nvrtc: Nvrtc) -> None:
+    text = """
+    extern "C" __global__ void k0(float* y) {
+      if (threadIdx.x < 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+      else asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+      y[threadIdx.x] = 1;
+    }"""
+    made = nvrtc.compile(text, arch="sm_90a")
+    assert len(made.warnings) == 1 and "(C7508)" in made.warnings[0]
+    declined = gate(made, Launch("k0", (1, 1, 1), (256, 1, 1), ()))
+    assert declined == Declined("setmaxnreg is ignored (C7508)")
+
+
 def test_the_cache_is_verified(nvrtc: Nvrtc, tmp_path: Path) -> None:
     first = nvrtc.compile(GOOD, arch="sm_80", cache_dir=tmp_path)
     again = nvrtc.compile(GOOD, arch="sm_80", cache_dir=tmp_path)
