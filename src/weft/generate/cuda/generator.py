@@ -74,7 +74,6 @@ def _refuse(problem: Problem) -> Declined | None:
             return Declined("positions past 32 bits")
     if len(set(graph.outputs)) != len(graph.outputs):
         return Declined("an output occurs twice")
-    for node in graph.outputs:
-        if CATEGORY[graph.nodes[node].prim] is Category.SOURCE:
-            return Declined("an output is an input or a constant")
+    if any(graph.nodes[n].prim is Prim.CONSTANT for n in graph.outputs):
+        return Declined("an output is a constant")
     return None

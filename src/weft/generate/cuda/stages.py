@@ -33,8 +33,7 @@ class Segment:
 
 def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozenset[NodeId]:
     """Values that are computed for their own sake. `keep`: also costly ones that several stages need."""
-    sources = {n for n in live if CATEGORY[graph.nodes[n].prim] is Category.SOURCE}
-    roots = {n for n in graph.outputs if n not in sources}
+    roots = set(graph.outputs)  # an input among them is copied: a change of format
     roots |= {n for n in live if graph.nodes[n].prim in REDUCTIONS}
     users: dict[NodeId, list[NodeId]] = {n: [] for n in live}
     for n in live:
