@@ -12,7 +12,8 @@ from rich.console import Console
 
 import weft
 from benchmarks.models import load
-from benchmarks.networks import flat, onnx_file, onnxruntime_session
+from benchmarks.networks import flat, onnx_file
+from weft.cli.peers import onnxruntime_session
 from weft.cli.show import Screen, microseconds, summary
 from weft.ir.types import DType
 from weft.pipeline.finish import interleave

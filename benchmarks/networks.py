@@ -22,6 +22,7 @@ import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import export
 from benchmarks.record import Record
+from weft.cli.peers import onnxruntime_session
 from weft.pipeline.finish import interleave
 
 BUILD = Path(__file__).parent.parent / "build" / "models"
@@ -39,15 +40,6 @@ def onnx_file(name: str) -> Path:
         BUILD.mkdir(parents=True, exist_ok=True)
         export(name, BUILD)
     return path
-
-
-def onnxruntime_session(path: Path) -> object:
-    """An ONNX Runtime session with as many threads as torch."""
-    import onnxruntime
-
-    chosen = onnxruntime.SessionOptions()
-    chosen.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(path), chosen, providers=["CPUExecutionProvider"])
 
 
 def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None:

@@ -213,6 +213,37 @@ def test_bench_against_onnxruntime(run: Weft, model: Path) -> None:
     assert done.code == 0 and done.data["median_us"]["onnxruntime"] > 0
 
 
+def test_bench_against_torch(run: Weft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module, **_: (compiled.append(module), module)[1])
+    done = run("bench", model, "--against", "eager,inductor", "--budget", "0", "--rounds", "3", "--format", "json")
+    assert done.code == 0, done.err
+    assert list(done.data["median_us"]) == ["eager", "inductor", "weft"]
+    assert done.data["notes"]["eager"] == "4 operators, one ATen call each"
+    assert len(compiled) == 1
+    text = run("bench", model, "--against", "eager", "--budget", "0", "--rounds", "3")
+    assert re.search(r"^eager: 4 operators, one ATen call each$", text.out, re.MULTILINE)
+
+
+def test_bench_names_the_peer_that_cannot(run: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def broken(module: object, **_: object) -> object:
+        def fail(*_: object) -> None:
+            raise RuntimeError("no compiler\x1b[31m\nat all")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model = make_model(tmp_path / "m.onnx")
+    done = run("bench", model, "--against", "inductor", "--budget", "0", "--rounds", "3")
+    assert done.code == 0 and "\x1b" not in done.out
+    assert re.search(r"^inductor +- +-$", done.out, re.MULTILINE)
+    assert re.search(r"^inductor: fails: RuntimeError: no compiler", done.out, re.MULTILINE)
+
+
 def test_bench_refuses_before_it_compiles(run: Weft, model: Path) -> None:
     for args in (["--against", "magic"], ["--rounds", "0"]):
         done = run("bench", model, "--budget", "600", *args)
@@ -230,20 +261,6 @@ def test_fission_writes_an_equal_model(run: Weft, model: Path, tmp_path: Path) -
     session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
     [found] = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_allclose(found, reference(model, x), atol=1e-6)
-
-
-def test_fission_with_weights_beside_the_model(run: Weft, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = make_model(tmp_path / "m.onnx", size=100)
-    done = run("fission", model, tmp_path / "p.onnx", "--external", "--format", "json")
-    assert done.code == 0, done.err
-    assert done.data["files"] == ["p.onnx", "p.onnx.data"]
-    assert (tmp_path / "p.onnx.data").stat().st_size >= 100 * 6 * 4 > (tmp_path / "p.onnx").stat().st_size - 2000
-    x = np.random.default_rng(2).normal(size=(2, 100)).astype(np.float32)
-    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
-    [found] = session.run(None, {session.get_inputs()[0].name: x})
-    np.testing.assert_allclose(found, reference(model, x), atol=1e-6)
-    assert run("fission", model, tmp_path / "no" / "p.onnx", "--external").code == 3
 
 
 def test_fission_with_weights_beside_the_model(run: Weft, tmp_path: Path) -> None:

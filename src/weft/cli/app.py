@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,10 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir
 
-PEERS = ("onnxruntime", "library")
+if TYPE_CHECKING:
+    from weft.cli.peers import Peer
+
+PEERS = ("eager", "inductor", "onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
 Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: library plan, nothing is measured")]
@@ -212,57 +215,69 @@ def _statistics(x: torch.Tensor) -> dict[str, object]:
 @with_limits
 def bench(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
-    against: Annotated[str, typer.Option(help="comma separated: onnxruntime, library")] = "onnxruntime",
+    against: Annotated[str, typer.Option(help=f"comma separated: {', '.join(PEERS)}")] = "onnxruntime",
     budget: Budget = None,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 15,
     dim: Dims = [],  # noqa: B006
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
-    """Compile an ONNX file and time it against its peers in one interleaved run."""
+    """Compile an ONNX file and time it against its peers in one interleaved run.
+
+    Example: weft bench model.onnx --against eager,inductor,onnxruntime. `eager` calls torch's own operator for each
+    operator of the file, `inductor` compiles that, `library` is Weft's plan of library calls, untuned.
+    """
+    from weft.cli.peers import disagreement
     from weft.pipeline.finish import interleave
     from weft.pipeline.reference import example_inputs
 
     screen = Screen(format)
-    peers = [peer for peer in against.split(",") if peer]
-    for peer in peers:
-        if peer not in PEERS:
-            raise OptionError(option="--against", problem=f"{peer!r} is not one of {', '.join(PEERS)}")
+    names = [name for name in dict.fromkeys(against.split(",")) if name]
+    for name in names:
+        if name not in PEERS:
+            raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
     compiled = _compile(model, budget, dim, "cpu", limits, screen)
 
     inputs = example_inputs(compiled.executable.graph, 0)
+    peers = _peers(names, model, inputs, dim, limits)
+    wanted = compiled.executable(*inputs)
     runs: dict[str, Callable[[], object]] = {"weft": partial(compiled, *inputs)}
-    for peer in peers:
-        if peer == "onnxruntime":
-            runs[peer] = _onnxruntime(model, inputs)
-        else:
-            plain_plan = compile_model(model, options=_options(0.0), dims=_dims(dim), limits=limits_of(limits))
-            runs[peer] = partial(plain_plan, *inputs)
+    notes = {name: peer.note for name, peer in peers.items()}
+    for name, peer in peers.items():
+        if peer.run is not None:
+            runs[name] = peer.run
+            notes[name] = "; ".join(x for x in (peer.note, disagreement(peer.run(), wanted)) if x)
     samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     median = {k: statistics.median(v) for k, v in samples.items()}
     if screen.json:
-        screen.data({"model": model.name, "median_us": median, "samples_us": samples})
+        screen.data({"model": model.name, "median_us": median, "samples_us": samples, "notes": notes})
     else:
         rows = [[k, microseconds(v), f"{v / median['weft']:.2f}"] for k, v in median.items()]
+        rows += [[k, "-", "-"] for k in peers if k not in median]
         screen.table("", ["", "median", "against weft"], rows)
+        for name, note in notes.items():
+            if note:
+                screen.out.print(f"{name}: {plain(note, 400)}")
 
 
-def _onnxruntime(model: Path, inputs: list[torch.Tensor]) -> Callable[[], object]:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise OptionError(option="--against", problem="onnxruntime is not installed") from None
-    chosen = onnxruntime.SessionOptions()
-    chosen.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(str(model), chosen, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own classes, which have no common base
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise OptionError(
-            option="--against", problem=f"onnxruntime refuses the model: {visible(reason, 200)}"
-        ) from None
-    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=False)}
-    return lambda: session.run(None, feeds)
+def _peers(
+    names: list[str], model: Path, inputs: list[torch.Tensor], dim: list[str], limits: Mapping[str, str]
+) -> dict[str, Peer]:
+    from weft.cli.peers import Peer, onnxruntime_peer, torch_peers
+    from weft.frontends.onnx import import_onnx
+    from weft.pipeline.finish import as_array
+
+    found: dict[str, Peer] = {}
+    if "onnxruntime" in names:
+        found["onnxruntime"] = onnxruntime_peer(model, inputs)
+    if of_torch := [name for name in names if name in ("eager", "inductor")]:
+        arrays = [as_array(x) for x in inputs]
+        imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim), example_inputs=arrays)
+        found.update(torch_peers(of_torch, imported, inputs))
+    if "library" in names:
+        library = compile_model(model, options=_options(0.0), dims=_dims(dim), limits=limits_of(limits))
+        found["library"] = Peer(lambda: library.executable(*inputs))
+    return {name: found[name] for name in names}
 
 
 @app.command("fission")

@@ -84,7 +84,7 @@ class LibraryGenerator:
         row = OPERATORS.get(problem.origin_rule)
         if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operand_nodes[:1]:
             return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
-        operator = Operator(problem, program)
+        operator = Operator(program, problem.origin_operand_nodes, problem.origin_params)
         result = row(operator)
         if unread := operator.unread():
             return Declined(f"ATen's operator has no {', '.join(sorted(unread))} for {problem.origin_rule!r}")

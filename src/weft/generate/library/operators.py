@@ -6,24 +6,23 @@ where ATen's operator means something else (other axes, other formula).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from weft.generate.library.translate import Program, convolution
 from weft.ir.graph import NodeId, OriginParam
 from weft.ir.prims import Prim
-from weft.kernels.candidate import Problem
 from weft.kernels.source import CallValue, Ref
 
 
 class Operator:
-    """One source operator inside a problem: operands by position, parameters by name."""
+    """One source operator inside a graph: operands by position, parameters by name."""
 
-    def __init__(self, problem: Problem, program: Program) -> None:
+    def __init__(self, program: Program, operands: Sequence[NodeId], params: Iterable[tuple[str, OriginParam]]) -> None:
         self.program = program
-        self.graph = problem.graph
-        self.operands = problem.origin_operand_nodes
-        self._params = dict(problem.origin_params)
+        self.graph = program.graph
+        self.operands = operands
+        self._params = dict(params)
         self._read: set[str] = set()
 
     def has(self, position: int) -> bool:

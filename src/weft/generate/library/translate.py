@@ -66,6 +66,10 @@ class Program:
         """Say that a node's value is computed by other means."""
         self._refs[node] = ref
 
+    def is_bound(self, node: NodeId) -> bool:
+        """True once the node's value has a name."""
+        return node in self._refs
+
     def used_inputs(self) -> set[int]:
         """Positions of the inputs that some step reads."""
         found: set[int] = set()

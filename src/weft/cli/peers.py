@@ -1,0 +1,116 @@
+"""What `weft bench` times Weft against: each peer as something to call, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.cli.show import visible
+from weft.errors import OptionError, UnsupportedError
+from weft.frontends.imported import Imported
+from weft.frontends.torch.dtypes import FROM_TORCH
+from weft.tune.tolerance import gate_b
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Something that computes the model."""
+
+    run: Callable[[], Tensors] | None
+    """None: it cannot; `note` says why."""
+    note: str = ""
+
+
+def onnxruntime_session(model: Path, threads: int = 0) -> Any:
+    """An ONNX Runtime session on the CPU with as many threads as torch, unless told otherwise.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    import onnxruntime
+
+    chosen = onnxruntime.SessionOptions()
+    chosen.intra_op_num_threads = threads or torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(model), chosen, providers=["CPUExecutionProvider"])
+
+
+def onnxruntime_peer(model: Path, inputs: Tensors) -> Peer:
+    """The ONNX file as it stands.
+
+    Raises:
+        OptionError: ONNX Runtime is not installed, or refuses the model [W001].
+    """
+    try:
+        session = onnxruntime_session(model)
+    except ImportError:
+        raise OptionError(option="--against", problem="onnxruntime is not installed") from None
+    except Exception as error:  # onnxruntime's own classes, which have no common base
+        problem = f"onnxruntime refuses the model: {visible(_first_line(error), 200)}"
+        raise OptionError(option="--against", problem=problem) from None
+    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=False)}
+    return Peer(lambda: [torch.from_numpy(np.asarray(y)) for y in session.run(None, feeds)])
+
+
+def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> dict[str, Peer]:
+    """`eager`: the model's operators through ATen, one call each; `inductor`: the same module through torch.compile.
+
+    A peer that is not one call per operator says so by the operators' names.
+    """
+    from weft.generate.library.eager import eager_model
+
+    try:
+        model = eager_model(imported.graph)
+    except UnsupportedError as error:
+        reason = visible(str(error).splitlines()[0], 200)
+        return dict.fromkeys(names, Peer(None, f"no baseline of torch's own operators: {reason}"))
+    parts = ", ".join(f"{n} {visible(op)}" for op, n in model.parts.items())
+    note = f"{model.operators} operators, one ATen call each" + (f", but several for {parts}" if parts else "")
+    found = {}
+    for name in names:
+        module: Callable[..., Tensors] = model.module
+        if name == "inductor":
+            module = torch.compile(model.module, dynamic=False)
+        found[name] = _tried(module, inputs, note)
+    return found
+
+
+def _tried(module: Callable[..., Tensors], inputs: Tensors, note: str) -> Peer:
+    def run() -> Tensors:
+        with torch.no_grad():
+            return module(*inputs)
+
+    try:
+        run()
+    except Exception as error:  # whatever torch and its compilers raise
+        return Peer(None, f"fails: {type(error).__name__}: {visible(_first_line(error), 200)}")
+    return Peer(run, note)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def disagreement(got: Tensors, want: Tensors) -> str:
+    """How a peer's outputs differ from Weft's; empty within the limits of the tolerance table."""
+    if len(got) != len(want):
+        return f"gives {len(got)} outputs, not {len(want)}"
+    for position, (mine, theirs) in enumerate(zip(want, got, strict=True)):
+        x, y = _wide(mine), _wide(theirs)
+        if x.shape != y.shape:
+            return f"output {position} has shape {list(y.shape)}, not {list(x.shape)}"
+        kind = FROM_TORCH[mine.dtype]
+        found = gate_b(kind, got=y, want=x)
+        if not found.ok:
+            return f"output {position}: {found.outside:.2%} of the elements differ from Weft's"
+    return ""
+
+
+def _wide(tensor: torch.Tensor) -> Any:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().cpu().numpy()
