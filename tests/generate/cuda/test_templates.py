@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.generate.cuda.products import BF16, F32, ROW, convolution, product
+from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates.prelude import prelude
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
@@ -107,3 +116,104 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
     got = run(kernels, problem, sources[name], inputs, defer=defer)
     for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
         np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+
+
+def network(n: int) -> list[Problem]:
+    """Convolutions and products of ResNet-50, candy and BERT for n images or sentences."""
+    shapes = [
+        (3, 224, 64, 7, 2, 3), (64, 56, 64, 3, 1, 1), (64, 56, 256, 1, 1, 0), (256, 56, 64, 1, 1, 0),
+        (128, 56, 128, 3, 2, 1), (256, 56, 512, 1, 2, 0), (256, 14, 256, 3, 1, 1), (1024, 14, 256, 1, 1, 0),
+        (512, 14, 512, 3, 2, 1), (512, 7, 2048, 1, 1, 0), (512, 7, 512, 3, 1, 1), (32, 224, 64, 3, 2, 0),
+        (128, 56, 128, 3, 1, 0),
+    ]  # fmt: skip
+    found = [
+        convolution(n, c, h, h, oc, k, s, p, residual=k == 1, fin=ROW if c == 3 else LAST)
+        for c, h, oc, k, s, p in shapes
+    ]
+    found.append(convolution(n, 32, 112, 112, 3, 9, before="reflect", fout=ROW, relu=False))
+    found += [product((128 * n, k), (m, k), turn_right=True, gelu=m == 3072) for k, m in ((768, 3072), (3072, 768))]
+    found.append(product((12 * n, 128, 64), (12 * n, 128, 64), turn_right=True, weight=False, bias=False))
+    found.append(product((n, 2048), (1000, 2048), turn_right=True))
+    return found
+
+
+def compiled(problems: list[Problem], arch: str, most: int) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    facts = H200 if arch == "sm_90a" else A100
+    sources = []
+    for problem in problems:
+        found = templates.schedules(problem, facts)
+        assert not isinstance(found, Declined), found.reason
+        for schedule in found[:most]:
+            source = templates.emit(problem, schedule)
+            assert isinstance(source, CudaSource), source
+            sources.append(source)
+    results = nvrtc.compile_many([CompileJob(s.text, arch, s.flags) for s in sources])
+    for source, result in zip(sources, results, strict=True):
+        assert isinstance(result, CompiledCubin), result
+        assert result.warnings == (), (str(source.schedule), result.warnings)
+        for launch in source.launches:
+            own = result.of(launch.entry)
+            assert own.spill_stores == own.spill_loads == 0, str(source.schedule)
+            assert gate(result, launch, facts) is None
+
+
+def test_a_sample_compiles_without_spills():
+    compiled(network(1)[5:8] + network(16)[2:3], "sm_90a", 1)
+    compiled(network(16)[6:7], "sm_80", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernels_of_networks_compile_without_spills(n: int, arch: str):
+    compiled(network(n), arch, 3)
+
+
+GOLDEN = {
+    "conv3x3": (convolution(1, 64, 14, 14, 64, 3, 1, 1, residual=True), anything),
+    "linear_cluster": (product((64, 1024), (64, 1024), turn_right=True), clustered),
+    "depthwise": (convolution(1, 32, 14, 14, 32, 3, 1, 1, groups=32), anything),
+}
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+def test_text(name: str):
+    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
+    file = Path(__file__).parent / "golden" / f"{name}.cu"
+    source = choose(*GOLDEN[name])
+    text = source.text.replace(prelude(), "").replace(source.entry, "ENTRY")
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"// {source.schedule}\n{text}", encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == f"// {source.schedule}\n{text}"
+
+
+def test_what_is_declined_says_why():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.I32, (4, 4)))
+    graph = b.build([b.add(Prim.MATMUL, x, x)])
+    found = templates.schedules(Problem(graph, "i", (ROW,), (ROW,)), H200)
+    assert isinstance(found, Declined)
+    assert "i32" in found.reason
+    old = templates.schedules(convolution(1, 16, 9, 9, 24, 3), GpuFacts(capability=75))
+    assert isinstance(old, Declined)
+    assert "7.5" in old.reason
+    three = b.input(TensorType(F16, (1, 4, 4, 4, 4)))
+    weight = b.input(TensorType(F16, (4, 4, 1, 1, 1)), is_weight=True)
+    attrs = a.ConvAttrs((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
+    graph = b.build([b.add(Prim.CONV, three, weight, attrs=attrs)])
+    found = templates.schedules(Problem(graph, "3", (ROW, ROW, ROW), (ROW,)), H200)
+    assert isinstance(found, Declined)
+    assert "3-d" in found.reason
+
+
+def test_entries_are_synthetic_and_depend_on_problem_and_schedule():
+    problem = convolution(1, 16, 9, 9, 24, 3)
+    found = templates.schedules(problem, H200)
+    assert not isinstance(found, Declined)
+    entries = [source.entry for s in found if isinstance(source := templates.emit(problem, s), CudaSource)]
+    assert len(set(entries)) == len(entries) == len(found)
+    assert all(re.fullmatch(r"k[0-9a-f]{16}", e) for e in entries)

@@ -1,0 +1,120 @@
+// cuda(bk=64,bm=16,bn=16,cluster=True,split=8,stages=5,template=mma,wk=2,wm=16,wn=16)
+extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+W_DYNAMIC(sm);
+enum { TABLES = 20480, FLAG = 20480 };
+const u32 sb = w_shared(sm);
+const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int tn = blockIdx.x % 4, m0 = blockIdx.x / 4 * 16, n0 = tn * 16;
+const int g = blockIdx.z / 1, b = blockIdx.z % 1;
+(void)g; (void)b; (void)n0; (void)lane;
+const u16* const A = (const u16*)in0;
+const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 16384;
+const int first = blockIdx.y * 16 / 8, last = (blockIdx.y + 1) * 16 / 8;
+int ao[2];
+_Pragma("unroll")
+for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
+auto fill_a = [&](int kb, u32 to) { const int k = kb * 64 + t % 8 * 8;_Pragma("unroll")
+for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, A + ao[i] + k); } } };
+auto fill_w = [&](int kb, u32 to) { const char* const from = (const char*)(W + kb * 1024);_Pragma("unroll")
+for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { w_copy16(to + x * 16, from + x * 16); } } };
+auto store_a = [&](u32 to) {  (void)to; };
+auto store_w = [&](u32 to) {  (void)to; };
+const int wk = warp / 1, row0 = warp / 1 % 1 * 16, col0 = warp % 1 * 16;
+(void)wk;
+float acc[1][2][4];
+#pragma unroll
+for (int i = 0; i < 1; ++i)
+#pragma unroll
+for (int j = 0; j < 2; ++j)
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+auto multiply = [&](u32 a, u32 w) {
+#pragma unroll
+for (int q = 0; q < 2; ++q) {
+const int kk = wk * 2 + q;
+u32 fa[1][4], fw[1][4];
+#pragma unroll
+for (int i = 0; i < 1; ++i) w_matrices(fa[i], a + ((row0 + i * 16 + (lane & 15)) * 8 + ((kk * 2 + (lane >> 4)) ^ ((row0 + i * 16 + (lane & 15)) & 7))) * 16);
+#pragma unroll
+for (int j = 0; j < 1; ++j) w_matrices(fw[j], w + ((col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 8 + ((kk * 2 + ((lane >> 3) & 1)) ^ ((col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) & 7))) * 16);
+#pragma unroll
+for (int i = 0; i < 1; ++i)
+#pragma unroll
+for (int j = 0; j < 1; ++j) {
+w_mma_f16(acc[i][2 * j], fa[i], fw[j][0], fw[j][1]);
+w_mma_f16(acc[i][2 * j + 1], fa[i], fw[j][2], fw[j][3]);
+}
+}
+};
+for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 5) * 4096) + 2048);
+w_wait(); w_release();
+for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 5) * 4096)); store_a(sb + (u32)((i % 5) * 4096)); } w_commit(); }
+for (int i = 0; i < last - first; ++i) {
+w_arrived<3>(); __syncthreads();
+const u32 here = sb + (u32)((i % 5) * 4096), to = sb + (u32)((i + 4) % 5 * 4096);
+const bool more = first + i + 4 < last;
+if (more) { fill_w(first + i + 4, to + 2048); fill_a(first + i + 4, to); }
+w_commit();
+multiply(here, here + 2048);
+if (more) { store_a(to); store_w(to + 2048); }
+}
+w_arrived<0>(); __syncthreads();
+float* const sums = (float*)sm;
+float* const mine = sums + wk * 384;
+#pragma unroll
+for (int i = 0; i < 1; ++i)
+#pragma unroll
+for (int j = 0; j < 2; ++j) {
+float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 24 + col0 + j * 8 + (lane & 3) * 2;
+*(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
+*(float2*)(at + 192) = make_float2(acc[i][j][2], acc[i][j][3]);
+}
+w_cluster_sync();
+for (int x = t + (int)blockIdx.y * 64; x < 32; x += 512) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
+{ float acc[8];
+
+#pragma unroll
+for (int i = 0; i < 8; ++i) acc[i] = 0.0f;
+#pragma unroll
+for (int rank = 0; rank < 8; ++rank)
+#pragma unroll
+for (int y = 0; y < 2; ++y)
+#pragma unroll
+for (int i = 0; i < 2; ++i) {
+const float4 h = w_read_cluster(sb + (u32)(((y * 16 + r) * 24 + q + 4 * i) * 4), (u32)rank);
+acc[4 * i + 0] += h.x; acc[4 * i + 1] += h.y; acc[4 * i + 2] += h.z; acc[4 * i + 3] += h.w; }
+const u16* const x0p = (const u16*)in2 + (0 + n);
+w_f32 x0[8];
+const uint4 x0w = *(const uint4*)(x0p);
+{ const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
+{ const float2 h = w_unpack_f16(x0w.y); x0[2] = h.x; x0[3] = h.y; }
+{ const float2 h = w_unpack_f16(x0w.z); x0[4] = h.x; x0[5] = h.y; }
+{ const float2 h = w_unpack_f16(x0w.w); x0[6] = h.x; x0[7] = h.y; }
+const w_f32 e1_0 = (acc[0] + x0[0]);
+const w_f32 e1_1 = (acc[1] + x0[1]);
+const w_f32 e1_2 = (acc[2] + x0[2]);
+const w_f32 e1_3 = (acc[3] + x0[3]);
+const w_f32 e1_4 = (acc[4] + x0[4]);
+const w_f32 e1_5 = (acc[5] + x0[5]);
+const w_f32 e1_6 = (acc[6] + x0[6]);
+const w_f32 e1_7 = (acc[7] + x0[7]);
+u16* const y0 = (u16*)out0 + ((m) * 64 + n);
+*(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7));
+} }
+w_cluster_sync();
+}
+
+extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= 65536u) return;
+  const int e = i % 8, place = i / 8 % 8, row = i / 64 % 16;
+  const int tile = i / 1024, kt = tile % 16, nt = tile / 16 % 4;
+  const int g = tile / 64;
+  const int k = kt * 64 + ((place) ^ ((row) & 7)) * 8 + e, n = nt * 16 + row;
+  const int c = k % 1024, tap = k / 1024, kh = tap / 1, kw = tap % 1;
+  u16 v = 0;
+  if (k < 1024 && n < 64)
+    v = ((const u16*)w)[0 + g * 0 + n * 1024 + kh * 0
+                                  + kw * 0 + c * 1];
+  ((u16*)pk)[i] = v;
+}

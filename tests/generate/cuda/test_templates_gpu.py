@@ -1,0 +1,134 @@
+"""Contractions on a real GPU: every template and schedule, exact on integers and near float64 on random numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.generate.cuda.products import BF16, F16, F32, ROW, convolution, product
+from tests.generate.cuda.tensor_emulator import from_memory, rounded, small_integers, to_memory
+from tests.generate.cuda.test_templates import CASES
+
+from weft.device.cuda.driver import primary_context
+from weft.device.cuda.facts import gpu_facts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.generate.bind import BoundCuda
+from weft.generate.cuda import templates
+from weft.ir.declined import Declined
+from weft.ir.reference import evaluate
+from weft.ir.types import DType, round_bf16
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource
+
+pytestmark = pytest.mark.gpu
+
+SHAPES: dict[str, Problem] = {
+    **{name: problem for name, (problem, _) in CASES.items()},
+    **{
+        f"resnet 3x3 at 14, {d.value}": convolution(1, 256, 14, 14, 256, 3, 1, 1, dtype=d, residual=True)
+        for d in (F16, BF16, F32)
+    },
+    "resnet 1x1 at 7": convolution(1, 512, 7, 7, 2048, 1, residual=True),
+    "resnet 3x3 at 7, 16 images": convolution(16, 512, 7, 7, 512, 3, 1, 1),
+    "stem": convolution(2, 3, 112, 112, 64, 7, 2, 3, fin=ROW),
+    "last of candy": convolution(1, 32, 64, 64, 3, 9, before="reflect", fout=ROW, relu=False),
+    "depthwise 7x7": convolution(1, 96, 28, 28, 96, 7, 1, 3, groups=96),
+    **{
+        f"gemm {m}x{n}x{k} {d.value}": product((m, k), (n, k), turn_right=True, dtype=d)
+        for d in (F16, BF16, F32)
+        for m, n, k in ((128, 768, 768), (197, 768, 3072), (1000, 1000, 1000), (3, 1000, 2048), (513, 72, 264))
+    },
+    "gelu": product((128, 768), (768, 3072), gelu=True),
+    "attention scores": product((12, 128, 64), (12, 128, 64), turn_right=True, weight=False, bias=False),
+    "attention values": product((12, 128, 128), (12, 128, 64), weight=False, bias=False),
+    "large": product((2048, 3072), (768, 3072), turn_right=True),
+}
+
+
+class Gpu:
+    """Compiles, binds and runs one source with fresh, poisoned buffers."""
+
+    def __init__(self, nvrtc: Nvrtc, arch: str) -> None:
+        self.nvrtc, self.arch = nvrtc, arch
+
+    def run(self, problem: Problem, source: CudaSource, inputs: list[np.ndarray], times: int = 3) -> list[np.ndarray]:
+        g = problem.graph
+        compiled = self.nvrtc.compile(source.text, arch=self.arch, flags=source.flags)
+        types = [g.type_of(i) for i in g.inputs]
+        ins = [
+            torch.from_numpy(to_memory(x, t.dtype, f)).cuda()
+            for x, t, f in zip(inputs, types, problem.input_formats, strict=True)
+        ]
+        sizes = (*source.packed_bytes, source.workspace_bytes)
+        *packed, work = (torch.full((n,), 0xFF, dtype=torch.uint8, device="cuda") for n in sizes)
+        state = torch.zeros(source.state_bytes, dtype=torch.uint8, device="cuda")
+        bound = BoundCuda(source, compiled.path)
+        stream = torch.cuda.current_stream().cuda_stream
+        bound.pack([x.data_ptr() for x in ins], [x.data_ptr() for x in packed], stream)
+        torch.cuda.synchronize()
+        results: list[list[np.ndarray]] = []
+        for _ in range(times):
+            outs = [torch.full((g.type_of(o).nbytes,), 0xFF, dtype=torch.uint8, device="cuda") for o in g.outputs]
+            bound.launch(
+                [x.data_ptr() for x in ins],
+                [x.data_ptr() for x in outs],
+                [x.data_ptr() for x in packed],
+                work.data_ptr(),
+                state.data_ptr(),
+                stream,
+            )
+            torch.cuda.synchronize()
+            results.append([x.cpu().numpy() for x in outs])
+        assert not state.any(), "the state was not left zero"
+        for again in results[1:]:
+            for x, y in zip(results[0], again, strict=True):
+                np.testing.assert_array_equal(x, y)
+        return [
+            from_memory(x, g.type_of(o).dtype, g.type_of(o).shape, f)
+            for x, o, f in zip(results[0], g.outputs, problem.output_formats, strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory):
+    nvrtc = find_nvrtc()
+    assert not isinstance(nvrtc, Declined), nvrtc.reason
+    torch.zeros(1, device="cuda")
+    with primary_context():
+        facts = gpu_facts(tmp_path_factory.mktemp("facts"), calibrate=False)
+        yield Gpu(nvrtc, facts.arch), facts
+
+
+def normal(problem: Problem) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    found = []
+    for i in problem.graph.inputs:
+        t = problem.graph.type_of(i)
+        x = rng.standard_normal(t.shape).astype(np.float32)
+        found.append(round_bf16(x) if t.dtype is DType.BF16 else x.astype(t.dtype.numpy))
+    return found
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_every_schedule(name: str, gpu):
+    machine, facts = gpu
+    problem = SHAPES[name]
+    found = templates.schedules(problem, facts)
+    assert not isinstance(found, Declined), found.reason
+    whole, random = small_integers(problem), normal(problem)
+    exact = evaluate(problem.graph, whole, precise=True)
+    near = evaluate(problem.graph, random, precise=True)
+    k = max(int(np.prod(problem.graph.type_of(i).shape[1:])) for i in problem.graph.inputs)
+    for schedule in found:
+        source = templates.emit(problem, schedule)
+        assert isinstance(source, CudaSource), source
+        for x, y, node in zip(machine.run(problem, source, whole), exact, problem.graph.outputs, strict=True):
+            dtype = problem.graph.type_of(node).dtype
+            if name != "gelu":
+                np.testing.assert_array_equal(x, rounded(y, dtype), err_msg=str(schedule))
+        for x, y, node in zip(machine.run(problem, source, random), near, problem.graph.outputs, strict=True):
+            dtype = problem.graph.type_of(node).dtype
+            unit = {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-24}[dtype]
+            rms = float(np.sqrt(np.mean(np.square(y)))) + 1e-30
+            error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - y)))) / rms
+            assert error <= unit + 2.0**-24 * k**0.5, (str(schedule), error)
