@@ -84,7 +84,7 @@ class Line:
 
 ENGINES: dict[str, Engine | None] = {"reference": reference_engine, "compiled": None}
 """None: all plans of the compiler, see `Ways`."""
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 """For all samples of one operator and element type."""
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from typing import Any
 
-LIFETIME = 150
+LIFETIME = 500
 """Tasks per process: what tests leak stays bounded."""
-START_S = 60.0
+START_S = 300.0
 """Added to a worker's first time-out: imports."""
 _spawn = get_context("spawn")
 
