@@ -201,11 +201,12 @@ def test_what_is_declined_says_why():
     old = templates.schedules(convolution(1, 16, 9, 9, 24, 3), GpuFacts(capability=75))
     assert isinstance(old, Declined)
     assert "7.5" in old.reason
+    b = GraphBuilder()
     three = b.input(TensorType(F16, (1, 4, 4, 4, 4)))
     weight = b.input(TensorType(F16, (4, 4, 1, 1, 1)), is_weight=True)
     attrs = a.ConvAttrs((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
     graph = b.build([b.add(Prim.CONV, three, weight, attrs=attrs)])
-    found = templates.schedules(Problem(graph, "3", (ROW, ROW, ROW), (ROW,)), H200)
+    found = templates.schedules(Problem(graph, "3", (ROW, ROW), (ROW,)), H200)
     assert isinstance(found, Declined)
     assert "3-d" in found.reason
 
