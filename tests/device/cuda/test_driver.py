@@ -122,11 +122,11 @@ def test_refused_before_the_driver_is_asked(function: Function, gpu: FakeGpu, gr
 
 
 def test_the_last_launches_are_remembered(gpu: FakeGpu, function: Function) -> None:
-    for i in [*range(20), 19, 19]:
+    for i in [*range(300), 299, 299]:
         function.launch((1, 1, 1), (32, 1, 1), [16 * (i + 1)], stream=i)
     parameters = [s["parameters"] for s in gpu.launches]
     assert parameters[-1] == parameters[-2] == parameters[-3] and parameters[-1] != parameters[-4]
-    assert [s["stream"] for s in gpu.launches] == [*range(20), 19, 19] and len(function._bound) == 16
+    assert [s["stream"] for s in gpu.launches] == [*range(300), 299, 299] and len(function._bound) == 256
 
 
 def test_errors_have_a_name_and_advice(gpu: FakeGpu, function: Function) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from weft.errors import DeviceError
 
 
 class CudaError(DeviceError):
-    """A call of the CUDA driver failed."""
+    """A call of the CUDA driver failed; made by `cuda_error`."""
 
     code = "W302"
-    template = "{call} failed: {name} ({number}){detail}"
+    template = "{problem}"
     todo = "{remedy}"
 
-    def __init__(self, *, call: str, number: int, detail: str = "", where: str = "") -> None:
-        self.number = number
-        self.name, remedy = _KNOWN.get(number, ("CUDA error", "look the number up among the CUresult values of CUDA"))
-        details = {"call": call, "name": self.name, "number": number, "remedy": remedy}
-        super().__init__(where=where, detail=f": {detail}" if detail else "", **details)
+    @property
+    def number(self) -> int:
+        """The CUresult."""
+        return cast("int", self.details.get("number", 999))
+
+    @property
+    def name(self) -> str:
+        """Its name, such as CUDA_ERROR_OUT_OF_MEMORY."""
+        return _KNOWN.get(self.number, _UNKNOWN)[0]
 
     @property
     def sticky(self) -> bool:
@@ -29,6 +33,14 @@ class CudaError(DeviceError):
         return self.number in STICKY
 
 
+def cuda_error(function: str, number: int, detail: str = "") -> CudaError:
+    """What to raise when a driver function gives that CUresult; `detail` says what it was called with."""
+    name, remedy = _KNOWN.get(number, _UNKNOWN)
+    problem = f"{function} failed: {name} ({number})" + (f": {detail}" if detail else "")
+    return CudaError(problem=problem, remedy=remedy, number=number)
+
+
+_UNKNOWN = ("CUDA error", "look the number up among the CUresult values of CUDA")
 _REPLACE = "a kernel misbehaved and this process can no longer use the GPU: start a new one; please report the kernel"
 _KNOWN: dict[int, tuple[str, str]] = {
     1: ("CUDA_ERROR_INVALID_VALUE", "an argument or launch dimension is out of range; please report the kernel"),
@@ -83,7 +95,7 @@ def driver_api() -> ModuleType:
     except RuntimeError as error:  # no libcuda.so.1
         raise DeviceError(problem=f"no NVIDIA driver: {str(error).splitlines()[0]}") from None
     if int(status) != 0:
-        raise CudaError(call="cuInit", number=int(status))
+        raise cuda_error("cuInit", int(status))
     module: ModuleType = driver
     return module
 
@@ -96,5 +108,5 @@ def call(function: Callable[..., Sequence[Any]], *arguments: object, detail: str
     """
     status, *results = function(*arguments)
     if int(status) != 0:
-        raise CudaError(call=getattr(function, "__name__", "a driver call"), number=int(status), detail=detail)
+        raise cuda_error(getattr(function, "__name__", "a driver call"), int(status), detail)
     return results[0] if len(results) == 1 else tuple(results) if results else None

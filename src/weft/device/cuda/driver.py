@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from weft.device.cuda.api import CudaError, call, driver_api
+from weft.device.cuda.api import CudaError, call, cuda_error, driver_api
 from weft.device.cuda.resources import MAX_CLUSTER
 from weft.device.cuda.tensor_map import MAP_BYTES, AlignedBytes, encode_tensor_map
 from weft.errors import DeviceError
@@ -25,7 +25,7 @@ Dim3 = tuple[int, int, int]
 _ONE: Dim3 = (1, 1, 1)
 _DEFAULT_SHARED = 48 * 1024
 """Dynamic shared memory that needs no opting in."""
-_REMEMBERED = 16
+_REMEMBERED = 256
 """Bound launches that `Function.launch` keeps."""
 
 
@@ -43,9 +43,9 @@ def primary_context(device: int = 0) -> Iterator[None]:
     try:
         call(api.cuCtxSetCurrent, context)
         yield
-    finally:
-        call(api.cuCtxSetCurrent, former)
-        call(api.cuDevicePrimaryCtxRelease, handle)
+    finally:  # statuses are not looked at: an error that is on its way says more than its echo here
+        api.cuCtxSetCurrent(former)
+        api.cuDevicePrimaryCtxRelease(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Module:
         """
         api = driver_api()
         if not int(call(api.cuCtxGetCurrent)):
-            raise CudaError(call="cuModuleLoadData", number=201)
+            raise cuda_error("cuModuleLoadData", 201)
         try:
             image = Path(path).read_bytes()
         except OSError as error:
@@ -245,7 +245,7 @@ class Bound:
             self._stream = stream
         (status,) = self._launch(self._config, self._handle, self._parameters, 0)
         if int(status) != 0:
-            raise CudaError(call="cuLaunchKernelEx", number=int(status), detail=self._function.entry)
+            raise cuda_error("cuLaunchKernelEx", int(status), self._function.entry)
 
 
 def _launch_attributes(api: Any, cluster: Dim3, *, dependent: bool) -> list[Any]:

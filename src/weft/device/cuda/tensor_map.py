@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from weft.device.cuda.api import CudaError, call, driver_api
+from weft.device.cuda.api import call, cuda_error, driver_api
 from weft.errors import DeviceError
 
 MAP_BYTES = 128
@@ -82,7 +82,7 @@ def encode_tensor_map(
         0,
     )
     if status != 0:
-        raise CudaError(call="cuTensorMapEncodeTiled", number=status, detail=f"sizes {tuple(sizes)}, box {tuple(box)}")
+        raise cuda_error("cuTensorMapEncodeTiled", status, f"sizes {tuple(sizes)}, box {tuple(box)}")
     return bytes(place)
 
 
