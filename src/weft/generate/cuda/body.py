@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.generate.cpp.body import Access, Body, Place, Placed
-from weft.generate.cpp.index import Index
+from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
 from weft.generate.expr import Value, c_type
@@ -63,6 +63,35 @@ class Accesses:
         return found
 
 
+TileKey = tuple[str, Index, int]
+"""A tile of an input: buffer, address of its corner, distance of its rows."""
+
+
+@dataclass(slots=True)
+class TileView:
+    """A part of the inputs in shared memory, seen from an element `down * scale + lane`, `right` of two axes.
+
+    In the text, `tv` and `tb` are `down` and `right` less the tile's corner.
+    """
+
+    down: Var
+    right: Var
+    scale: int
+    pitch: int
+    lane: int = 0
+    arrays: dict[TileKey, str] = field(default_factory=dict)
+
+    def find(self, buffer: Buffer, address: Index) -> str | None:
+        """Text of the pointer to an element that goes through a tile, else None."""
+        step = address.coefficient(self.down)
+        if not step or step % self.scale or step == self.scale or address.coefficient(self.right) != 1:
+            return None
+        row = step // self.scale
+        base = address + Index(-row * self.lane, ((self.down, -step), (self.right, -1)))
+        name = self.arrays.setdefault((buffer.name, base, row), "m0")
+        return f"{name} + ((tv * {self.scale}u + {self.lane}u) * {self.pitch}u + tb)"
+
+
 class CudaBody(Body):
     """Emits values of one thread."""
 
@@ -80,6 +109,7 @@ class CudaBody(Body):
         """Stores that wait for their neighbours."""
         self.asked: set[tuple[NodeId, Place]] = set()
         """Values that were read or computed since the set was last emptied, wherever they came from."""
+        self.view: TileView | None = None
         self.arrays = 0
         self._numbers: dict[str, int] = {}
 
@@ -101,6 +131,8 @@ class CudaBody(Body):
         level = self.level_of(address)
         if not buffer.fixed:
             level = max(level, self.floor)
+        if self.view is not None and (text := self.view.find(buffer, address)) is not None:
+            return self.define(dtype, False, f"w_ld({text})", max(level, self.level_of(index_of(self.view.right))))
         width = 1
         if self.wide is not None:
             self.wide.note(buffer, address)

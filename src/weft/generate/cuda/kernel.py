@@ -14,13 +14,14 @@ from weft.generate.cpp.memory import Buffer, Unfused, dense
 from weft.generate.cpp.nest import Nest
 from weft.generate.cpp.plan import Layout, build_stages, live_nodes
 from weft.generate.cpp.windows import separate_windows
-from weft.generate.cuda.body import Accesses, CudaBody
+from weft.generate.cuda.body import Accesses, CudaBody, TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
 from weft.generate.cuda.point import Part, emit_parts, parts_of
 from weft.generate.cuda.rows import Rows
 from weft.generate.cuda.stages import Segment, build_segments, choose_roots, is_heavy
+from weft.generate.cuda.tile import Tiled
 from weft.generate.expr.ctype import storage_type
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -76,6 +77,7 @@ class CudaText:
         self.accesses = Accesses(self.form.vector)
         self.carried: dict[str, dict[int, set[tuple[NodeId, Place]]]] = {}
         """Per launch and stage the values that the first pass asked for."""
+        self.tiles: dict[str, dict[int, list[TileKey]]] = {}
         self._emit(live)
         self.accesses.frozen = True
         self._emit(live)
@@ -192,10 +194,10 @@ class CudaText:
             Rows(self, draft, scene, segments[0]).emit()
         else:
             draft = self._draft(scene, self.form.threads)
-            parts: list[Part] = []
+            parts: list[Part | Tiled] = []
             for segment in segments:
                 parts += parts_of(scene, segment.stages[0], self.form, f"i{len(parts)}_")
-            emit_parts(draft, scene, parts, self.form)
+            emit_parts(draft, scene, parts, self.form, self.tiles.setdefault(draft.entry, {}))
         if draft.blocks:
             self.drafts.append(draft)
 

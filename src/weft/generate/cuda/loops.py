@@ -190,3 +190,21 @@ def lanes_of(var: Var | None, seen: Probe, max_bytes: int, most: int) -> int:
     while lanes > 1 and var.size % lanes:
         lanes //= 2
     return lanes
+
+
+def digits(variables: Sequence[Var], position: str, innermost: int) -> list[str]:
+    """Declarations of loop variables as digits of a linear position; the last counts vectors of `innermost` lanes."""
+    lines = []
+    stride = 1
+    for k, var in reversed(list(enumerate(variables))):
+        size = var.size // innermost if k == len(variables) - 1 else var.size
+        if size > 1:
+            divided = f"{position} / {stride}u" if stride > 1 else position
+            lines.append(f"const w_index {var.name} = {divided}{f' % {size}u' if k else ''};")
+        stride *= size
+    return lines
+
+
+def no_reduction(root: NodeId, dtype: DType) -> Value:
+    """For `walk` over a stage that has none."""
+    raise AssertionError((root, dtype))

@@ -8,11 +8,23 @@ from dataclasses import dataclass
 
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.plan import Key, Stage
+from weft.generate.cuda.body import TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
-from weft.generate.cuda.loops import Probe, Scene, best_lane, cuts, lanes_of, merge, order, probe, walk
-from weft.generate.expr import Value
-from weft.ir.types import DType
+from weft.generate.cuda.loops import (
+    Probe,
+    Scene,
+    best_lane,
+    cuts,
+    digits,
+    lanes_of,
+    merge,
+    no_reduction,
+    order,
+    probe,
+    walk,
+)
+from weft.generate.cuda.tile import Tiled, emit_tiled, tiled
 
 MOST_LANES = 8
 """Neighbours that one thread computes at once."""
@@ -36,7 +48,7 @@ class Part:
         return math.prod(v.size for v in self.variables) // self.lanes
 
 
-def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part]:
+def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part | Tiled]:
     """Pieces of one elementwise stage; none if it has no element."""
     sizes = scene.layout.sizes
     variables = [Var(f"{prefix}{k}", sizes[key]) for k, key in enumerate(stage.free)]
@@ -50,12 +62,12 @@ def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part]:
 
 def _pieces(
     scene: Scene, stage: Stage, form: Form, variables: list[Var], at: dict[Key, Index], seen: Probe
-) -> list[Part]:
+) -> list[Part | Tiled]:
     for var in variables:
         points = cuts(var, seen.joints)
         if not 0 < len(points) <= MAX_PIECES:
             continue
-        found = []
+        found: list[Part | Tiled] = []
         for number, (first, end) in enumerate(zip([0, *points], [*points, var.size], strict=True)):
             piece = Var(f"{var.name}_{'abcdefghijklm'[number]}", end - first)
             moved = {k: i.substitute({var: index_of(piece) + first}) for k, i in at.items()}
@@ -68,6 +80,9 @@ def _pieces(
     lane = best_lane(variables, seen)
     if lane is None:
         return [Part(stage, tuple(variables), 1, at)]
+    through = tiled(stage, variables, lane, at, seen, form) if form.tile else None
+    if through is not None:
+        return [through]
     variables = [*(v for v in variables if v is not lane), lane]
     lanes = lanes_of(lane, seen, form.vector, MOST_LANES)
     most = min(MOST_LANES, form.vector // min(x.itemsize for x in seen.accesses))
@@ -76,10 +91,10 @@ def _pieces(
     return [Part(stage, tuple(variables), lanes, at)]
 
 
-def _with_rest(stage: Stage, lane: Var, at: dict[Key, Index], lanes: int) -> list[Part]:
+def _with_rest(stage: Stage, lane: Var, at: dict[Key, Index], lanes: int) -> list[Part | Tiled]:
     """Whole vectors, and single elements for what is left."""
     whole = lane.size // lanes * lanes
-    parts = []
+    parts: list[Part | Tiled] = []
     for name, first, size, width in (("a", 0, whole, lanes), ("b", whole, lane.size - whole, 1)):
         piece = Var(f"{lane.name}_{name}", size)
         moved = {k: i.substitute({lane: index_of(piece) + first}) for k, i in at.items()}
@@ -87,30 +102,23 @@ def _with_rest(stage: Stage, lane: Var, at: dict[Key, Index], lanes: int) -> lis
     return parts
 
 
-def emit_parts(draft: Draft, scene: Scene, parts: Sequence[Part], form: Form) -> None:
-    """All parts, each in its own range of blocks after those that the draft has."""
-    for part in parts:
+def emit_parts(
+    draft: Draft, scene: Scene, parts: Sequence[Part | Tiled], form: Form, tiles: dict[int, list[TileKey]]
+) -> None:
+    """All parts, each in its own range of blocks. `tiles`: what the first pass found to go through shared memory."""
+    for number, part in enumerate(parts):
         first = draft.blocks
-        draft.blocks += -(-part.vectors // (form.threads * form.items))
+        draft.blocks += part.blocks if isinstance(part, Tiled) else -(-part.vectors // (form.threads * form.items))
         tests = [f"blockIdx.x >= {first}u"] if first else []
         tests += [f"blockIdx.x < {draft.blocks}u"] if part is not parts[-1] else []
         with draft.body.block(f"if ({' && '.join(tests)})" if tests else ""):
             block = f"(blockIdx.x - {first}u)" if first else "blockIdx.x"
+            if isinstance(part, Tiled):
+                draft.nest.put(f"const w_index t = {block};")
+                emit_tiled(draft, scene, part, tiles.setdefault(number, []))
+                continue
             draft.nest.put(f"const w_index t = {block} * (w_index){form.threads * form.items} + threadIdx.x;")
             _emit_part(draft, scene, part, form)
-
-
-def digits(variables: Sequence[Var], position: str, innermost: int) -> list[str]:
-    """Declarations of loop variables as digits of a linear position; the last counts vectors of `innermost` lanes."""
-    lines = []
-    stride = 1
-    for k, var in reversed(list(enumerate(variables))):
-        size = var.size // innermost if k == len(variables) - 1 else var.size
-        if size > 1:
-            divided = f"{position} / {stride}u" if stride > 1 else position
-            lines.append(f"const w_index {var.name} = {divided}{f' % {size}u' if k else ''};")
-        stride *= size
-    return lines
 
 
 def _emit_part(draft: Draft, scene: Scene, part: Part, form: Form) -> None:
@@ -151,8 +159,4 @@ def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: 
         if lane is not None:
             values[part.variables[-1]] = values[part.variables[-1]] * part.lanes + k
         at = {key: index.substitute(values) for key, index in part.at.items()}
-        walk(scene, body, part.stage, at, _no_reduction)
-
-
-def _no_reduction(root: int, dtype: DType) -> Value:
-    raise AssertionError((root, dtype))
+        walk(scene, body, part.stage, at, no_reduction)

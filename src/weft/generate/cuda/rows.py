@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from weft.generate.cpp.body import Place, combine, identity
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.plan import ARGS, Key, Stage, reduced_axes
-from weft.generate.cuda.loops import Probe, Scene, best_lane, elementwise_root, lanes_of, merge, order, probe
-from weft.generate.cuda.point import MOST_LANES, digits
+from weft.generate.cuda.loops import Probe, Scene, best_lane, digits, elementwise_root, lanes_of, merge, order, probe
+from weft.generate.cuda.point import MOST_LANES
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
