@@ -9,7 +9,7 @@ import pytest
 from tests.ir.random_graphs import random_graph, random_inputs
 from tests.orchestrate.graphs import Net, residual_net, transformer
 
-from weft.errors import InvalidGraphError
+from weft.errors import InvalidGraphError, OptionError
 from weft.ir.graph import Graph, bits
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
@@ -19,7 +19,8 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
 from weft.orchestrate.images import formats_in, image_values
 from weft.orchestrate.legality import EnumerationLimits
-from weft.orchestrate.select import Priced, execution_order, heuristic, select
+from weft.orchestrate.memory import peak_bytes
+from weft.orchestrate.select import Priced, build_instance, execution_order, heuristic, select
 from weft.orchestrate.stored import Stored, stored_root
 
 
@@ -82,6 +83,21 @@ def test_library_plan_is_never_better_than_the_optimum():
     check_plan(graph, priced, order)
     best = select(graph, priced, plans=1)[0].cost_us
     assert best <= sum(priced[k].cost_us for k in order)
+
+
+@pytest.mark.parametrize("graph", [transformer(1), residual_net(2)], ids=["attention", "conv"])
+def test_a_limit_on_memory_is_kept_and_costs_something(graph):
+    rng = random.Random(3)
+    priced = random_prices(graph, rng, EnumerationLimits())
+    instance = build_instance(graph, priced)
+    free = select(graph, priced, plans=1)[0]
+    peak = peak_bytes(instance, free.chosen)
+    limited = select(graph, priced, plans=1, gap=1e-4, memory_limit=peak - 1)[0]
+    assert peak_bytes(instance, limited.chosen) < peak
+    assert limited.cost_us >= free.cost_us * (1 - 2e-3)
+    check_plan(graph, priced, limited.chosen)
+    with pytest.raises(OptionError, match="memory_limit"):
+        select(graph, priced, plans=1, memory_limit=graph.type_of(graph.outputs[0]).nbytes - 1)
 
 
 def test_channels_last_is_chosen_where_it_is_cheap():

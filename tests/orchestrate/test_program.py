@@ -93,7 +93,7 @@ def side_by_side(instances: list[Instance]) -> tuple[Instance, list[range]]:
         given |= moved(instance.given)
         results |= moved(instance.results)
         unavoidable |= moved(instance.unavoidable)
-        ways += [Way(way.base + shift, moved(way.needs)) for way in instance.ways]
+        ways += [Way(way.base + shift, way.own + shift, moved(way.needs)) for way in instance.ways]
         width = max((*used, len(instance.rank) - 1)) + 1
         ranks += [
             shift + (instance.rank_of(v) if v < len(instance.rank) or not instance.rank else 0) for v in range(width)
@@ -266,7 +266,7 @@ def alternatives_case(rng: random.Random):
     have = {p: derived(p) for p in bases}
     unavoidable = frozenset(p for p in bases if not results <= have[p])
     ways = tuple(
-        Way(v, frozenset(p for p in bases if p == n + i or not reads <= have[p]))
+        Way(v, n + i, frozenset(p for p in bases if p == n + i or not reads <= have[p]))
         for i, (v, reads) in enumerate(primitives)
         if sum(v == u for u, _ in primitives) > 1
     )

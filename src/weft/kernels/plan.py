@@ -36,7 +36,7 @@ class SolverReport:
     gap: float
     seconds: float
     status: str
-    """`optimal`, `limit` (incumbent returned) or `heuristic`."""
+    """`optimal`, `limit` (incumbent returned), `parts` (solved part by part for want of time) or `heuristic`."""
     candidates: int
     constraints: int
     cuts: int

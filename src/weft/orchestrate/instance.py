@@ -25,6 +25,8 @@ class Option:
     launches: int = 1
     conversion: bool = False
     """Reads one value and writes the same in another format."""
+    workspace: int = 0
+    """Bytes that it needs while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Way:
     """One of several ways to compute a base, and what every plan computes that goes this way."""
 
     base: int
+    own: int
+    """Base that this way alone computes."""
     needs: frozenset[int]
     """Bases, in the sense of `Option.computes`. Fewer are right as well, only slower."""
 
@@ -52,6 +56,10 @@ class Instance:
     """Per value a topological position; empty: the value itself."""
     launch_us: float = 0.0
     """λ: cost per launch that is not inside `Option.cost`."""
+    nbytes: tuple[int, ...] = ()
+    """Per value its bytes; needed with a limit only."""
+    memory_limit: int = 0
+    """Bytes that what a plan writes may take at once; 0: no limit."""
 
     def price(self, index: int) -> float:
         """Cost of an option with its launches."""

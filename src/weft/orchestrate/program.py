@@ -18,18 +18,20 @@ Source: Korch (arXiv 2406.09465), section 5, for (1) and (2); the others close i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from weft.errors import InvalidGraphError
+from weft.errors import InvalidGraphError, OptionError, WeftError
 from weft.kernels.plan import SolverReport
+from weft.orchestrate.constraints import Rows, build_rows, demand
 from weft.orchestrate.heuristic import heuristic_plan
-from weft.orchestrate.instance import Instance, execute, trim
+from weft.orchestrate.instance import Instance, Option, execute, trim
+from weft.orchestrate.memory import fits, limit_memory, peak_bytes
+from weft.orchestrate.partition import Part, parts_of
 
 _Vector = npt.NDArray[np.float64]
 Forbidden = tuple[Sequence[int], int]
@@ -85,6 +87,7 @@ def presolve(instance: Instance, *, dominated: bool = False) -> list[int]:
             options[q].reads <= option.reads
             and wanted <= options[q].writes
             and (option.conversion or not options[q].conversion)
+            and (not instance.memory_limit or _no_larger(options[q], option))
             for q in writers.get(first, ())
         ):
             continue
@@ -94,89 +97,8 @@ def presolve(instance: Instance, *, dominated: bool = False) -> list[int]:
     return sorted(kept)
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Constraints Σ a_k u_k ≥ bound, gathered sparsely."""
-
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    bounds: list[float] = field(default_factory=list)
-
-    def copy(self) -> _Rows:
-        return _Rows(list(self.rows), list(self.columns), list(self.values), list(self.bounds))
-
-    def matrix(self, width: int) -> sparse.csr_array:
-        return sparse.csr_array((self.values, (self.rows, self.columns)), shape=(len(self.bounds), width))
-
-    def add(self, terms: dict[int, float], bound: float) -> None:
-        self.rows.extend([len(self.bounds)] * len(terms))
-        self.columns.extend(terms)
-        self.values.extend(terms.values())
-        self.bounds.append(bound)
-
-
-def _build(instance: Instance, kept: Sequence[int]) -> _Rows:
-    options = instance.options
-    rows = _Rows()
-    writers: dict[int, list[int]] = {}
-    genuine: dict[int, list[int]] = {}
-    alone: dict[int, list[int]] = {}
-    covers: dict[int, list[int]] = {}
-    for x, k in enumerate(kept):
-        option = options[k]
-        for v in option.writes:
-            writers.setdefault(v, []).append(x)
-            if not option.conversion:
-                genuine.setdefault(v, []).append(x)
-        if len(option.writes) == 1:
-            alone.setdefault(next(iter(option.writes)), []).append(x)
-        for p in option.computes:
-            covers.setdefault(p, []).append(x)
-    for g in sorted(instance.results - instance.given):
-        rows.add(dict.fromkeys(writers.get(g, ()), 1.0), 1.0)  # (1)
-    joint: dict[tuple[int, int], list[int]] = {}
-    for x, k in enumerate(kept):
-        option = options[k]
-        for j in sorted(option.reads - instance.given):
-            if option.conversion:
-                _demand(rows, genuine.get(j, ()), [x])  # (5)
-            elif len(option.writes) == 1:
-                joint.setdefault((j, next(iter(option.writes))), []).append(x)
-            else:
-                _demand(rows, writers.get(j, ()), [x])  # (2)
-    for (j, _), readers in sorted(joint.items()):
-        _demand(rows, writers.get(j, ()), readers)  # (2')
-    for _, same in sorted(alone.items()):
-        if len(same) > 1:
-            rows.add(dict.fromkeys(same, -1.0), -1.0)  # (3)
-    for p in sorted(instance.unavoidable):
-        if p in covers:
-            rows.add(dict.fromkeys(covers[p], 1.0), 1.0)  # (4)
-    _add_ways(instance, len(kept), covers, rows)
-    return rows
-
-
-def _add_ways(instance: Instance, start: int, covers: Mapping[int, Sequence[int]], rows: _Rows) -> None:
-    """(4'): the column `start` + i says that way i is gone; ways that need each other's bases are chained."""
-    ways: dict[int, list[int]] = {}
-    for x, way in enumerate(instance.ways, start):
-        ways.setdefault(way.base, []).append(x)
-    for base, columns in sorted(ways.items()):
-        if base in instance.unavoidable:
-            rows.add(dict.fromkeys(columns, 1.0), 1.0)
-    for x, way in enumerate(instance.ways, start):
-        for p in sorted(way.needs - instance.unavoidable):
-            _demand(rows, covers.get(p, ()), [x])
-            if p in ways:
-                _demand(rows, ways[p], [x])
-
-
-def _demand(rows: _Rows, producers: Iterable[int], readers: Iterable[int]) -> None:
-    terms = dict.fromkeys(producers, 1.0)
-    for x in readers:
-        terms[x] = terms.get(x, 0.0) - 1.0
-    rows.add(terms, 0.0)
+def _no_larger(cheaper: Option, option: Option) -> bool:
+    return cheaper.writes <= option.writes and cheaper.workspace <= option.workspace
 
 
 @dataclass(slots=True)
@@ -185,7 +107,7 @@ class _Model:
 
     instance: Instance
     kept: list[int]
-    rows: _Rows
+    rows: Rows
     costs: _Vector
     relaxed: float
     """Optimum of the relaxation, or 0: no plan costs less."""
@@ -199,7 +121,7 @@ class _Model:
         if not instance.results <= reachable:
             lost = sorted(instance.results - reachable)
             raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
-        rows = _build(instance, kept)
+        rows = build_rows(instance, kept)
         costs = np.zeros(len(kept) + len(instance.ways))
         costs[: len(kept)] = [instance.price(k) + TIE_US * x for x, k in enumerate(kept)]
         relaxed, reduced = _relax(costs, rows, RELAX_FROM)
@@ -207,7 +129,7 @@ class _Model:
         return _Model(instance, kept, rows, costs, relaxed, reduced)
 
 
-def _relax(costs: _Vector, rows: _Rows, start: int) -> tuple[float, _Vector]:
+def _relax(costs: _Vector, rows: Rows, start: int) -> tuple[float, _Vector]:
     """Optimum and reduced costs of the relaxation; zeros where it fails or there are fewer options than `start`."""
     if len(costs) < max(start, 1) or not rows.bounds:
         return 0.0, np.zeros(len(costs))
@@ -232,9 +154,82 @@ def solve(
     Raises:
         InvalidGraphError: no choice of options produces the results [W901].
     """
+    started = time.perf_counter()
     model = _Model.of(instance)
-    fallback = tuple(heuristic) if heuristic is not None else heuristic_plan(instance, model.kept)
-    return _solve(model, fallback, (), gap, seconds)
+    fallback = tuple(heuristic) if heuristic is not None else _plan_at_hand(model, gap, seconds)
+    return _first(model, fallback, gap, max(0.0, seconds - (time.perf_counter() - started)))
+
+
+PARTS_FROM = 12_000
+"""Options from which a plan is made by parts before the whole is solved."""
+PART = 400
+"""Options of a part, at least."""
+PARTS_SHARE = 0.3
+"""Of the time, for a plan by parts where the whole took too long."""
+
+
+def _plan_at_hand(model: _Model, gap: float, seconds: float) -> tuple[int, ...]:
+    """The heuristic plan, for very large instances improved part by part."""
+    plan = heuristic_plan(model.instance, model.kept)
+    if len(model.kept) < PARTS_FROM:
+        return plan
+    return plan_by_parts(model.instance, model.kept, plan, gap=gap, seconds=PARTS_SHARE * seconds)
+
+
+def _first(model: _Model, fallback: tuple[int, ...], gap: float, seconds: float) -> Solution:
+    """The best plan; where the whole is not solved in time, the incumbent improved part by part."""
+    started = time.perf_counter()
+    found = _solve(model, fallback, (), gap, (1 - PARTS_SHARE) * seconds)
+    left = seconds - (time.perf_counter() - started)
+    if found.report.status == "optimal" or left <= 0:
+        return found
+    plan = plan_by_parts(model.instance, model.kept, found.chosen, gap=gap, seconds=left)
+    cost = _total(model.instance, plan)
+    if cost >= found.cost_us:
+        return found
+    report = replace(
+        found.report,
+        objective_us=cost,
+        gap=max(0.0, cost - found.report.bound_us) / cost,
+        seconds=time.perf_counter() - started,
+        status="parts",
+    )
+    return Solution(execute(model.instance, plan)[0], report)
+
+
+def plan_by_parts(
+    instance: Instance, kept: Sequence[int], plan: Sequence[int], *, gap: float = 0.0, seconds: float = 30.0
+) -> tuple[int, ...]:
+    """A plan, cut where few values are alive, with each part solved by itself; never dearer than the given one.
+
+    Twice: the second time the cuts of the first stand inside a part. Equal parts are solved once. What time does not
+    reach stays as it was.
+    """
+    started = time.perf_counter()
+    best = tuple(plan)
+    for first, share in ((PART, 0.6), (PART // 2, 1.0)):
+        left = share * seconds - (time.perf_counter() - started)
+        found = _solve_parts(instance, parts_of(instance, kept, best, PART, first), gap, left)
+        if fits(instance, found) and _total(instance, found) < _total(instance, best):
+            best = found
+    return best
+
+
+def _solve_parts(instance: Instance, parts: Sequence[Part], gap: float, seconds: float) -> tuple[int, ...]:
+    started = time.perf_counter()
+    solved: dict[tuple[object, ...], tuple[int, ...]] = {}
+    chosen: list[int] = []
+    for done, part in enumerate(parts):
+        best = solved.get(part.signature)
+        if best is None:
+            left = seconds - (time.perf_counter() - started)
+            share = 2 * left / (len(parts) - done)
+            best = part.plan
+            if left > 0:
+                best = _solve(_Model.of(part.instance), part.plan, (), gap, min(share, left)).chosen
+            solved[part.signature] = best
+        chosen += [part.options[k] for k in best]
+    return trim(instance, chosen)
 
 
 def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0) -> list[Solution]:
@@ -247,12 +242,11 @@ def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds:
     """
     started = time.perf_counter()
     model = _Model.of(instance)
-    fallback: tuple[int, ...] | None = heuristic_plan(instance, model.kept)
-    found: list[Solution] = []
+    at_hand = _plan_at_hand(model, gap, seconds)
+    found = [_first(model, at_hand, gap, max(0.0, seconds - (time.perf_counter() - started)))]
     while len(found) < count:
         forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
-        if fallback is not None and _is_forbidden(fallback, forbidden):
-            fallback = None
+        fallback = None if _is_forbidden(at_hand, forbidden) else at_hand
         try:
             left = max(0.0, seconds - (time.perf_counter() - started))
             found.append(_solve(model, fallback, forbidden, gap, left))
@@ -280,11 +274,12 @@ def _solve(
     started = time.perf_counter()
     instance, kept = model.instance, model.kept
     positions = {k: x for x, k in enumerate(kept)}
-    rows = model.rows.copy()
+    rows, costs = model.rows.copy(), model.costs
     for plan, distance in forbidden:
         same = [positions[k] for k in plan if k in positions]
         rows.add(dict.fromkeys(same, -1.0), float(distance - len(plan)))
-    best, cuts, status, bound = incumbent, 0, "heuristic", model.relaxed
+    best = incumbent if incumbent is not None and fits(instance, incumbent) else None
+    cuts, status, bound = 0, "heuristic", model.relaxed
     limit = model.relaxed * GUESS if best is None else _total(instance, best)
     if best is not None and limit - model.relaxed <= gap * limit:
         status, kept = "optimal", []  # the plan at hand is within the gap
@@ -294,39 +289,50 @@ def _solve(
             break
         slack = 1e-6 * max(1.0, limit) + TIE_US * len(kept)
         active = np.flatnonzero(model.relaxed + model.reduced <= limit + slack)
-        answer = _milp(model.costs, rows, active, left, gap)
-        if answer.status == 2 and len(active) < len(model.costs):
+        everything = len(active) == len(model.costs)
+        columns = np.concatenate((active, np.arange(len(model.costs), len(costs))))
+        answer = _milp(costs, rows, columns, len(active), left, gap)
+        if answer.status == 2 and not everything:
             if best is not None:
                 status, bound = "optimal", limit  # nothing cheaper than the plan at hand exists
                 break
             limit = 2.0 * limit + 1.0
             continue
         if answer.status == 2:
-            if forbidden:
+            if best is not None or forbidden:
                 break
-            raise InvalidGraphError(problem="the program is infeasible although every result can be produced")
+            raise _infeasible(instance)
         if answer.x is None:
             break  # stopped before a first incumbent
-        chosen = [kept[x] for x in active[answer.x > 0.5] if x < len(kept)]
-        _, missing = execute(instance, chosen)
+        chosen = [kept[x] for x in columns[answer.x > 0.5] if x < len(kept)]
+        order, missing = execute(instance, chosen)
         if missing:
             cuts += _cut_cycle(instance, kept, chosen, missing, rows)
             continue
         plan = trim(instance, chosen)
-        if _is_forbidden(plan, forbidden):
-            plan = execute(instance, chosen)[0]
+        if _is_forbidden(plan, forbidden) or not fits(instance, plan):
+            plan = order
+        if not fits(instance, plan):
+            cuts += 1
+            if len(costs) == len(model.costs):
+                costs = np.concatenate((costs, np.zeros(limit_memory(instance, kept, rows, len(costs)) - len(costs))))
+            else:  # it runs in another order than the constraints think
+                rows.add(dict.fromkeys((positions[k] for k in chosen), -1.0), 1.0 - len(chosen))
+            continue
         status = "optimal" if answer.status == 0 else "limit"
         if best is None or _total(instance, plan) < _total(instance, best):
             best = plan
         elif answer.status != 0:
             status = "heuristic"
-        exhaustive = len(active) == len(model.costs) or _total(instance, best) <= limit + slack
+        exhaustive = everything or _total(instance, best) <= limit + slack
         if status == "optimal" and not exhaustive:
             limit = _total(instance, best)  # dearer than the guess: options left out may do better
             continue
         if answer.bound is not None:
             bound = max(bound, min(answer.bound, limit))
         break
+    if best is None and instance.memory_limit and not forbidden:
+        raise _infeasible(instance)
     if best is None:
         raise NoFurtherPlan
     objective = _total(instance, best)
@@ -344,6 +350,17 @@ def _solve(
     return Solution(execute(instance, best)[0], report)
 
 
+def _infeasible(instance: Instance) -> WeftError:
+    if not instance.memory_limit:
+        return InvalidGraphError(problem="the program is infeasible although every result can be produced")
+    quick = heuristic_plan(instance, presolve(instance))
+    problem = (
+        f"no plan was found whose values take {instance.memory_limit} bytes at once; "
+        f"the plan that is found without a limit takes {peak_bytes(instance, quick)}"
+    )
+    return OptionError(option="memory_limit", problem=problem)
+
+
 def _is_forbidden(plan: Sequence[int], forbidden: Sequence[tuple[Sequence[int], int]]) -> bool:
     chosen = set(plan)
     return any(sum(k not in chosen for k in other) < distance for other, distance in forbidden)
@@ -354,7 +371,7 @@ def _total(instance: Instance, plan: Iterable[int]) -> float:
 
 
 def _cut_cycle(
-    instance: Instance, kept: Sequence[int], chosen: Sequence[int], missing: frozenset[int], rows: _Rows
+    instance: Instance, kept: Sequence[int], chosen: Sequence[int], missing: frozenset[int], rows: Rows
 ) -> int:
     """(6): whichever kernel first writes one of the missing values cannot read one of them."""
     options = instance.options
@@ -365,7 +382,7 @@ def _cut_cycle(
     positions = {k: x for x, k in enumerate(kept)}
     stuck = [positions[k] for k in chosen if options[k].reads & missing]
     for x in stuck:
-        _demand(rows, breakers, [x])
+        demand(rows, breakers, [x])
     return len(stuck)
 
 
@@ -381,13 +398,15 @@ RELAX_FROM = 200
 """Options from which the relaxation pays for itself."""
 
 
-def _milp(costs: _Vector, rows: _Rows, active: npt.NDArray[np.intp], seconds: float, gap: float) -> _Answer:
-    """Solve over some columns; the others are 0."""
+def _milp(
+    costs: _Vector, rows: Rows, active: npt.NDArray[np.intp], integers: int, seconds: float, gap: float
+) -> _Answer:
+    """Solve over some columns, of which the first `integers` are 0 or 1 and the rest between; the others are 0."""
     if not len(active):
         return _Answer(2, None, None)  # something is to be produced, else there were no constraint
     result = milp(
         costs[active],
-        integrality=np.ones(len(active)),
+        integrality=np.arange(len(active)) < integers,
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(rows.matrix(len(costs))[:, active], lb=np.array(rows.bounds)),
         options={"time_limit": seconds, "mip_rel_gap": gap},
@@ -407,5 +426,5 @@ def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
     if not usable:
         return result
     costs = np.array([instance.price(k) for k in usable] + [0.0] * len(instance.ways))
-    _, reduced = _relax(costs, _build(instance, usable), start=0)
+    _, reduced = _relax(costs, build_rows(instance, usable), start=0)
     return result | {k: float(r) for k, r in zip(usable, reduced[: len(usable)], strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from weft.errors import InvalidGraphError
@@ -42,15 +42,19 @@ def select(
     gap: float = 1e-3,
     seconds: float = 30.0,
     plans: int = 3,
+    memory_limit: int = 0,
 ) -> list[Solution]:
     """Up to `plans` distinct choices, best first; `Solution.chosen` are positions in `priced`, in execution order.
 
     Graph inputs and outputs are row-major. A graph output behind reshapes or broadcasts asks for its stored root.
+    `memory_limit` bounds the bytes of all values alive at once, results included, inputs and weights not; 0: none.
 
     Raises:
         InvalidGraphError: some result has no kernel that produces it [W901].
+        OptionError: no plan was found within the limit [W001].
     """
     instance = build_instance(graph, priced, alternatives=alternatives, launch_us=launch_us)
+    instance = replace(instance, memory_limit=memory_limit)
     return best_solutions(instance, plans, gap=gap, seconds=seconds)
 
 
@@ -130,6 +134,7 @@ def build_instance(
         ways,
         tuple(ranks[v // 2] for v in range(2 * len(graph))),
         launch_us,
+        tuple(graph.type_of(v // 2).nbytes for v in range(2 * len(graph))),
     )
 
 
@@ -177,7 +182,7 @@ class Needs:
         for result in bits(stored.results):
             every |= needs[result]
         ways = tuple(
-            Way(value, frozenset(bits(behind[v] & ~every)))
+            Way(value, n + v, frozenset(bits(behind[v] & ~every)))
             for value, found in sorted(members.items())
             if len(found) > 1
             for v in found
