@@ -49,7 +49,9 @@ def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
 def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
     from weft.generate.library.opaque_onnx import run_onnx
 
-    made = torch.from_numpy(run_onnx(payload, [x.contiguous().cpu().numpy() for x in inputs])[result])
+    # NumPy has no bf16: the operator's model takes and gives f32 there
+    arrays = [(x.float() if x.dtype is torch.bfloat16 else x).contiguous().cpu().numpy() for x in inputs]
+    made = torch.from_numpy(run_onnx(payload, arrays)[result])
     return made.to(inputs[0].device) if inputs else made
 
 

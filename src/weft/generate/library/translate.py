@@ -356,7 +356,10 @@ def _flat_pads(lo: Sequence[int], hi: Sequence[int]) -> tuple[int, ...]:
 
 def _opaque(p: Program, _: NodeId, n: Node) -> Ref:
     at = cast("a.OpaqueAttrs", n.attrs)
-    return p.call(f"weft.opaque_{at.framework}", at.payload, at.result, *(p.value(i) for i in n.inputs), live=True)
+    found = p.call(f"weft.opaque_{at.framework}", at.payload, at.result, *(p.value(i) for i in n.inputs), live=True)
+    if at.framework == "onnx" and n.type.dtype is DType.BF16:
+        return p.call("aten._to_copy.default", found, dtype="dtype:bf16")  # it crosses NumPy as f32
+    return found
 
 
 TRANSLATE: Mapping[Prim, Translation] = {
