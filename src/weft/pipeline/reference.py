@@ -32,7 +32,8 @@ def outputs(
     """
     with torch.no_grad():
         plain = [as_array(x) for x in primitive_by_primitive(graph, inputs)]
-        found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0)
+        device = inputs[0].device if inputs else "cpu"
+        found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0, device=device)
         if not isinstance(found, Declined):
             return Expected([as_array(x) for x in found.outputs], plain)
         return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
