@@ -1,0 +1,96 @@
+"""Memory, streams and graphs: what is taken is given back, also when something fails on the way."""
+
+from __future__ import annotations
+
+import pytest
+from tests.device.cuda.conftest import FakeGpu
+
+from weft.device.cuda.api import CudaError
+from weft.device.cuda.streams import Stream, device_memory
+
+ANSWERS = {
+    "cuMemAlloc": lambda api: (api.CUdeviceptr(4096),),
+    "cuMemFree": lambda api: (),
+    "cuStreamCreate": lambda api: (api.CUstream(11),),
+    "cuStreamDestroy": lambda api: (),
+    "cuStreamSynchronize": lambda api: (),
+    "cuStreamBeginCapture": lambda api: (),
+    "cuStreamEndCapture": lambda api: (api.CUgraph(21),),
+    "cuGraphInstantiate": lambda api: (api.CUgraphExec(31),),
+    "cuGraphLaunch": lambda api: (),
+    "cuGraphDestroy": lambda api: (),
+    "cuGraphExecDestroy": lambda api: (),
+    "cuEventCreate": lambda api: (api.CUevent(41),),
+    "cuEventDestroy": lambda api: (),
+    "cuEventRecord": lambda api: (),
+    "cuEventSynchronize": lambda api: (),
+    "cuEventElapsedTime": lambda api: (0.25,),
+}
+
+
+@pytest.fixture
+def device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    def replacement(name):
+        def function(*arguments):
+            gpu.calls.append((name, *arguments))
+            return (gpu.api.CUresult(gpu.fails.get(name, 0)), *ANSWERS[name](gpu.api))
+
+        function.__name__ = name
+        return function
+
+    for name in ANSWERS:
+        monkeypatch.setattr(gpu.api, name, replacement(name))
+    return gpu
+
+
+def names(gpu: FakeGpu) -> list[str]:
+    return [c[0] for c in gpu.calls if c[0] in ANSWERS]
+
+
+def test_memory_is_freed(device: FakeGpu) -> None:
+    def use() -> None:
+        with device_memory(64) as address:
+            assert address == 4096
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        use()
+    assert names(device) == ["cuMemAlloc", "cuMemFree"]
+    device.fails["cuMemAlloc"] = 2
+    with pytest.raises(CudaError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(2\): 64 bytes"), device_memory(64):
+        pass
+
+
+def test_times_are_microseconds_between_events(device: FakeGpu) -> None:
+    stream = Stream()
+    seen: list[int] = []
+    assert stream.time_us(seen.append) == 250.0 and seen == [11]
+    order = names(device)[-4:]
+    assert order == ["cuEventRecord", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"]
+    stream.close()
+    assert names(device)[-3:] == ["cuEventDestroy", "cuEventDestroy", "cuStreamDestroy"]
+
+
+def test_a_graph_is_captured_once_and_launched_often(device: FakeGpu) -> None:
+    stream, captured = Stream(), []
+    with stream.graph(captured.append) as graph:
+        graph(11)
+        graph(12)
+    assert captured == [11] and [int(c[1]) for c in device.of("cuGraphLaunch")] == [11, 12]
+    assert names(device)[-2:] == ["cuStreamSynchronize", "cuGraphExecDestroy"]
+    assert len(device.of("cuGraphDestroy")) == 1
+
+
+def test_a_capture_that_fails_is_ended(device: FakeGpu) -> None:
+    stream = Stream()
+
+    def work(handle: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), stream.graph(work):
+        pass
+    assert names(device)[-3:] == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
+    device.fails["cuGraphInstantiate"] = 1
+    with pytest.raises(CudaError, match="cuGraphInstantiate failed"), stream.graph(lambda handle: None):
+        pass
+    assert names(device)[-1] == "cuGraphDestroy"
