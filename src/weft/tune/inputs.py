@@ -204,11 +204,11 @@ def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator, *, denormals:
     denormal = info.smallest_normal / 4 if denormals else tiny
     special = [large, -large, tiny, -tiny, denormal, -denormal, 0.0, -0.0, math.nan, math.inf, -math.inf]
     count = max(1, min(n // 16, 22)) if n > 1 else 1
-    at = torch.randint(0, n, (count,), generator=g, device=g.device).tolist()
+    at = torch.randint(0, n, (count,), generator=g, device=g.device).cpu().tolist()
     edges = (torch.arange(0, min(n, 16 * 1024), 16) - 1).clamp(0, n - 1).tolist()
-    picked = torch.randint(0, len(edges), (max(1, count // 2),), generator=g, device=g.device).tolist()
+    picked = torch.randint(0, len(edges), (max(1, count // 2),), generator=g, device=g.device).cpu().tolist()
     where = [*at, *(edges[k] for k in picked), n - 1][: max(1, n // 8)]
     start = int(torch.randint(0, len(special), (1,), generator=g, device=g.device))
     planted = {position: special[(start + k) % len(special)] for k, position in enumerate(where)}
-    positions = torch.tensor(list(planted), device=values.device)
-    values.view(-1)[positions] = torch.tensor(list(planted.values()), dtype=values.dtype, device=values.device)
+    positions = torch.tensor(list(planted)).to(values.device)
+    values.view(-1)[positions] = torch.tensor(list(planted.values()), dtype=values.dtype).to(values.device)

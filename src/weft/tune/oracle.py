@@ -128,7 +128,7 @@ def evaluate(
         if isinstance(node.attrs, a.InputAttrs):
             values[i] = inputs[node.attrs.index].to(state.held(node.type.dtype))
         elif isinstance(node.attrs, a.ConstantAttrs):
-            data = torch.tensor(graph.constant(i), device=device)
+            data = torch.tensor(graph.constant(i)).to(device)
             values[i] = data.to(state.held(node.type.dtype))
         else:
             values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
