@@ -103,3 +103,15 @@ def test_zero_sized_tensors() -> None:
     empty, total = exe(torch.zeros(0, 4))
     assert empty.shape == (0, 4)
     assert total.tolist() == [[0.0] * 4]
+
+
+def test_every_step_is_timed_in_its_place() -> None:
+    exe = executable(chain())
+    x = torch.randn(64, 64)
+    before = exe(x)[0]
+    times = exe.time_steps(x, rounds=3)
+    assert len(times) == len(exe.plan.steps)
+    assert all(t > 0 for t in times)
+    assert torch.equal(exe(x)[0], before)
+    with pytest.raises(InputError, match="takes 1 tensors"):
+        exe.time_steps(rounds=1)

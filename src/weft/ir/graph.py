@@ -6,7 +6,6 @@ A `Graph` is only made by a `GraphBuilder`, which infers types and returns the o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
+from weft.ir.large import hash_bytes, row_major
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, broadcast_shapes, infer
 from weft.ir.types import Array, DType, TensorType, round_bf16
@@ -120,11 +120,8 @@ def mask_of(nodes: Iterable[NodeId]) -> Mask:
 
 
 def digest_of(dtype: DType, data: Array) -> str:
-    """Identity of a constant: SHA-256 over element type, shape and row-major bytes."""
-    header = f"{dtype.value}:{','.join(map(str, data.shape))}:".encode()
-    state = hashlib.sha256(header)
-    state.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data if data.size else b"")
-    return state.hexdigest()
+    """Identity of a constant: SHA-256 over element type, shape and row-major bytes (`large.hash_bytes`)."""
+    return hash_bytes(f"{dtype.value}:{','.join(map(str, data.shape))}:".encode(), data)
 
 
 class GraphBuilder:
@@ -168,9 +165,10 @@ class GraphBuilder:
         dtype = dtype or DType.from_numpy(data.dtype)
         if data.dtype != dtype.numpy:
             raise InvalidGraphError(problem=f"constant of {data.dtype} given as {dtype.value}")
+        data = row_major(data)
         digest = digest_of(dtype, data)
         if digest not in self._constants:
-            view = np.ascontiguousarray(data).reshape(data.shape).view()
+            view = data.view()
             view.flags.writeable = False
             self._constants[digest] = view
         return self._intern(Node(Prim.CONSTANT, (), a.ConstantAttrs(digest), TensorType(dtype, data.shape)))

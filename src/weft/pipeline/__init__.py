@@ -140,7 +140,11 @@ def compile_imported(
         sample=setting.sample,
     )
     executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
-    parts = summary.Parts(imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable)
+    plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
+    in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
+    parts = summary.Parts(
+        imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable, in_place
+    )
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
     warm.remember(
         options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s

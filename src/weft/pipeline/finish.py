@@ -19,6 +19,7 @@ from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
 from weft.runtime.any import AnyExecutable
+from weft.runtime.executable import Executable
 from weft.tune.tolerance import TOLERANCES, gate_b
 
 Run = Callable[[], Sequence[torch.Tensor]]
@@ -106,6 +107,17 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
 def as_array(tensor: torch.Tensor) -> Array:
     """Values as NumPy has them; bf16 widens to float32."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy()
+
+
+WALK_S = 0.5
+"""Wall time that timing the steps of the chosen plan may take."""
+
+
+def walk(executable: AnyExecutable, inputs: Sequence[torch.Tensor], plan_us: float) -> tuple[float, ...]:
+    """Microseconds of each step inside the whole plan; empty on a GPU, where a plan is one graph."""
+    if not isinstance(executable, Executable):
+        return ()
+    return executable.time_steps(*inputs, rounds=max(1, min(15, int(WALK_S * 1e6 / max(plan_us, 1.0)))))
 
 
 def interleave(

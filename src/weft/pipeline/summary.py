@@ -35,6 +35,8 @@ class Parts:
     timed: tuple[PlanRecord, ...]
     chosen: str
     executable: AnyExecutable
+    in_place_us: Sequence[float] = ()
+    """Of each step of the executable's plan, where it stands; empty: not measured."""
 
 
 def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tuple[StageRecord, ...]) -> CompileRecord:
@@ -122,7 +124,7 @@ def _step(position: int, step: Step, parts: Parts) -> StepRecord:
         cost_us=step.cost_us,
         bound_us=entry.bound_us if entry else 0.0,
         predicted_us=entry.estimate_us if entry else 0.0,
-        in_place_us=0.0,
+        in_place_us=parts.in_place_us[position] if parts.in_place_us else 0.0,
         runner_up=str(step.runner_up) if step.runner_up else "",
         runner_up_us=step.runner_up_us,
         alternatives=len(tried),

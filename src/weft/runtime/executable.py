@@ -8,9 +8,12 @@ the arena exists once.
 from __future__ import annotations
 
 import ctypes
+import statistics
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, final
@@ -30,7 +33,7 @@ from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
-from weft.runtime.runner import NativeStep, Runner
+from weft.runtime.runner import NativeRun, NativeStep, Runner
 
 Key = tuple[NodeId, Format]
 
@@ -77,14 +80,6 @@ class _Patch:
     is_output: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Median time of one step inside the plan, in microseconds."""
-
-    position: int
-    median_us: float
-
-
 @final
 class Executable:
     """Callable on tensors of the compiled signature; returns a tuple of fresh tensors.
@@ -119,7 +114,9 @@ class Executable:
         self.memory = self._allocate()
         self._patches: list[_Patch] = []
         self._packed: list[torch.Tensor] = []
+        self._packs: list[Callable[[], None]] = []
         self._launches = self._bind()
+        self._pack_weights()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
 
     # -- what is stored where
@@ -244,15 +241,32 @@ class Executable:
             self._point(outputs, slot, key)
         buffers = [_aligned(size) for size in source.packed_bytes]
         packed = pointer_array([b.data_ptr() for b in buffers])
-        kernel.pack(inputs, packed)
-        for slot in skipped:
-            inputs[slot] = 0
-            self._constants.pop(step.inputs[slot][0], None)
+
+        def pack() -> None:
+            kernel.pack(inputs, packed)
+            for slot in skipped:
+                inputs[slot] = 0
+
+        self._packs.append(pack)
         self._packed += buffers
         workspace = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
         arrays = [inputs, outputs, packed]
         addresses = [ctypes.addressof(x) for x in arrays]
         return NativeStep(kernel.address, addresses[0], addresses[1], workspace, addresses[2]), arrays
+
+    def _pack_weights(self) -> None:
+        """Repack all weights, several at a time, and let go of those that nothing reads as they were."""
+        if self._packs:
+            with ThreadPoolExecutor(self._threads) as pool:
+                list(pool.map(lambda pack: pack(), self._packs))
+        self._packs = []
+        read = {
+            key[0]
+            for i, step in enumerate(self.plan.steps)
+            for slot, key in enumerate(step.inputs)
+            if not (isinstance(step.kernel, KernelSource) and slot in step.kernel.replaces_weights)
+        }
+        self._constants = {n: t for n, t in self._constants.items() if n in read}
 
     def _point(self, array: Pointers, slot: int, key: Key) -> None:
         node, format = key
@@ -282,18 +296,35 @@ class Executable:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""
-        if len(tensors) != len(self._input_types):
-            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
         with self._lock, torch.no_grad():
-            addresses = [self._take(i, t) for i, t in enumerate(tensors)]
-            fresh = [
-                torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)
-            ]
-            for p in self._patches:
-                p.array[p.slot] = fresh[p.external].data_ptr() if p.is_output else addresses[p.external]
+            fresh = self._point_at(tensors)
             for launch in self._launches:
                 launch()
             return tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
+
+    def time_steps(self, *tensors: torch.Tensor, rounds: int) -> tuple[float, ...]:
+        """Median microseconds of each step in its place, between its neighbours, launched one by one from Python."""
+        calls = [c for x in self._launches for c in (x.singly() if isinstance(x, NativeRun) else [x])]
+        samples: list[list[float]] = [[] for _ in calls]
+        with self._lock, torch.no_grad():
+            fresh = self._point_at(tensors)  # outputs live until the walk ends
+            for _ in range(rounds):
+                for call, found in zip(calls, samples, strict=True):
+                    start = time.perf_counter_ns()
+                    call()
+                    found.append((time.perf_counter_ns() - start) / 1e3)
+            del fresh
+        return tuple(statistics.median(x) for x in samples)
+
+    def _point_at(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Check the inputs, make the outputs, and point the launches at both."""
+        if len(tensors) != len(self._input_types):
+            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
+        addresses = [self._take(i, t) for i, t in enumerate(tensors)]
+        fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)]
+        for p in self._patches:
+            p.array[p.slot] = fresh[p.external].data_ptr() if p.is_output else addresses[p.external]
+        return fresh
 
     def _take(self, position: int, tensor: torch.Tensor) -> int:
         expected = self._input_types[position]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from weft.device.launch import Pointers
@@ -64,6 +65,11 @@ class NativeRun:
         self._address = ctypes.addressof(array)
         self._count = len(array)
         self._threads = threads
+
+    def singly(self) -> list[Callable[[], None]]:
+        """The launches one by one, for timing each of them in its place."""
+        size = ctypes.sizeof(NativeStep)
+        return [partial(self._function, self._address + k * size, 1, self._threads) for k in range(self._count)]
 
     def __call__(self) -> None:
         """Run all; returns when the last kernel has."""

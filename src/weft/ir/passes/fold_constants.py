@@ -148,7 +148,7 @@ def _emit(folder: _Folder, i: NodeId) -> Replacement:
         if data.shape != type.shape:  # repeated: drop the leading dimensions that the broadcast brings back
             lead = next((k for k, n in enumerate(data.shape) if n != 1), len(data.shape))
             data = data.reshape(data.shape[lead:])
-        return b.broadcast(b.constant(np.ascontiguousarray(data).reshape(data.shape), type.dtype), type.shape)
+        return b.broadcast(b.constant(data, type.dtype), type.shape)
 
     return make
 

@@ -1,0 +1,71 @@
+"""Large arrays: hashed and laid out in pieces, with the results of the plain way."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from weft.ir.graph import digest_of
+from weft.ir.large import PIECE, hash_bytes, row_major
+from weft.ir.types import DType
+
+ROWS, COLS = 1100, 2080  # 9 MB of f32: more than a piece
+
+
+@pytest.fixture(scope="module")
+def large():
+    return np.arange(ROWS * COLS, dtype=np.float32).reshape(ROWS, COLS)
+
+
+def test_the_case_is_large(large):
+    assert large.nbytes > PIECE
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x.T,
+        lambda x: x.reshape(20, 55, COLS).transpose(2, 0, 1),
+        lambda x: x.reshape(20, 55, COLS).transpose(1, 2, 0),
+        lambda x: x[::-1].T,
+        lambda x: np.broadcast_to(x[:, :1], (ROWS, COLS)),
+    ],
+)
+def test_row_major_keeps_values(large, view):
+    x = view(large)
+    out = row_major(x)
+    assert out.flags.c_contiguous
+    assert out.shape == x.shape and np.array_equal(out, x)
+
+
+def test_what_is_row_major_is_not_copied(large):
+    assert row_major(large) is large
+
+
+def test_a_scalar_keeps_its_shape():
+    assert row_major(np.float32(3).reshape(())).shape == ()
+
+
+def test_digest_is_of_the_row_major_bytes(large):
+    assert digest_of(DType.F32, large.T) == digest_of(DType.F32, np.ascontiguousarray(large.T))
+    assert digest_of(DType.F32, large.T) != digest_of(DType.F32, large)
+
+
+@pytest.mark.parametrize("at", [0, PIECE // 4 - 1, PIECE // 4, -1])
+def test_every_element_counts(large, at):
+    other = large.copy()
+    other.reshape(-1)[at] += 1
+    assert digest_of(DType.F32, other) != digest_of(DType.F32, large)
+
+
+def test_pieces_in_another_order_are_another_array():
+    one, two = np.zeros(PIECE // 4, np.float32), np.ones(PIECE // 4, np.float32)
+    assert hash_bytes(b"", np.concatenate([one, two])) != hash_bytes(b"", np.concatenate([two, one]))
+
+
+def test_small_arrays_have_the_plain_digest():
+    x = np.arange(6, dtype=np.int64).reshape(2, 3)
+    assert hash_bytes(b"head", x.T) == hashlib.sha256(b"head" + np.ascontiguousarray(x.T).tobytes()).hexdigest()
