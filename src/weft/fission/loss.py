@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.fission.rule import ABSENT, full, narrow, not_float, same_dtype, shape_of, widen
+from typing import TypedDict, Unpack
+
+from weft.fission.rule import ABSENT, full, keywords_of, narrow, not_float, same_dtype, shape_of, widen
 from weft.fission.softmax import log_softmax
 from weft.ir.attrs import GatherAttrs
 from weft.ir.declined import Declined
@@ -11,23 +13,11 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 
-def nll_loss(
-    b: GraphBuilder,
-    x: NodeId,
-    target: NodeId,
-    weight: NodeId = ABSENT,
-    *,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-) -> NodeId | Declined:
-    """nll_loss(x, t, w) → −take_along(x, t)·w[t], summed, or divided by Σ w[t].
+class _How(TypedDict, total=False):
+    """Keywords that the losses share."""
 
-    Shapes: x (N, C, *S) or (C,), t (N, *S) or (), w (C,); "none" gives the shape of t, "sum" and "mean" a scalar.
-    Conditions: floats x; integer targets in [0, C), or `ignore_index`, whose weight is 0.
-    Source: `aten.nll_loss_forward`; ONNX NegativeLogLikelihoodLoss.
-    """
-    found = nll_loss_forward(b, x, target, weight, reduction=reduction, ignore_index=ignore_index)
-    return found if isinstance(found, Declined) else found[0]
+    reduction: str
+    ignore_index: int | None
 
 
 def nll_loss_forward(
@@ -78,14 +68,23 @@ def nll_loss_forward(
     return narrow(b, loss, x), narrow(b, total, x)
 
 
+@keywords_of(nll_loss_forward)
+def nll_loss(
+    b: GraphBuilder, x: NodeId, target: NodeId, weight: NodeId = ABSENT, **how: Unpack[_How]
+) -> NodeId | Declined:
+    """nll_loss(x, t, w) → −take_along(x, t)·w[t], summed, or divided by Σ w[t].
+
+    Shapes: x (N, C, *S) or (C,), t (N, *S) or (), w (C,); "none" gives the shape of t, "sum" and "mean" a scalar.
+    Conditions: floats x; integer targets in [0, C), or `ignore_index`, whose weight is 0.
+    Source: `aten.nll_loss_forward`; ONNX NegativeLogLikelihoodLoss.
+    """
+    found = nll_loss_forward(b, x, target, weight, **how)
+    return found if isinstance(found, Declined) else found[0]
+
+
+@keywords_of(nll_loss_forward)
 def softmax_cross_entropy(
-    b: GraphBuilder,
-    x: NodeId,
-    target: NodeId,
-    weight: NodeId = ABSENT,
-    *,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
+    b: GraphBuilder, x: NodeId, target: NodeId, weight: NodeId = ABSENT, **how: Unpack[_How]
 ) -> tuple[NodeId, ...] | Declined:
     """softmax_cross_entropy(x, t, w) → (nll_loss(p, t, w), p), where p = log_softmax(x) along the classes.
 
@@ -96,5 +95,5 @@ def softmax_cross_entropy(
     p = log_softmax(b, x, axis=0 if b.type_of(x).rank == 1 else 1)
     if isinstance(p, Declined):
         return p
-    loss = nll_loss(b, p, target, weight, reduction=reduction, ignore_index=ignore_index)
-    return loss if isinstance(loss, Declined) else (loss, p)
+    found = nll_loss_forward(b, p, target, weight, **how)
+    return found if isinstance(found, Declined) else (found[0], p)

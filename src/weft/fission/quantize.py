@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from weft.fission.conv import conv
 from weft.fission.layout import repeat_interleave
 from weft.fission.linear import matmul
-from weft.fission.rule import ABSENT, axis_of, dtype_of, not_float, per_channel, shape_of, widen
+from weft.fission.rule import ABSENT, axis_of, dtype_of, keywords_of, not_float, per_channel, shape_of, widen
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -147,18 +147,9 @@ def matmul_integer(
     return matmul(b, left, right)
 
 
+@keywords_of(conv)
 def conv_integer(
-    b: GraphBuilder,
-    x: NodeId,
-    w: NodeId,
-    x_zero: NodeId = ABSENT,
-    w_zero: NodeId = ABSENT,
-    *,
-    strides: Sequence[int],
-    pads_lo: Sequence[int],
-    pads_hi: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
+    b: GraphBuilder, x: NodeId, w: NodeId, x_zero: NodeId = ABSENT, w_zero: NodeId = ABSENT, **how: Any
 ) -> NodeId | Declined:
     """conv_integer(x, w, zx, zw) → conv(x − zx, w − zw) in i32; padding counts as zx.
 
@@ -169,7 +160,7 @@ def conv_integer(
     left, right = _centred(b, x, x_zero, 1), _centred(b, w, w_zero, 0)
     if isinstance(left, Declined) or isinstance(right, Declined):
         return left if isinstance(left, Declined) else right
-    return conv(b, left, right, strides=strides, pads_lo=pads_lo, pads_hi=pads_hi, dilations=dilations, groups=groups)
+    return conv(b, left, right, **how)
 
 
 def _requantized(
@@ -209,6 +200,7 @@ def qlinear_matmul(
     return total if isinstance(total, Declined) else _requantized(b, total, (x_scale, y_scale, scale), zero, -1)
 
 
+@keywords_of(conv)
 def qlinear_conv(
     b: GraphBuilder,
     x: NodeId,
@@ -220,12 +212,7 @@ def qlinear_conv(
     scale: NodeId,
     zero: NodeId,
     bias: NodeId = ABSENT,
-    *,
-    strides: Sequence[int],
-    pads_lo: Sequence[int],
-    pads_hi: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
+    **how: Any,
 ) -> NodeId | Declined:
     """qlinear_conv → clamp(round((conv(x − zx, w − zw) + bias)·(sx·sw/s)) + z).
 
@@ -235,18 +222,7 @@ def qlinear_conv(
     """
     if b.type_of(x_scale).size != 1 or b.type_of(zero).size != 1 or not dtype_of(b, zero).is_integer:
         return Declined("qlinear_conv with scales per row")
-    total = conv_integer(
-        b,
-        x,
-        w,
-        x_zero,
-        w_zero,
-        strides=strides,
-        pads_lo=pads_lo,
-        pads_hi=pads_hi,
-        dilations=dilations,
-        groups=groups,
-    )
+    total = conv_integer(b, x, w, x_zero, w_zero, **how)
     if isinstance(total, Declined):
         return total
     if bias != ABSENT:

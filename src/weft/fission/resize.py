@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.fission import resize_table
 from weft.fission.resize_table import Axis
-from weft.fission.rule import dtype_of, full, narrow, not_float, shape_of, table, widen
+from weft.fission.rule import dtype_of, full, keywords_of, narrow, not_float, shape_of, table, widen
 from weft.ir.attrs import GatherAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -38,47 +39,23 @@ def resize_nearest(
     axes = _axes(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
     if isinstance(axes, Declined):
         return axes
-    outside: list[npt.NDArray[np.bool_]] = []
+    places = _coordinates(axes, coordinate_mode)
+    if isinstance(places, Declined):
+        return places
     y = x
-    for k, axis in enumerate(axes):
-        at = resize_table.coordinates(axis, coordinate_mode)
-        if isinstance(at, Declined):
-            return at
-        outside.append((at < 0) | (at > axis.size - 1))
+    for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
         index = resize_table.nearest(at, axis.size, nearest_mode)
         if isinstance(index, Declined):
             return index
         if axis.out != axis.size or (index != np.arange(axis.size)).any():
             y = b.add(Prim.GATHER, y, b.constant(index), attrs=GatherAttrs(k))
-    return _extrapolated(b, y, outside, extrapolation) if coordinate_mode == "tf_crop_and_resize" else y
+    return _extrapolated(b, y, axes, places, extrapolation) if coordinate_mode == "tf_crop_and_resize" else y
 
 
-def resize_linear(
+def _weighted(
     b: GraphBuilder,
     x: NodeId,
-    *,
-    sizes: Sequence[int],
-    scales_text: str = "",
-    coordinate_mode: str = "half_pixel",
-    antialias: bool = False,
-    exclude_outside: bool = False,
-    roi_text: str = "",
-    extrapolation: float = 0.0,
-) -> NodeId | Declined:
-    """resize_linear(x) → gather(x, i)·(1 − w) + gather(x, i + 1)·w per resized axis; antialias → sum of all its taps.
-
-    Shapes: as resize_nearest.
-    Conditions: floats, non-empty axes; f32 inside for 16-bit x.
-    Source: ONNX Resize; `aten.upsample_bilinear2d`.
-    """
-    return _weighted(
-        b, x, "linear", sizes, scales_text, coordinate_mode, -0.75, antialias, exclude_outside, roi_text, extrapolation
-    )
-
-
-def resize_cubic(
-    b: GraphBuilder,
-    x: NodeId,
+    kind: str,
     *,
     sizes: Sequence[int],
     scales_text: str = "",
@@ -89,61 +66,58 @@ def resize_cubic(
     roi_text: str = "",
     extrapolation: float = 0.0,
 ) -> NodeId | Declined:
+    if problem := not_float(b, f"resize_{kind}", x):
+        return problem
+    axes = _axes(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
+    if isinstance(axes, Declined):
+        return axes
+    places = _coordinates(axes, coordinate_mode)
+    if isinstance(places, Declined):
+        return places
+    y = widen(b, x)
+    for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
+        if axis.out == axis.size and (at == np.arange(axis.size)).all():
+            continue  # every element stays where it is
+        index, weight = resize_table.taps(
+            at, axis, kind, cubic=cubic_coeff, antialias=antialias, exclude_outside=exclude_outside
+        )
+        y = _along(b, y, k, index, weight)
+    if coordinate_mode == "tf_crop_and_resize":
+        y = _extrapolated(b, y, axes, places, extrapolation)
+    return narrow(b, y, x)
+
+
+@keywords_of(_weighted, without=("cubic_coeff",))
+def resize_linear(b: GraphBuilder, x: NodeId, **how: Any) -> NodeId | Declined:
+    """resize_linear(x) → gather(x, i)·(1 − w) + gather(x, i + 1)·w per resized axis; antialias → sum of all its taps.
+
+    Shapes: as resize_nearest.
+    Conditions: floats, non-empty axes; f32 inside for 16-bit x.
+    Source: ONNX Resize; `aten.upsample_bilinear2d`.
+    """
+    return _weighted(b, x, "linear", **how)
+
+
+@keywords_of(_weighted)
+def resize_cubic(b: GraphBuilder, x: NodeId, **how: Any) -> NodeId | Declined:
     """resize_cubic(x) → Σ gather(x, i + j)·wⱼ over four taps per resized axis; antialias → sum of all its taps.
 
     Shapes: as resize_nearest.
     Conditions: floats, non-empty axes; f32 inside for 16-bit x.
     Source: ONNX Resize; `aten.upsample_bicubic2d` (coefficient −0.75).
     """
-    return _weighted(
-        b,
-        x,
-        "cubic",
-        sizes,
-        scales_text,
-        coordinate_mode,
-        cubic_coeff,
-        antialias,
-        exclude_outside,
-        roi_text,
-        extrapolation,
-    )
+    return _weighted(b, x, "cubic", **how)
 
 
-def _weighted(
-    b: GraphBuilder,
-    x: NodeId,
-    kind: str,
-    sizes: Sequence[int],
-    scales_text: str,
-    coordinate_mode: str,
-    cubic: float,
-    antialias: bool,
-    exclude_outside: bool,
-    roi_text: str,
-    extrapolation: float,
-) -> NodeId | Declined:
-    if problem := not_float(b, f"resize_{kind}", x):
-        return problem
-    axes = _axes(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
-    if isinstance(axes, Declined):
-        return axes
-    outside: list[npt.NDArray[np.bool_]] = []
-    y = widen(b, x)
-    for k, axis in enumerate(axes):
-        at = resize_table.coordinates(axis, coordinate_mode)
+def _coordinates(axes: Sequence[Axis], mode: str) -> list[npt.NDArray[np.float64]] | Declined:
+    """Per axis, where each result lies in the operand."""
+    found = []
+    for axis in axes:
+        at = resize_table.coordinates(axis, mode)
         if isinstance(at, Declined):
             return at
-        outside.append((at < 0) | (at > axis.size - 1))
-        if axis.out == axis.size and (at == np.arange(axis.size)).all():
-            continue  # every element stays where it is
-        index, weight = resize_table.taps(
-            at, axis, kind, cubic=cubic, antialias=antialias, exclude_outside=exclude_outside
-        )
-        y = _along(b, y, k, index, weight)
-    if coordinate_mode == "tf_crop_and_resize":
-        y = _extrapolated(b, y, outside, extrapolation)
-    return narrow(b, y, x)
+        found.append(at)
+    return found
 
 
 def _along(b: GraphBuilder, x: NodeId, k: int, index: npt.NDArray[np.int64], weight: npt.NDArray[np.float64]) -> NodeId:
@@ -166,11 +140,14 @@ def _along(b: GraphBuilder, x: NodeId, k: int, index: npt.NDArray[np.int64], wei
     return y
 
 
-def _extrapolated(b: GraphBuilder, y: NodeId, outside: list[npt.NDArray[np.bool_]], value: float) -> NodeId:
+def _extrapolated(
+    b: GraphBuilder, y: NodeId, axes: Sequence[Axis], places: Sequence[npt.NDArray[np.float64]], value: float
+) -> NodeId:
     """select(any coordinate lies outside, value, y)."""
-    for k, mask in enumerate(outside):
-        if mask.any():
-            column = b.constant(mask.reshape(-1, *(1,) * (len(outside) - k - 1)))
+    for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
+        outside = (at < 0) | (at > axis.size - 1)
+        if outside.any():
+            column = b.constant(outside.reshape(-1, *(1,) * (len(axes) - k - 1)))
             y = b.apply(Prim.SELECT, column, full(b, float(value), dtype_of(b, y)), y)
     return y
 

@@ -6,8 +6,10 @@ names and defaults of a source operator are the front end's business.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +23,24 @@ Result = NodeId | tuple[NodeId, ...] | Declined
 Rule = Callable[..., Result]
 """rule(b, *operands, **params): an operand is a node, or `ABSENT` where an optional one is not given."""
 
+R = TypeVar("R", bound=Rule)
 ABSENT: NodeId = -1
+
+
+def keywords_of(other: Rule, *, without: Collection[str] = ()) -> Callable[[R], R]:
+    """The decorated rule takes the keywords of `other` in place of its `**how`, which it hands on to it.
+
+    Its signature says so, because `fission.apply` refuses keywords that a rule does not take.
+    """
+
+    def decorate(rule: R) -> R:
+        own = [p for p in inspect.signature(rule).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [p for p in inspect.signature(other).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        signature = inspect.Signature([*own, *(p for p in more if p.name not in without)])
+        rule.__signature__ = signature  # type: ignore[attr-defined]
+        return rule
+
+    return decorate
 
 
 def widen(b: GraphBuilder, x: NodeId) -> NodeId:
