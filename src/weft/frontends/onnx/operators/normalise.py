@@ -81,18 +81,25 @@ def _layer_norm(c: Call) -> Result:
         if gamma is not None and beta is not None:
             return c.rule("layer_norm", c.x(0), gamma, beta, axes=axes, eps=eps)
     x = b.cast(c.x(0), wide)
+    moments = _moments(c, x, axes)
+    if isinstance(moments, Declined):
+        return moments
+    mean, variance = moments
+    inverse = b.apply(Prim.RECIPROCAL, b.apply(Prim.SQRT, b.apply(Prim.ADD, variance, float(eps))))
+    y = b.cast(b.apply(Prim.MUL, b.apply(Prim.SUB, x, mean), inverse), t.dtype)
+    y = b.apply(Prim.MUL, y, c.x(1))
+    if c.has(2):
+        y = b.apply(Prim.ADD, y, c.x(2))
+    return (y, mean, inverse)[: c.num_outputs]
+
+
+def _moments(c: Call, x: NodeId, axes: tuple[int, ...]) -> tuple[NodeId, NodeId] | Declined:
+    """Mean and variance over the axes, which stay as ones."""
     means = c.rule("reduce_mean", x, axes=axes, keepdims=True)
     spread = c.rule("var", x, axes=axes, correction=0, keepdims=True)
     if isinstance(means, Declined):
         return means
-    if isinstance(spread, Declined):
-        return spread
-    inverse = b.apply(Prim.RECIPROCAL, b.apply(Prim.SQRT, b.apply(Prim.ADD, spread[0], float(eps))))
-    y = b.cast(b.apply(Prim.MUL, b.apply(Prim.SUB, x, means[0]), inverse), t.dtype)
-    y = b.apply(Prim.MUL, y, c.x(1))
-    if c.has(2):
-        y = b.apply(Prim.ADD, y, c.x(2))
-    return (y, means[0], inverse)[: c.num_outputs]
+    return spread if isinstance(spread, Declined) else (means[0], spread[0])
 
 
 def _trailing(c: Call, p: NodeId, axis: int) -> NodeId | None:
@@ -142,14 +149,11 @@ def _lp_norm(c: Call) -> Result:
 def _mean_variance_norm(c: Call) -> Result:
     axes = tuple(sorted(c.norm(a, c.type(0).rank) for a in c.get("axes", (0, 2, 3))))
     b, x = c.b, c.x(0)
-    means = c.rule("reduce_mean", x, axes=axes, keepdims=True)
-    spread = c.rule("var", x, axes=axes, correction=0, keepdims=True)
-    if isinstance(means, Declined):
-        return means
-    if isinstance(spread, Declined):
-        return spread
-    deviation = b.apply(Prim.ADD, b.apply(Prim.SQRT, spread[0]), 1e-9)
-    return b.apply(Prim.DIV, b.apply(Prim.SUB, x, means[0]), deviation)
+    moments = _moments(c, x, axes)
+    if isinstance(moments, Declined):
+        return moments
+    deviation = b.apply(Prim.ADD, b.apply(Prim.SQRT, moments[1]), 1e-9)
+    return b.apply(Prim.DIV, b.apply(Prim.SUB, x, moments[0]), deviation)
 
 
 def _lrn(c: Call) -> Result:
