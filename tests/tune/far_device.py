@@ -7,7 +7,7 @@ with dimensions fails, as it would on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +20,7 @@ class FarGenerator(torch.Generator):
 
     where: torch.device
 
-    def __new__(cls, device: torch.device | str = "cpu") -> FarGenerator:
+    def __new__(cls, device: torch.device | str = "cpu") -> Self:
         made = super().__new__(cls)
         made.where = torch.device(device)
         return made
@@ -34,7 +34,7 @@ class Far(torch.Tensor):
     """A tensor of the device."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Far:
+    def __new__(cls, inner: torch.Tensor) -> Self:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
