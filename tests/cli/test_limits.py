@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import fields
 from itertools import pairwise
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import weft
 from weft.cli import app as cli
 from weft.cli.limits import FLAGS, HARDLINKS
 from weft.errors import OptionError, UserError
@@ -33,6 +35,15 @@ def test_every_limit_has_a_name_and_every_flag_is_one() -> None:
     assert {*FLAGS, HARDLINKS} <= set(NAMES.values())
     assert len(set(NAMES.values())) == len(NAMES)
     assert not set(NAMES.values()) & {f.name for f in fields(Options)}, "one variable cannot mean two things"
+
+
+def test_the_documentation_has_every_limit_and_its_default() -> None:
+    text = (Path(weft.__file__).parent.parent.parent / "docs" / "options.md").read_text()
+    rows = re.findall(r"^\| (?:`(--[a-z-]+)`)? ?\| `(\w+)` \| (\S+) \|", text, re.MULTILINE)
+    assert {key for _, key, _ in rows} == set(NAMES.values())
+    assert {flag for flag, _, _ in rows if flag} == {f"--{n.replace('_', '-')}" for n in (*FLAGS, HARDLINKS)}
+    shown = {f"WEFT_{key.upper()}": default for _, key, default in rows if default != "none"}
+    assert Limits.from_environment(shown) == Limits()
 
 
 def test_the_nearer_setting_wins(tmp_path: Path) -> None:
