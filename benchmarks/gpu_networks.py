@@ -9,6 +9,7 @@ max-autotune-no-cudagraphs (recorded into a graph like the others).
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import time
@@ -38,6 +39,7 @@ def peer(
     name: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, channels_last: bool
 ) -> tuple[gpu.Captured, float, int]:
     """A contender of another maker in a CUDA graph; seconds to compile and peak bytes while it runs."""
+    module = copy.deepcopy(module)  # changing the layout of weights moves them, and a graph keeps their addresses
     images = channels_last and all(x.ndim == 4 for x in inputs)
     if images:
         module = module.to(memory_format=torch.channels_last)
@@ -87,6 +89,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
 
     exe = weft.compile(module, inputs, options=options, name=name, say=say)
     tuning_s = time.perf_counter() - start
+    for p in exe.record.plans:
+        print(f"   {p.name}: {p.median_us:.1f} us, predicted {p.predicted_us:.1f}, {p.kernels} kernels {p.note}", flush=True)
     runs: dict[str, Callable[[], object]] = {}
     executable = exe.executable
     torch.cuda.reset_peak_memory_stats()
@@ -107,7 +111,6 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
                 print(f"{name}: {label} failed: {str(error).splitlines()[0]}", file=sys.stderr)
             if not all(x.ndim == 4 for x in inputs):
                 break
-    module.to(memory_format=torch.contiguous_format)
     samples = interleave(runs, rounds=given.rounds, seed=1, budget_s=60, sample=gpu.sample_us)
     ms = {k: round(statistics.median(v) / 1e3, 5) for k, v in samples.items()}
     peers = {k: v for k, v in ms.items() if k != "weft"}

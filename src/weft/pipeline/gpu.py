@@ -96,6 +96,7 @@ class Captured:
     """
 
     def __init__(self, model: Callable[..., Tensors], inputs: Tensors) -> None:
+        self._model = model  # owns the weights whose addresses the graph holds
         self._inputs = [x.clone() for x in inputs]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
