@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda.forms import Form
+from weft.ir import attrs as a
 from weft.kernels.candidate import Problem
 
 
@@ -24,30 +25,70 @@ def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
     wide = [Form(threads=256), Form(threads=128), Form(threads=256, items=2), Form(threads=128, items=4)]
     narrow = [Form(threads=128, vector=8), Form(threads=256, vector=4)]
     if vectors < facts.sms * 128:  # few vectors: narrower ones fill the machine
-        return [Form(threads=128), Form(threads=64), *narrow, Form(threads=64, vector=8)]
-    if vectors < facts.sms * 1024:
-        return [*wide[:2], narrow[0], wide[2], narrow[1]]
-    return [wide[0], wide[2], wide[1], wide[3], Form(threads=512)]
+        found = [Form(threads=128), Form(threads=64), *narrow, Form(threads=64, vector=8)]
+    elif vectors < facts.sms * 1024:
+        found = [*wide[:2], narrow[0], wide[2], narrow[1]]
+    else:
+        found = [wide[0], wide[2], wide[1], wide[3], Form(threads=512)]
+    if _turns_axes(problem):
+        found = [Form(threads=256, tile=True), Form(threads=128, tile=True), *found]
+    return found
+
+
+def _turns_axes(problem: Problem) -> bool:
+    """Whether some input runs along another axis than the outputs: other formats, or a transposition of the last."""
+    graph = problem.graph
+    if any(
+        isinstance(record.attrs, a.TransposeAttrs) and record.attrs.perm[-1] != len(record.attrs.perm) - 1
+        for record in (graph.nodes[n] for n in live_nodes(graph))
+    ):
+        return True
+    pairs = [(graph.type_of(n), f) for n, f in zip(graph.inputs, problem.input_formats, strict=True)]
+    pairs += [(graph.type_of(n), f) for n, f in zip(graph.outputs, problem.output_formats, strict=True)]
+    return len({f for t, f in pairs if t.rank >= 3 and t.shape[1] > 1 and t.size > t.shape[0] * t.shape[1]}) > 1
 
 
 def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form]:
     graph = problem.graph
     largest = max(reductions, key=lambda n: graph.type_of(graph.nodes[n].inputs[0]).size)
-    total = graph.type_of(graph.nodes[largest].inputs[0]).size
+    operand = graph.type_of(graph.nodes[largest].inputs[0])
     rows = max(graph.type_of(largest).size, 1)
-    length = total // rows
-    dependent = len({reduced_axes(graph, n) for n in reductions}) > 1 or len(reductions) > 1
+    length = operand.size // rows
+    beside = _rows_are_neighbours(problem, largest)
+    dependent = len(reductions) > 1
     found = [Form(threads=128), Form(threads=256), Form(threads=256, vector=8)]
-    if length >= 1024:
+    if beside:
+        found = [Form(threads=256, columns=4), Form(threads=256, vector=8, columns=4), Form(threads=128), *found[1:]]
+    elif length >= 1024:
         found.append(Form(threads=512, per_row=512))
-    if rows * length >= 1 << 15 and rows < 4 * facts.sms:
-        splits = max(2, min(64, 2 * facts.sms // rows))
-        split = [Form(threads=256, fuse=False, split=splits), Form(threads=256, fuse=False, split=max(2, splits // 4))]
-        clusters = [Form(threads=1024, per_row=1024, cluster=c) for c in (8, 4) if length >= c * 2048]
-        found = [*(clusters if facts.capability >= 90 else []), *split, *found]
     elif length <= 256:
         found += [Form(threads=128, per_row=32), Form(threads=128, per_row=8)]
-    if dependent:
+    blocks = -(-rows // 32) if beside else rows
+    if operand.size >= 1 << 15 and blocks < facts.sms:  # rows alone do not fill the machine
+        spread = [Form(threads=256, fuse=False, spread=k * facts.sms) for k in (2, 4, 1)]
+        clusters = [_cluster(length, c) for c in (8, 4, 2) if length >= c * 2048 and not beside]
+        if blocks * 16 < facts.sms:  # a handful of blocks is hopeless
+            found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
+        found = [*(clusters if facts.capability >= 90 else []), *spread, *found]
+    elif dependent:
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
     return list(dict.fromkeys(found))[:8]
+
+
+def _cluster(length: int, blocks: int) -> Form:
+    """About sixteen elements for each thread of a cluster."""
+    threads = min(1024, max(128, 1 << (length // (blocks * 16)).bit_length()))
+    return Form(threads=threads, per_row=threads, cluster=blocks)
+
+
+def _rows_are_neighbours(problem: Problem, root: int) -> bool:
+    """Whether the elements of a row lie apart in memory, and those of neighbouring rows side by side."""
+    graph = problem.graph
+    operand = graph.type_of(graph.nodes[root].inputs[0])
+    axes = reduced_axes(graph, root)
+    for node, fmt in zip(graph.inputs, problem.input_formats, strict=True):
+        if graph.type_of(node).shape == operand.shape:
+            inner = [d for d in fmt.order(operand.rank) if operand.shape[d] > 1]
+            return bool(inner) and inner[-1] not in axes
+    return False

@@ -28,8 +28,8 @@ class Form:
     """Neighbouring rows (in vectors) of one block where the rows are contiguous in memory; 0: by the rules."""
     cluster: int = 1
     """Blocks that share one row."""
-    split: int = 1
-    """Blocks among which the reduced elements of a row are divided where no cluster is used."""
+    spread: int = 0
+    """Blocks in all among which few long rows are divided where no cluster is used; 0: a row has one block."""
     tile: bool = False
     """Elementwise kernels go through shared memory where input and output run along different axes."""
 

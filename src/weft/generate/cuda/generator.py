@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import final
 
 from weft.device.any import DeviceFacts
@@ -40,7 +41,14 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
-        return [form.schedule() for form in forms(problem, facts)]
+        found: dict[str, Schedule] = {}
+        for form in forms(problem, facts):
+            schedule = form.schedule()
+            source = _source(problem, schedule)
+            if isinstance(source, Declined):
+                return source
+            found.setdefault(source.text.replace(source.entry, ""), schedule)  # some parameters do not always matter
+        return list(found.values())
 
     def emit(self, problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         """The kernel's text, or why there is none."""
@@ -49,11 +57,16 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
-        entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-        try:
-            return CudaText(problem, Form.of(schedule), entry).source(schedule)
-        except Oversized:
-            return Declined("too many values in one kernel")
+        return _source(problem, schedule)
+
+
+@lru_cache(maxsize=32)
+def _source(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    try:
+        return CudaText(problem, Form.of(schedule), entry).source(schedule)
+    except Oversized:
+        return Declined("too many values in one kernel")
 
 
 def _has_contraction(graph: Graph) -> bool:

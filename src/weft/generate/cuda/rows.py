@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weft.generate.cuda.stages import Segment
 
 MAX_CARRIED = 64
-"""Registers of a thread for values that wait for a later stage."""
+"""Registers of a thread for values that wait for a later stage; half of what it has, in large blocks."""
 MAX_TURNS = 16
 """Turns of a loop over elements that are written out."""
 FULL = 132 * 1024
@@ -173,8 +173,8 @@ class Rows:
         vectors = math.prod(v.size for v in self.rows) // self.row_lanes
         self.vectors = vectors
         turns = max(-(-s.vectors // max(self.across, 1)) for s in self.spaces)
-        self.cluster = form.cluster if not self.by_columns and self.across >= 256 and turns >= form.cluster else 1
-        self.split = min(form.split, turns) if len(self.segment.stages) == 1 and self.cluster == 1 and turns else 1
+        self.cluster = min(form.cluster, _power(turns)) if not self.by_columns and self.across >= 128 else 1
+        self.split = 1
         if self.by_columns:
             draft.threads = max(32, self.columns * self.across)
             self.across = draft.threads // self.columns
@@ -192,6 +192,8 @@ class Rows:
                 put("const w_index y = threadIdx.x;")
         groups = -(-vectors // self.width)
         self.groups = groups
+        if form.spread and len(self.segment.stages) == 1 and self.cluster == 1:
+            self.split = max(1, min(form.spread // groups, turns))
         draft.cluster = self.cluster
         draft.blocks = groups * self.cluster * self.split
         block = "blockIdx.x"
@@ -256,7 +258,7 @@ class Rows:
                 for key in asked.get(number, ()):
                     wanted[key] = wanted.get(key, 0) + 1
             keys = sorted((key for key, n in wanted.items() if n > 1), key=repr)
-            if space.turns > MAX_TURNS or len(keys) * space.turns > MAX_CARRIED:
+            if space.turns > MAX_TURNS or len(keys) * space.turns > min(MAX_CARRIED, 32768 // self.draft.threads):
                 continue
             for node, place in keys:
                 name = self.draft.name("h")
