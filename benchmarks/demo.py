@@ -44,13 +44,13 @@ def main() -> None:
         inductor = torch.compile(module)
         inductor(*inputs)
         session = onnxruntime_session(path)
-        feeds = {session.get_inputs()[0].name: inputs[0].numpy()}  # type: ignore[attr-defined]
+        feeds = {session.get_inputs()[0].name: inputs[0].numpy()}
         samples = interleave(
             {
                 "weft": lambda: compiled(*inputs),
                 "torch eager": lambda: module(*inputs),
                 "torch.compile": lambda: inductor(*inputs),
-                "ONNX Runtime": lambda: session.run(None, feeds),  # type: ignore[attr-defined]
+                "ONNX Runtime": lambda: session.run(None, feeds),
             },
             rounds=15,
             seed=1,

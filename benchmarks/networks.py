@@ -65,13 +65,13 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
         compiled(*inputs)
         inductor_s = time.perf_counter() - start
         session = onnxruntime_session(path)
-        feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}  # type: ignore[attr-defined]
+        feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
         runs: dict[str, Callable[[], object]] = {
             "weft": lambda: from_torch(*inputs),
             "weft_onnx": lambda: from_onnx(*inputs),
             "eager": lambda: module(*inputs),
             "inductor": lambda: compiled(*inputs),
-            "onnxruntime": lambda: session.run(None, feeds),  # type: ignore[attr-defined]
+            "onnxruntime": lambda: session.run(None, feeds),
         }
         samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     ms = {k: round(statistics.median(v) / 1e3, 4) for k, v in samples.items()}
