@@ -98,7 +98,6 @@ def compile_imported(
     `eager` runs the framework's own model on the example inputs; it is timed as a baseline.
     """
     stages = Stages(options, say)
-    end = time.monotonic() + options.budget_s
     setting = stages.run("survey", survey, options)
     cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
     alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
@@ -113,6 +112,7 @@ def compile_imported(
         if record.chosen == "eager" and example_inputs is not None:
             baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting)
         return Compilation(executable, record, record.chosen == "eager", baseline)
+    end = time.monotonic() + options.budget_s
     found = stages.run("enumerate", enumerate_candidates, graph, _limits(options), alternatives)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
