@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <vector>
+#define W_EMULATED
 #define W_FN inline __attribute__((always_inline))
 #define __device__
 #define __global__
@@ -38,6 +39,8 @@ struct Barrier { unsigned total = 0, count = 0, generation = 0; };
 struct Warp { Barrier bar; float fa[2][32][8], fb[2][32][4]; u32 at[2][32]; float value[2][32]; };
 struct Copy { u32 to; const void* from; u32 bytes; };
 struct Block;
+typedef unsigned long long u64;
+struct Product { float* d; int half; u64 a, b; int add; float2 (*unpack)(u32); };
 struct Thread {
   ucontext_t context;
   std::vector<char> stack;
@@ -48,6 +51,8 @@ struct Thread {
   bool done = false;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::deque<std::vector<Product>> products;
+  std::vector<Product> issued;
 };
 struct Block {
   dim3 index;
@@ -200,6 +205,43 @@ template <class U> inline void w_mma(float (&d)[4], const u32 (&a)[4], u32 b0, u
 }
 inline void w_mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { w_mma(d, a, b0, b1, w_unpack_f16); }
 inline void w_mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { w_mma(d, a, b0, b1, w_unpack_bf16); }
+inline u64 w_descriptor(u32 at) {
+  if (at % 32 || at >= w_self->block->shared_bytes) w_fail("operand of a warpgroup product");
+  return at;
+}
+inline float w_operand(u64 at, int row, int k, float2 (*unpack)(u32)) {
+  const u32 line = (u32)at + row / 8 * 1024 + row % 8 * 128 + k * 2, place = line ^ (((line >> 7) & 7) << 4);
+  if (place + 2 > w_self->block->shared_bytes) w_fail("warpgroup product beyond shared memory");
+  u16 x;
+  memcpy(&x, w_self->block->shared + place, 2);
+  return unpack(x).x;
+}
+inline void w_do(const Product& p) {
+  const int lane = w_self->lane, warp = w_self->index.x / 32 % 4;
+  for (int j = 0; j < p.half; ++j) {
+    const int row = warp * 16 + lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;
+    float sum = p.add ? p.d[j] : 0.0f;
+    for (int k = 0; k < 16; ++k) sum += w_operand(p.a, row, k, p.unpack) * w_operand(p.b, col, k, p.unpack);
+    p.d[j] = sum;
+  }
+}
+inline void w_async_fence() {}
+inline void w_group_begin() {}
+inline void w_group_commit() { w_self->products.push_back(std::move(w_self->issued)); w_self->issued.clear(); }
+template <int N> inline void w_group_wait() {
+  while (w_self->products.size() > N) {
+    for (const Product& p : w_self->products.front()) w_do(p);
+    w_self->products.pop_front();
+  }
+}
+template <int H> inline void w_wgmma_f16(float (&d)[H], u64 a, u64 b, int add) {
+  const Product p{d, H, a, b, add, w_unpack_f16};
+  if (w_defer) w_self->issued.push_back(p); else w_do(p);
+}
+template <int H> inline void w_wgmma_bf16(float (&d)[H], u64 a, u64 b, int add) {
+  const Product p{d, H, a, b, add, w_unpack_bf16};
+  if (w_defer) w_self->issued.push_back(p); else w_do(p);
+}
 inline float4 w_read_partial(const float4* p) { return *p; }
 inline float w_read_partial(const float* p) { return *p; }
 inline float4 w_read_cluster(u32 at, u32 rank) {
@@ -249,6 +291,8 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
             t.done = false;
             t.groups.clear();
             t.open.clear();
+            t.products.clear();
+            t.issued.clear();
             t.warp->bar = Barrier{block.x - i / 32 * 32 < 32 ? block.x - i / 32 * 32 : 32, 0, 0};
             getcontext(&t.context);
             t.context.uc_stack.ss_sp = t.stack.data();

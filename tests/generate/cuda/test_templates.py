@@ -45,6 +45,10 @@ def tiled(s: Schedule) -> bool:
     return int(s.param("th")) * int(s.param("tw")) > 1  # type: ignore[arg-type]
 
 
+def group(s: Schedule) -> bool:
+    return s.param("template") == "wgmma"
+
+
 def gemv(s: Schedule) -> bool:
     return s.param("template") == "gemv"
 
@@ -73,6 +77,9 @@ CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "depthwise, row-major": (convolution(1, 10, 9, 10, 10, 3, 1, 1, groups=10, fin=ROW, fout=ROW), tiled),
     "depthwise, 5x5 bf16": (convolution(1, 16, 7, 7, 16, 5, 1, 2, groups=16, dtype=BF16), anything),
     "depthwise, dilated f32": (convolution(1, 12, 9, 9, 12, 3, 1, 2, 2, 12, dtype=F32), tiled),
+    "warpgroups": (product((70, 264), (40, 264), turn_right=True), group),
+    "warpgroups, 3x3 bf16": (convolution(1, 16, 11, 11, 24, 3, 1, 1, dtype=BF16), group),
+    "warpgroups, both operands": (product((2, 70, 72), (2, 40, 72), weight=False, turn_right=True), group),
     "few rows": (product((3, 520), (12, 520), turn_right=True), gemv),
     "few rows, repacked": (product((2, 264), (264, 10), dtype=BF16), gemv),
     "few rows, batched f32": (product((2, 1, 64), (2, 10, 64), turn_right=True, weight=False, dtype=F32), gemv),
@@ -175,6 +182,7 @@ def test_kernels_of_networks_compile_without_spills(n: int, arch: str):
 GOLDEN = {
     "conv3x3": (convolution(1, 64, 14, 14, 64, 3, 1, 1, residual=True), anything),
     "linear_cluster": (product((64, 1024), (64, 1024), turn_right=True), clustered),
+    "linear_group": (product((2048, 1024), (1024, 1024), turn_right=True), group),
     "depthwise": (convolution(1, 32, 14, 14, 32, 3, 1, 1, groups=32), anything),
 }
 

@@ -1,4 +1,4 @@
-// cuda(bk=64,bm=16,bn=16,cluster=True,split=8,stages=5,template=mma,wk=2,wm=16,wn=16)
+// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=8,stages=5,template=mma,wk=2,wm=16,wn=16)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
@@ -50,7 +50,8 @@ for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((
 w_wait(); w_release();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 5) * 4096)); store_a(sb + (u32)((i % 5) * 4096)); } w_commit(); }
 for (int i = 0; i < last - first; ++i) {
-w_arrived<3>(); __syncthreads();
+w_arrived<3>();
+__syncthreads();
 const u32 here = sb + (u32)((i % 5) * 4096), to = sb + (u32)((i + 4) % 5 * 4096);
 const bool more = first + i + 4 < last;
 if (more) { fill_w(first + i + 4, to + 2048); fill_a(first + i + 4, to); }

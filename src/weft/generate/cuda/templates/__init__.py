@@ -31,7 +31,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if not isinstance(by_channel, Declined):
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
     name = "simt" if p.dtype is DType.F32 else "mma"
-    ranked = [(cycles, s.schedule(name)) for cycles, s in choose.shapes(p, facts)]
+    ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
     return _ordered(ranked)[:_MOST]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
 from weft.device.cuda.facts import GpuFacts
@@ -49,8 +50,19 @@ def _blocks(size: int) -> tuple[Shape, ...]:
     return tuple(found)
 
 
+@cache
+def _groups() -> tuple[Shape, ...]:
+    """The same for warpgroup products."""
+    tiles = [(64, n, 64, n) for n in (16, 32, 64, 96, 128, 192)] + [(64, 256, 64, 128)]
+    tiles += [(128, n, 64, n) for n in (16, 32, 64, 96, 128, 192, 256)] + [(128, 256, 128, 128)]
+    tiles += [(256, 32, 64, 32), (256, 64, 64, 64), (256, 96, 128, 96), (256, 128, 128, 128), (256, 128, 64, 128)]
+    return tuple(Shape(bm, bn, 64, wm, wn, 1, n, 1, False, True) for bm, bn, wm, wn in tiles for n in (4, 5, 6))
+
+
 def registers(s: Shape) -> int:
     """Rough number of registers per thread."""
+    if s.group:
+        return s.wm * s.wn // 128 + 56
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
@@ -63,8 +75,13 @@ def _resident(p: Product, s: Shape, facts: GpuFacts) -> int:
     return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads, facts.blocks_per_sm)
 
 
-def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
-    """Modelled cycles of the whole kernel; infinite where it does not fit."""
+def _fragments(s: Shape, size: int) -> float:
+    """Cycles of one k-block in which warps read their operands from shared memory."""
+    return (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size / 128
+
+
+def cycles(p: Product, s: Shape, facts: GpuFacts, operands: int) -> float:
+    """Modelled cycles of the whole kernel, whose epilogue reads `operands`; infinite where it does not fit."""
     resident = _resident(p, s, facts)
     if not resident:
         return math.inf
@@ -75,22 +92,23 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     active = -(-busiest // waves)
     steps = math.ceil(math.ceil(p.k / s.bk) / s.split)
     # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide its latencies
-    warps = active * s.warps
+    warps = active * s.warps * (2 if s.group else 1)
     busy = min(1.0, warps / 4) * (0.65 if warps <= 4 else 0.85 if warps < 8 else 1.0)
-    rate = (2400.0 if size == 2 else 220.0) * busy
+    rate = (3500.0 if s.group else 2400.0 if size == 2 else 220.0) * busy
     compute = 2.0 * s.bm * s.bn * s.bk / rate
-    fragments = (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size / 128
+    fragments = s.bm / 64 * (64 + s.bn) * s.bk * size / 128 if s.group else _fragments(s, size)
     shared = (fragments + (s.bm + s.bn) * s.bk * size / 128) * (1.0 if size == 2 else 1.3)
     cache_traffic = (s.bm + s.bn) * s.bk * size / 40
     per_warp = s.bk * size // 32 // s.wk
-    chain = 60.0 + per_warp * (40.0 + (s.wm // 16) * (s.wn // 8) * 2 * 2.0) if size == 2 else 60.0
+    issue = (s.bm + s.bn) * s.bk * size / 16 * (14.0 if p.a_load == "taps" else 8.0) / 128
+    chain = 150.0 if s.group else 60.0 + per_warp * (40.0 + (s.wm // 16) * (s.wn // 8) * 2 * 2.0) if size == 2 else 60.0
     if p.a_load == "elements":
         shared += s.bm * s.bk * 6.0 / 32
-        chain += 500.0 / (s.stages - 1) + s.bm * s.bk / s.threads * 6.0
-    latency = 800.0 / (s.stages - 1)
-    step = max(active * compute, active * shared, active * cache_traffic, latency, chain)
+        chain += 500.0 / s.ahead + s.bm * s.bk / s.threads * 6.0
+    latency = 800.0 / s.ahead
+    step = max(active * compute, active * shared, active * cache_traffic, active * issue, latency, chain)
     tile = s.bm * s.bn
-    stores = tile * s.wk * 8 / 128 + tile * 2.0 * (1 + len(epilogue.leaves(p.c))) / 32
+    stores = tile * s.wk * 8 / 128 + tile * 2.0 * (1 + operands) / 32
     end = 500.0 + max(active * stores, tile / s.threads * 12.0)
     if s.split > 1:
         end += (700.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
@@ -104,14 +122,15 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
     """(modelled cycles, shape), best first; alike shapes later than their number says."""
     ranked: list[tuple[float, Shape]] = []
     wide = epilogue.plan(p).width % 4 == 0
-    for base in _fitting(p):
-        ranked += [(cycles(p, s, facts), s) for s in _split(p, base, wide and facts.capability >= 90)]
+    operands = len(epilogue.leaves(p.c))
+    for base in _fitting(p, facts):
+        ranked += [(cycles(p, s, facts, operands), s) for s in _split(p, base, wide and facts.capability >= 90)]
     ranked = [x for x in ranked if x[0] < math.inf]
     ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
     for modelled, s in ranked[:400]:
-        tile = (s.bm, s.bn, s.split)
+        tile = (s.bm, s.bn, s.split, int(s.group))
         alike = seen.get(tile, 0)
         seen[tile] = alike + 1
         keyed.append((modelled * (1 + 0.06 * alike), modelled, s))
@@ -119,12 +138,13 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
-def _fitting(p: Product) -> Iterable[Shape]:
+def _fitting(p: Product, facts: GpuFacts) -> Iterable[Shape]:
     """Blocks whose tile is not mostly outside the product."""
-    for s in _blocks(p.dtype.itemsize):
-        if (s.bm > 16 and s.bm >= 2 * p.m) or (s.bn > 16 and s.bn >= 2 * p.n):
+    group = facts.capability == 90 and p.dtype is not DType.F32 and p.a_load != "columns" and p.w_load != "kn"
+    for s in (*_blocks(p.dtype.itemsize), *(_groups() if group else ())):
+        if (s.bm > (64 if s.group else 16) and s.bm >= 2 * p.m) or (s.bn > 16 and s.bn >= 2 * p.n):
             continue
-        if s.bk >= 2 * p.k and s.bk > (32 if p.dtype is not DType.F32 else 16):
+        if s.bk >= 2 * p.k and s.bk > (32 if p.dtype is not DType.F32 else 16) and not s.group:
             continue
         if p.a_load == "columns" and s.bm < 16:
             continue
@@ -137,7 +157,6 @@ def _split(p: Product, s: Shape, cluster: bool) -> Iterable[Shape]:
     for split in _SPLITS:
         if split > 1 and (kt < 2 * split or blocks * split > 600):
             break
-        fields = {f: getattr(s, f) for f in Shape.__dataclass_fields__}
-        yield Shape(**{**fields, "split": split})
+        yield replace(s, split=split)
         if split in (2, 4, 8) and cluster:
-            yield Shape(**{**fields, "split": split, "cluster": True})
+            yield replace(s, split=split, cluster=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.generate.cuda.templates import epilogue, loaders
+from weft.generate.cuda.templates import epilogue, loaders, wgmma
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -38,6 +38,8 @@ class Shape:
     """Blocks that share the sum of a tile."""
     cluster: bool
     """True: they are a cluster and add up through distributed shared memory; False: through the workspace."""
+    group: bool = False
+    """True: `wm` by `wn` is the tile of four warps and their warpgroup product (sm_90a)."""
 
     @staticmethod
     def of(schedule: Schedule) -> Shape:
@@ -53,7 +55,12 @@ class Shape:
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * self.wk
+        return self.bm // self.wm * (self.bn // self.wn) * self.wk * (4 if self.group else 1)
+
+    @property
+    def ahead(self) -> int:
+        """K-blocks that copies run ahead: a stage is free once all warps are through with it."""
+        return self.stages - (2 if self.group else 1)
 
     @property
     def threads(self) -> int:
@@ -86,6 +93,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     end = epilogue.plan(p)
     if s.cluster and end.width % 4:
         return Declined("a cluster adds up four neighbouring results at once")
+    if s.group and (p.a_load == "columns" or p.w_load == "kn"):
+        return Declined("warpgroup products of operands that do not lie along the sum")
     tensor = p.dtype is not DType.F32
     packed = p.w_load == "packed"
     mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), -(-p.k // s.bk)
@@ -124,7 +133,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"auto store_w = [&](u32 to) {{ {right.end} (void)to; }};",
         _fragments(p, s, tensor),
     ]
-    ahead = s.stages - 1
+    ahead = s.ahead
     slot = f"sb + (u32)((i % {s.stages}) * {stage})"
     if packed:
         # constants do not wait for the predecessors
@@ -137,23 +146,15 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"for (int i = 0; i < {ahead}; ++i) {{ if (first + i < last) {{ {fill_w}"
         f" fill_a(first + i, {slot}); store_a({slot}); }} w_commit(); }}"
     )
+    lines += _loop(s, a_bytes, stage, slot)
     lines += [
-        "for (int i = 0; i < last - first; ++i) {",
-        f"w_arrived<{max(ahead - 1, 0)}>(); __syncthreads();",
-        f"const u32 here = {slot}, to = sb + (u32)((i + {ahead}) % {s.stages} * {stage});",
-        f"const bool more = first + i + {ahead} < last;",
-        f"if (more) {{ fill_w(first + i + {ahead}, to + {a_bytes}); fill_a(first + i + {ahead}, to); }}",
-        "w_commit();",
-        f"multiply(here, here + {a_bytes});",
-        f"if (more) {{ store_a(to); store_w(to + {a_bytes}); }}",
-        "}",
-        "w_arrived<0>(); __syncthreads();",
         "float* const sums = (float*)sm;",
-        _to_shared(s, tensor),
+        wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else _to_shared(s, tensor),
     ]
     lines += _finish(p, s, end, mt * nt)
     lines.append("}")
-    text = prelude() + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
+    own = wgmma.instruction(p.dtype, s.wn) if s.group else ""
+    text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
     launch = Launch(
         entry,
@@ -172,12 +173,38 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         state_bytes=mt * nt * p.z * 4 if by_work else 0,
         packed_bytes=packing.bytes if packing else (),
         replaces_weights=packing.replaces if packing else (),
-        capability=90 if s.cluster else 80,
+        capability=90 if s.cluster or s.group else 80,
+        exact_arch=s.group,
     )
+
+
+def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
+    """The sum over k-blocks; one barrier each."""
+    begin = ["#pragma unroll 1"] if s.group else []
+    begin += ["for (int i = 0; i < last - first; ++i) {", f"w_arrived<{s.ahead - 1}>();"]
+    if s.group:
+        # the product before the last one is complete in every warpgroup behind the barrier: its stage is free
+        begin.append("w_async_fence(); w_group_wait<1>();")
+    begin += [
+        "__syncthreads();",
+        f"const u32 here = {slot}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
+        f"const bool more = first + i + {s.ahead} < last;",
+    ]
+    fill = [
+        f"if (more) {{ fill_w(first + i + {s.ahead}, to + {a_bytes}); fill_a(first + i + {s.ahead}, to); }}",
+        "w_commit();",
+    ]
+    product = [f"multiply(here, here + {a_bytes}{', i' if s.group else ''});"]
+    end = [f"if (more) {{ store_a(to); store_w(to + {a_bytes}); }}", "}"]
+    last = ["w_group_wait<0>();"] if s.group else []
+    body = product + fill if s.group else fill + product
+    return [*begin, *body, *end, *last, "w_arrived<0>(); __syncthreads();"]
 
 
 def _fragments(p: Product, s: Shape, tensor: bool) -> str:
     """The warp's sums, and the lambda `multiply(a, w)` that adds one k-block to them."""
+    if s.group:
+        return wgmma.fragments(p.dtype, s.bn, s.wm, s.wn)
     nm, nn = s.bm // s.wm, s.bn // s.wn
     place = (
         f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n"

@@ -57,3 +57,18 @@ W_FN float4 w_read_cluster(u32 at, u32 rank) {
 #endif
   return v;
 }
+// warpgroup products (sm_90a): operands in shared memory, rows of 128 bytes, 128-byte swizzle, tiles aligned to 1024
+typedef unsigned long long u64;
+W_FN u64 w_descriptor(u32 at) {
+  return (u64)((at & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+W_FN void w_async_fence() {  // ordinary stores and copies of this thread become visible to them
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+W_FN void w_group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+W_FN void w_group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> W_FN void w_group_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+#endif
