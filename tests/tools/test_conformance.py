@@ -11,6 +11,7 @@ import pytest
 from tools.conformance import ENGINES, Run, cases_of, compiled, main, reference, run_case, summary_of, work
 
 from tools import conformance
+from weft.device.facts import cpu_facts
 from weft.device.files import private_directory
 from weft.errors import InvalidGraphError
 
@@ -32,6 +33,8 @@ NATIVE = (
 def engines(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conformance, "CACHE", private_directory(tmp_path_factory.mktemp("cache")))
+        # nothing is timed here: what the system says about the processor is enough
+        patch.setattr("weft.pipeline.cpu_facts", partial(cpu_facts, calibrate=False), raising=False)
         patch.setitem(ENGINES, "fused", partial(compiled, ways=("fused",)))
         yield patch
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import base64
+import json
+
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper
 from tests.runtime.plans import executable
 
 from weft.generate.library.translate import TRANSLATE
@@ -12,6 +16,7 @@ from weft.ir.prims import ARITY, CATEGORY, Category, Prim
 from weft.ir.reference import evaluate
 from weft.ir.shapes import SHAPE_RULES
 from weft.ir.types import DType, TensorType
+from weft.pipeline.reference import primitive_by_primitive
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
 INTEGER_ONLY = {Prim.SHL, Prim.SHR, Prim.AND, Prim.OR, Prim.XOR, Prim.NOT}
@@ -132,3 +137,20 @@ def test_select_iota_and_free_outputs() -> None:
     counted = b.iota((2, 3), 1, F32)
     graph = b.build([b.reshape(y, (3, 2)), b.broadcast(y, (4, 2, 3)), counted, x, b.scalar(2.5, F32)])
     check(graph, np.array([[True, False, True]] * 2), np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+def test_an_opaque_onnx_operator_on_bf16() -> None:
+    """It takes and gives f32, because NumPy has no bf16; around it the values are bf16."""
+    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
+    one = helper.make_graph(nodes, "one", [info("x", kind, [3])], [info("y", kind, [3])])
+    model = helper.make_model(one, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    payload = json.dumps({"model": base64.b64encode(model).decode()})
+    bf16 = TensorType(DType.BF16, (3,))
+    b = GraphBuilder()
+    y = b.add(Prim.OPAQUE, b.input(bf16), attrs=a.OpaqueAttrs("onnx", "onnx::Twice", payload, 0, (bf16,), "a test"))
+    graph = b.build([b.apply(Prim.NEG, y), y])
+    x = torch.tensor([1.0, -2.5, 3.0], dtype=torch.bfloat16)
+    for found in (primitive_by_primitive(graph, [x]), executable(graph)(x)):
+        assert [f.dtype for f in found] == [torch.bfloat16] * 2
+        assert [f.tolist() for f in found] == [[-2.0, 5.0, -6.0], [2.0, -5.0, 6.0]]
