@@ -161,6 +161,9 @@ class _Cut:
         self.inside = {classes[m]: m for m in members if m in classes}
         self.inside = {c: m for c, m in self.inside.items() if c not in members}
         self.members = members
+        self.texts = _node_texts(graph)
+        self.settled: dict[NodeId, tuple[NodeId, ...]] = {}
+        """Operands of nodes whose operands are all hashed: their order is final."""
         self.hashes: dict[NodeId, bytes] = {}
         self.sizes: dict[NodeId, int] = {}
         self.emitted: dict[NodeId, NodeId] = {}
@@ -177,11 +180,16 @@ class _Cut:
         return self.classes.get(node, node)
 
     def operands(self, node: NodeId) -> tuple[NodeId, ...]:
+        known = self.settled.get(node)
+        if known is not None:
+            return known
         if node in self.formats and node not in self.members:
             return ()
-        found = tuple(self.resolve(i) for i in self.graph.nodes[node].inputs)
-        if self.graph.nodes[node].prim in COMMUTATIVE and all(i in self.hashes for i in found):
-            return tuple(sorted(found, key=self._rank))
+        found = tuple(map(self.resolve, self.graph.nodes[node].inputs))
+        if all(i in self.hashes for i in found):
+            if self.graph.nodes[node].prim in COMMUTATIVE:
+                found = tuple(sorted(found, key=self._rank))
+            self.settled[node] = found
         return found
 
     def _walk(self, root: NodeId) -> None:
@@ -211,7 +219,9 @@ class _Cut:
         elif is_leaf(self.graph, node) or (n.prim not in _FREE_INSIDE and node not in self.members):
             raise InvalidGraphError(problem=f"%{node} is read by the candidate and neither member nor input")
         else:
-            text = f"{n.prim.value} {_attrs_text(n)}{n.type}"
+            text = self.texts.get(node, "")
+            if not text:
+                text = self.texts[node] = f"{n.prim.value} {_attrs_text(n)}{n.type}"
         state = hashlib.blake2b(text.encode(), digest_size=16)
         for operand in self.operands(node):
             state.update(self.hashes[operand])
@@ -235,13 +245,21 @@ class _Cut:
         if node in self.formats and node not in self.members:
             self.input_ids.append(node)
             return b.input(n.type, is_weight=n.prim is Prim.CONSTANT)
-        if n.prim is Prim.CONSTANT:
-            return b.constant(self.graph.constant(node), n.type.dtype)
-        return b.add(n.prim, *(self.emitted[i] for i in self.operands(node)), attrs=n.attrs)
+        if isinstance(n.attrs, a.ConstantAttrs):
+            return b.adopt_constant(n.attrs.digest, self.graph.constant(node), n.type)
+        # the source operator is no part of a problem's node
+        return b.adopt(Node(n.prim, n.inputs, n.attrs, n.type), tuple(self.emitted[i] for i in self.operands(node)))
 
     def find(self, node: NodeId) -> NodeId:
         """Where a node of the original graph is in the problem; -1 if it is not there."""
         return self.emitted.get(self.resolve(node), -1) if node >= 0 else -1
+
+
+@lru_cache(maxsize=4)
+def _node_texts(graph: Graph) -> dict[NodeId, str]:
+    """Texts of a graph's nodes, filled as they are asked for."""
+    del graph
+    return {}
 
 
 _FREE_INSIDE = frozenset({Prim.CONSTANT, Prim.BROADCAST, Prim.RESHAPE, Prim.IOTA})

@@ -97,6 +97,7 @@ def build_instance(
     stored = Stored.of(graph)
     weights = frozenset(i for i in bits(stored.leaves) if i not in set(graph.inputs))
 
+    @cache
     def number(node: NodeId, format: Format) -> int:
         node = classes.get(node, node)
         dual = len(formats_in(graph, node)) > 1
