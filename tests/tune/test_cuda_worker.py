@@ -16,7 +16,7 @@ from weft.options import Options
 from weft.tune.cuda_site import CANARY_TEXT, CudaSite, describe_gpu, device_index, driver_version
 from weft.tune.cuda_timing import CUDA_POLICY, copies_needed, launches_needed, time_rounds
 from weft.tune.cuda_worker import canary
-from weft.tune.site import HostSite, Refused
+from weft.tune.site import Built, HostSite, Refused
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Tuner, winner
 
@@ -105,6 +105,29 @@ def test_a_kernel_for_the_cpu_is_refused_on_a_gpu_and_the_reverse() -> None:
     assert [m.verdict for m in found] == [Verdict.RESOURCE] and transport.started == 0
     site = HostSite(Options(), CpuFacts(), None, None)
     assert site.build(source(Act.OK)) == Refused(Verdict.RESOURCE, "a CUDA kernel on a CPU")
+
+
+def test_the_next_group_is_built_while_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    site_ = CudaSite(replace(OPTIONS, build_jobs=1), GpuFacts(), None, None)
+    monkeypatch.setattr(
+        "weft.tune.cuda_site.CudaSite.build",
+        lambda self, kernel: events.append(f"build {dict(kernel.schedule.params)['n']}") or Built("/x.cubin", 0.1),
+    )
+    assert site_.builds_ahead and site_.jobs == 1
+    works = []
+    for n in range(6):
+        made_ = source(Act.OK, n)
+        works.append(replace(trial([]), kernels=[(made_.schedule, made_, None)]))
+    with Tuner(replace(OPTIONS, build_jobs=1), GpuFacts(), Database.open(None), transport=FakeCudaTransport()) as tuner:
+        for m in tuner.measure(works):
+            assert m.verdict is Verdict.OK
+            events.append(f"measured {dict(m.schedule.params)['n']}")
+    assert [e for e in events if e.startswith("measured")] == [f"measured {n}" for n in range(6)]
+    # two problems are a group for one compiler; nothing of the third is begun before the first is out
+    assert events.index("build 1") < events.index("measured 0")
+    assert sorted(e for e in events if e.startswith("build")) == [f"build {n}" for n in range(6)]
+    assert tuner.sm_clocks_mhz == [1755] * 6
 
 
 # --- protocol numbers ---

@@ -122,11 +122,13 @@ class CudaSite:
 
     start_waits_s = (0.0, 1.0, 5.0, 15.0)
     """A GPU on which a kernel was killed may need some time before it runs another."""
+    builds_ahead = True
 
     def __init__(self, options: Options, facts: GpuFacts, compiler: Nvrtc | None, policy: TimingPolicy | None) -> None:
         self._options, self._facts, self._compiler = options, facts, compiler
         self.policy = policy or CUDA_POLICY
-        self.jobs = options.build_jobs or len(os.sched_getaffinity(0))
+        self.jobs = options.build_jobs or max(1, len(os.sched_getaffinity(0)) - 2)
+        """The worker that enqueues what is timed keeps cores of its own."""
         self.l2_bytes = facts.l2_bytes
         self.environment = describe_gpu(
             facts, compiler, seed=options.seed, policy=self.policy, allow_tf32=options.allow_tf32

@@ -65,6 +65,11 @@ class Site(Protocol):
         ...
 
     @property
+    def builds_ahead(self) -> bool:
+        """Compiling does not disturb measuring."""
+        ...
+
+    @property
     def l2_bytes(self) -> int:
         """The cache that buffers are rotated through: all of it."""
         ...
@@ -96,6 +101,7 @@ class HostSite:
     """This machine's CPU."""
 
     start_waits_s = (0.0, 0.0)
+    builds_ahead = False
 
     def __init__(
         self, options: Options, facts: CpuFacts, compiler: HostCompiler | None, policy: TimingPolicy | None

@@ -3,7 +3,8 @@
 A *trial* is one problem with the kernels that compete for it, because they are timed in interleaved rounds. The order
 is: database first (a warm run starts no worker and no compiler), then kernels without a binary are compiled by a
 thread pool of compiler processes, then the worker verifies and times. Compiling and timing do not overlap on the
-same cores: trials are taken in groups, each built before it is measured.
+same cores: trials are taken in groups, each built before it is measured. Where a GPU measures, the next group is
+built meanwhile.
 
 Faults. A worker that dies, hangs, floods its log or sends garbage is killed with its group and replaced; the new
 one first runs a canary with a known answer, and a wrong canary ends tuning with a DeviceError. The kernel that was
@@ -199,6 +200,8 @@ class Tuner:
         self._lost_before = False
         self.environment: Described = self._site.environment
         self.workers_started = 0
+        self.sm_clocks_mhz: list[int] = []
+        """On a GPU, at the end of each trial, where it can be asked."""
         self._rejected: Counter[Verdict] = Counter()
         self._kernels = self._lookups = self._trials = 0
 
@@ -240,18 +243,35 @@ class Tuner:
         start = self._clock()
         source = iter(trials)
         size = min(MAX_GROUP, 2 * max(1, self._site.jobs))
-        while group := [self._look_up(t) for t in islice(source, size)]:
-            if not self._expired(deadline):
-                self._build([w for w in group if w.left], deadline)
+        groups = iter(lambda: [self._look_up(t) for t in islice(source, size)], [])
+        for group in self._built(groups, deadline):
+            # lookups are free, so what comes after the deadline is still answered from the database
+            late = self._expired(deadline)
             for work in group:
                 yield from self._finish(work, deadline)
-                if progress is not None:
+                if progress is not None and not late:
                     progress(self._progress(start, total))
-            if self._expired(deadline):
-                # lookups are free, so the rest of the trials is still answered from the database
-                for trial in source:
-                    yield from self._finish(self._look_up(trial), deadline)
-                return
+
+    def _built(self, groups: Iterator[list[_Work]], deadline: float | None) -> Iterator[list[_Work]]:
+        """The groups with their kernels built; one group ahead where that does not disturb measuring."""
+
+        def build(group: list[_Work]) -> list[_Work]:
+            if not self._expired(deadline):
+                self._build([w for w in group if w.left], deadline)
+            return group
+
+        if not self._site.builds_ahead:
+            yield from map(build, groups)
+            return
+        with ThreadPoolExecutor(1) as ahead:
+            waiting: Future[list[_Work]] | None = None
+            for group in groups:
+                following = ahead.submit(build, group)
+                if waiting is not None:
+                    yield waiting.result()
+                waiting = following
+            if waiting is not None:
+                yield waiting.result()
 
     def _expired(self, deadline: float | None) -> bool:
         return deadline is not None and self._clock() >= deadline
@@ -393,6 +413,8 @@ class Tuner:
                     case "done":
                         if any(k not in work.done and k not in skipped for k in numbers):
                             raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
+                        if isinstance(clock := event.get("sm_mhz"), int) and clock > 0:
+                            self.sm_clocks_mhz.append(clock)
                         return None
                     case "restart":
                         raise WorkerFault(Fault.RESTART, "its device is lost")
