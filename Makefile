@@ -32,8 +32,8 @@ check: $(READY)
 	$(PY) tools/sizes.py
 
 conformance: $(READY)
-	$(PY) tools/conformance.py --engine compiled
-	$(PY) tools/opinfo.py --engine compiled
+	$(RUN) tools.conformance --engine compiled
+	$(RUN) tools.opinfo --engine compiled
 
 replay: $(READY)
 	$(PY) tools/replay.py --base $(BASE)

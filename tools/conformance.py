@@ -297,7 +297,7 @@ def summary_of(kind: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def environment(engine: str) -> dict[str, Any]:
+def environment(engine: str, kind: str) -> dict[str, Any]:
     """The header of a record."""
     versions = {"python": platform.python_version(), "numpy": np.__version__, "onnx": onnx.__version__}
     try:
@@ -312,7 +312,7 @@ def environment(engine: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "versions": versions,
         "engine": engine,
-        "command": "python -m tools.conformance " + " ".join(x for x in sys.argv[1:] if x != "--resume"),
+        "command": f"python -m tools.conformance --engine {engine} --suites {kind}",
     }
 
 
@@ -346,7 +346,7 @@ def main() -> int:
         bad += summary["wrong"] + summary["crashed"]
         if not chosen.no_record and not chosen.match:
             chosen.record.mkdir(parents=True, exist_ok=True)
-            text = "\n".join(json.dumps(x) for x in (environment(chosen.engine), *lines, summary))
+            text = "\n".join(json.dumps(x) for x in (environment(chosen.engine, kind), *lines, summary))
             (chosen.record / f"{SUITES[kind]}.jsonl").write_text(text + "\n")
     return 1 if bad else 0
 

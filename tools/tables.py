@@ -64,15 +64,18 @@ def networks() -> str:
 
 
 def conformance() -> str:
-    """Counts of the conformance suites."""
+    """Counts of the conformance suites, and the engine that each record is of."""
     rows = []
     for name in ("conformance-onnx-node", "conformance-onnx-simple", "conformance-onnx-pytorch-operator",
                  "conformance-onnx-pytorch-converted", "opinfo"):  # fmt: skip
-        summary = next((x for x in reversed(records("cpu", name)) if x["record"] == "summary"), None)
+        lines = records("cpu", name)
+        summary = next((x for x in reversed(lines) if x["record"] == "summary"), None)
         if summary is not None:
-            keys = ("total", "passed", "native", "fallback", "refused", "wrong", "crashed")
-            rows.append([name, *(str(summary.get(k, "")) for k in keys)])
-    head = ["suite", "cases", "passed", "native", "fallback", "refused", "wrong", "crashed"]
+            keys = ("total", "passed", "native", "without_calls", "fallback", "refused", "wrong", "crashed")
+            shown = {**summary, "refused": summary.get("refused", summary.get("eager", ""))}
+            rows.append([name, str(lines[0].get("engine", "")), *(str(shown.get(k, "")) for k in keys)])
+    head = ["suite", "engine", "cases", "passed", "native", "own kernels only", "fallback", "refused", "wrong",
+            "crashed"]  # fmt: skip
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
