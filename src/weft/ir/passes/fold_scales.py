@@ -36,12 +36,15 @@ _AFFINE = frozenset({Prim.MUL, Prim.DIV, Prim.ADD, Prim.SUB})
 
 @dataclass(slots=True)
 class _Chain:
-    """top = linear(x, w) · scale + shift, channel by channel."""
+    """top = linear(x, w) · scale + shift, channel by channel; the scale and shift may be of a wider type (`wide`)."""
 
     linear: NodeId
+    wide: DType
     scale: _F64
     shift: _F64
     members: tuple[NodeId, ...]
+    rounds: bool = False
+    """Everybody who reads the result rounds it to the linear primitive's own type first."""
     num_scales: int = 0
     num_shifts: int = 0
 
@@ -59,25 +62,45 @@ class _Finder:
 
     def chain(self, top: NodeId) -> _Chain | None:
         """The longest chain of affine primitives that ends in `top`, if it starts with a linear one."""
-        steps = []
+        steps: list[tuple[NodeId, NodeId]] = []
+        casts: list[NodeId] = []
         at = top
-        while self.graph.nodes[at].prim in _AFFINE:
-            step = self._step(at)
-            if step is None:
-                return None
-            steps.append((at, *step))
-            at = step[0]
-            if self.users[at] != (steps[-1][0],) or at in self.outputs:
+        while self.graph.nodes[at].prim in _AFFINE or self._widens(at):
+            above = at
+            if self._widens(at):
+                casts.append(at)
+                at = self.graph.nodes[at].inputs[0]
+            else:
+                step = self._step(at)
+                if step is None:
+                    return None
+                steps.append((at, step[1]))
+                at = step[0]
+            if self.users[at] != (above,) or at in self.outputs:
                 return None  # somebody else reads what would change
         channels = self._num_channels(at)
         if channels is None:
             return None
-        chain = _Chain(at, np.ones(channels), np.zeros(channels), tuple(node for node, _, _ in steps))
-        for node, _, constant in reversed(steps):
+        members = (*(node for node, _ in steps), *casts)
+        wide = self.graph.type_of(top).dtype
+        chain = _Chain(at, wide, np.ones(channels), np.zeros(channels), members, self._rounds(top, at))
+        for node, constant in reversed(steps):
             values = self._per_channel(constant, at)
             if values is None or not _extend(chain, self.graph.nodes[node].prim, values):
                 return None
         return chain
+
+    def _widens(self, node: NodeId) -> bool:
+        """Whether a node casts a 16-bit float to f32: a batch norm of 16-bit values computes in f32."""
+        n = self.graph.nodes[node]
+        if n.prim is not Prim.CAST or n.type.dtype is not DType.F32:
+            return False
+        return self.graph.type_of(n.inputs[0]).dtype in (DType.F16, DType.BF16)
+
+    def _rounds(self, top: NodeId, linear: NodeId) -> bool:
+        narrow = self.graph.type_of(linear).dtype
+        readers = [self.graph.nodes[u] for u in self.users[top]]
+        return top not in self.outputs and all(n.prim is Prim.CAST and n.type.dtype is narrow for n in readers)
 
     def _step(self, node: NodeId) -> tuple[NodeId, NodeId] | None:
         """(operand that varies, operand that is constant)."""
@@ -175,12 +198,15 @@ def _emit(graph: Graph, chain: _Chain, weight: Array) -> Replacement:
         w = b.constant(weight, n.type.dtype)
         with b.within(n.origin):
             y = b.add(n.prim, mapped[n.inputs[0]], w, attrs=n.attrs)
-        if chain.num_shifts == 0 or not np.any(chain.shift):
-            return y
-        shift: Array = round_to(chain.shift, n.type.dtype)
-        if n.prim is Prim.CONV:
-            shift = shift.reshape(-1, *[1] * (n.type.rank - 2))
-        return b.add(Prim.ADD, y, b.broadcast(b.constant(shift, n.type.dtype), n.type.shape))
+        dtype = n.type.dtype if chain.rounds else chain.wide
+        if dtype is not n.type.dtype:
+            y = b.cast(y, dtype)
+        if chain.num_shifts and np.any(chain.shift):
+            shift: Array = round_to(chain.shift, dtype)
+            if n.prim is Prim.CONV:
+                shift = shift.reshape(-1, *[1] * (n.type.rank - 2))
+            y = b.add(Prim.ADD, y, b.broadcast(b.constant(shift, dtype), n.type.shape))
+        return y if dtype is chain.wide else b.cast(y, chain.wide)
 
     return make
 
@@ -206,6 +232,8 @@ def _replacement(graph: Graph, chain: _Chain) -> Replacement | None:
 class FoldScalesPass:
     """linear(x, w)·s + t → linear(x, w·s) + t for s and t per output channel and w constant.
 
+    The scale and shift may be in f32 behind a cast of a 16-bit result; what is left of the shift then stays in f32
+    unless the sum is rounded back anyway.
     Conditions: nobody else reads what lies between; the scaled weights are finite and lose no bits.
     """
 
