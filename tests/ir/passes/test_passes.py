@@ -509,7 +509,7 @@ def test_a_batch_norm_in_f32_folds_into_a_convolution_in_16_bits(dtype: DType) -
     assert "mul" not in prims(kept)
     assert prims(kept).count("cast") == 1
     assert "mul" in prims(clean_up(half_batch_norm(dtype, rounds=True), strict=True, verify=True).graph)
-    x = np.random.default_rng(0).standard_normal((1, 3, 4, 4))
+    x = round_to(np.random.default_rng(0).standard_normal((1, 3, 4, 4)), dtype)
     for rounds in (True, False):
         graph = half_batch_norm(dtype, rounds=rounds)
         folded = clean_up(graph, strict=False).graph
