@@ -1,0 +1,110 @@
+"""The search with invented times: what it asks for, in which order, and when it ends. Nothing is compiled."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from tests.orchestrate.graphs import residual_net
+
+from weft.device.facts import CpuFacts
+from weft.generate.registry import generators
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline.problems import FIRST, Entry, Problems, collect, make_kernels
+from weft.pipeline.search import MIN_BATCH, Known, search
+
+TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
+FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
+Found = Mapping[tuple[str, Schedule], Measurement]
+OPTIONS = Options()
+
+
+@pytest.fixture
+def posed() -> tuple[Alternatives, Problems]:
+    alternatives = find_alternatives(residual_net(2))
+    candidates = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
+    return alternatives, collect(alternatives.graph, candidates, alternatives, FACTS)
+
+
+class Machine:
+    """Measures by a hash of what is measured; remembers what it was asked."""
+
+    def __init__(self, problems: Problems, refuses: Callable[[int], bool] = lambda position: False) -> None:
+        self.problems = problems
+        self.refuses = refuses
+        self.asked: list[tuple[str, Schedule]] = []
+        self.batches: list[int] = []
+        self.makers = generators(library=True, generated=True)
+
+    def __call__(self, entries: Sequence[Entry]) -> Found:
+        self.batches.append(len(entries))
+        found = {}
+        for entry in entries:
+            make_kernels(entry, self.problems, self.makers, FACTS, OPTIONS)
+            for position, (schedule, _) in enumerate(entry.asked):
+                key = (entry.problem.key, schedule)
+                if key in self.asked:
+                    continue
+                self.asked.append(key)
+                share = hashlib.sha256(str(key).encode()).digest()[0] / 256
+                verdict = Verdict.WRONG if self.refuses(position) else Verdict.OK
+                found[key] = Measurement(*key, verdict, (entry.estimate_us * (0.5 + share),))
+        return found
+
+
+def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000) -> Known:
+    alternatives, problems = posed
+    left = iter(range(rounds))
+    return search(
+        alternatives.graph,
+        problems,
+        alternatives,
+        machine,
+        OPTIONS,
+        out_of_time=lambda: next(left, None) is None,
+        say=lambda line: None,
+    )
+
+
+def test_it_ends_with_the_best_plan_measured(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Machine(posed[1])
+    known = run(posed, machine)
+    assert known.complete
+    assert len(known.best_us) < len(posed[1].entries), "hopeless problems are never measured"
+    assert len(machine.asked) == len(set(machine.asked)) == len(known.measurements)
+
+
+def test_the_first_kernels_go_first_and_the_others_where_it_matters(posed: tuple[Alternatives, Problems]) -> None:
+    run(posed, Machine(posed[1]))
+    entries = [e for e in posed[1].entries.values() if e.kernels]
+    many = [e for e in entries if len(e.kernels or ()) > e.first]
+    assert all(e.first <= 2 * FIRST for e in entries)
+    assert any(e.widened for e in many)
+    assert not all(e.widened for e in many)
+
+
+def test_a_search_cut_short_has_measured_the_longest(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Machine(posed[1])
+    known = run(posed, machine, rounds=1)
+    assert not known.complete
+    assert len(machine.batches) == 1
+    assert len(known.best_us) >= MIN_BATCH
+
+
+def test_without_time_nothing_is_asked(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Machine(posed[1])
+    assert not run(posed, machine, rounds=0).complete
+    assert machine.asked == []
+
+
+def test_where_the_first_are_refused_the_others_get_their_chance(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Machine(posed[1], refuses=lambda position: position == 0)
+    known = run(posed, machine)
+    assert known.complete
+    refused = {k for (k, _), m in known.measurements.items() if m.verdict is Verdict.WRONG}
+    assert refused & {k for k, t in known.best_us.items() if t < float("inf")}
