@@ -98,3 +98,23 @@ def product(
     if out is not None:
         y = b.cast(y, out)
     return _problem(b, y, ins, ROW)
+
+
+def heads_joined(b0: int, heads: int, rows: int, size: int, n: int, *, dtype: DType = F16) -> Problem:
+    """The heads of attention side by side, times a weight, plus a bias: what follows attention."""
+    b = GraphBuilder()
+    x = b.transpose(b.input(TensorType(dtype, (b0, heads, rows, size))), (0, 2, 1, 3))
+    x = b.reshape(b.reshape(x, (b0, rows, heads * size)), (b0 * rows, heads * size))
+    y = b.add(Prim.MATMUL, x, b.input(TensorType(dtype, (heads * size, n)), is_weight=True))
+    y = b.apply(Prim.ADD, y, b.input(TensorType(dtype, (n,)), is_weight=True))
+    return _problem(b, y, [ROW] * 3, ROW)
+
+
+def heads_parted(b0: int, heads: int, rows: int, size: int, k: int, *, weight: bool = True) -> Problem:
+    """A product whose columns become the heads of attention: what precedes it."""
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (b0 * rows, k)))
+    y = b.add(Prim.MATMUL, x, b.input(TensorType(F16, (k, heads * size)), is_weight=weight))
+    y = b.apply(Prim.ADD, y, b.input(TensorType(F16, (heads * size,)), is_weight=True))
+    y = b.reshape(b.reshape(y, (b0, rows, heads * size)), (b0, rows, heads, size))
+    return _problem(b, b.transpose(y, (0, 2, 1, 3)), [ROW] * 3, ROW)

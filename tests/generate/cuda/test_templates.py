@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, product
+from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
 
 from weft.device.cuda.facts import GpuFacts
@@ -80,6 +80,9 @@ CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "warpgroups": (product((70, 264), (40, 264), turn_right=True), group),
     "warpgroups, 3x3 bf16": (convolution(1, 16, 11, 11, 24, 3, 1, 1, dtype=BF16), group),
     "warpgroups, both operands": (product((2, 70, 72), (2, 40, 72), weight=False, turn_right=True), group),
+    "heads joined": (heads_joined(2, 3, 20, 16, 24), anything),
+    "heads parted": (heads_parted(2, 3, 20, 16, 40), anything),
+    "heads parted, no weight": (heads_parted(2, 3, 20, 16, 40, weight=False), anything),
     "few rows": (product((3, 520), (12, 520), turn_right=True), gemv),
     "few rows, repacked": (product((2, 264), (264, 10), dtype=BF16), gemv),
     "few rows, batched f32": (product((2, 1, 64), (2, 10, 64), turn_right=True, weight=False, dtype=F32), gemv),

@@ -10,8 +10,10 @@ tables of its rows and columns.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -117,16 +119,44 @@ class _RefusedError(Exception):
 _F32 = frozenset({DType.F32})
 
 
-def match(problem: Problem, dtypes: frozenset[DType] = _F32, values: frozenset[DType] = _F32) -> Contraction | Declined:
+def match(
+    problem: Problem, dtypes: frozenset[DType] = _F32, values: frozenset[DType] = _F32, *, heads: bool = False
+) -> Contraction | Declined:
     """The normal form of a problem with exactly one LINEAR primitive, or why there is none.
 
     `dtypes` are the element types of contractions that the caller takes, `values` those of operands and outputs of
-    the epilogue.
+    the epilogue. With `heads`, a product is taken too whose rows, columns or sum are two dimensions in memory (the
+    heads of attention): the outer one becomes a loop, groups, or the kernel's rows.
     """
     try:
         return _Matcher(problem, dtypes, values).run()
     except _RefusedError as refuse:
+        for apart in _divisions(problem) if heads else ():
+            with suppress(_RefusedError):
+                return _Matcher(problem, dtypes, values, apart).run()
         return Declined(str(refuse))
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Inner sizes of the dimensions of a product that are two in memory."""
+
+    rows: int
+    columns: int
+    sums: int
+
+
+def _divisions(problem: Problem) -> Iterator[_Apart]:
+    """Ways to take a product apart into sizes that occur in its graph, whole dimensions first."""
+    g = problem.graph
+    node = next((n for n in g.nodes if n.prim is Prim.MATMUL), None)
+    if node is None or node.type.rank < 2:
+        return
+    sizes = sorted({size for n in g.nodes for size in n.type.shape if size > 1}, reverse=True)
+    whole = (*node.type.shape[-2:], g.type_of(node.inputs[0]).shape[-1])
+    rows, columns, sums = ([n, *(x for x in sizes if x < n and n % x == 0)] for n in whole)
+    for r, c, k in itertools.product(rows, (c for c in columns if c % 8 == 0), (k for k in sums if k % 8 == 0)):
+        yield _Apart(r, c, k)
 
 
 def apply_path(view: View, path: Path) -> View:
@@ -144,6 +174,20 @@ def apply_path(view: View, path: Path) -> View:
                 raise _RefusedError(f"no constant strides after a reshape to {x}")
             view = new
     return view
+
+
+def _taken_apart(view: View, path: Path, shape: tuple[int, ...], rows: int, columns: int) -> View:
+    """A view after renaming steps that lead to `shape`, its last two dimensions as (outer, inner) each."""
+    wanted = (*shape[:-2], shape[-2] // rows, rows, shape[-1] // columns, columns)
+    short = path
+    while short and short[-1][0] == "reshape":
+        short = short[:-1]
+    for steps in (path, short):
+        with suppress(_RefusedError):
+            new = apply_path(view, steps).reshape(wanted)
+            if new is not None:
+                return new
+    raise _RefusedError(f"no constant strides after a reshape to {wanted}")
 
 
 def _move(graph: Graph, node: NodeId) -> Move | None:
@@ -191,10 +235,17 @@ def _known(graph: Graph, at: NodeId) -> np.ndarray | None:
 
 
 class _Matcher:
-    def __init__(self, problem: Problem, dtypes: frozenset[DType], values: frozenset[DType]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        dtypes: frozenset[DType],
+        values: frozenset[DType],
+        apart: _Apart | None = None,
+    ) -> None:
         self.problem = problem
         self.dtypes = dtypes
         self.values = values
+        self.apart = apart
         self.graph = problem.graph
         self.body: list[Step] = []
         self.memo: dict[tuple[NodeId, Path], Slot] = {}
@@ -229,7 +280,7 @@ class _Matcher:
             if dtype not in self.values:
                 raise _RefusedError(f"output of {dtype.value}")
             view = View.dense(g.type_of(out).shape, self.problem.output_formats[position])
-            outputs.append((slot, apply_path(view, path)))
+            outputs.append((slot, self._place(view, path)))
         if not outputs:
             raise _RefusedError("no output")
         walks = tuple((slot, self._walk(view, base)) for slot, view in outputs)
@@ -301,7 +352,7 @@ class _Matcher:
 
     def _leaf(self, at: NodeId, key: tuple[NodeId, Path]) -> None:
         n = self.graph.nodes[at]
-        view = apply_path(self._dense(at), key[1])
+        view = self._place(self._dense(at), key[1])
         single = all(size == 1 or step == 0 for size, step in zip(view.shape, view.strides, strict=True))
         if n.type.dtype not in self.values and not (n.prim is Prim.CONSTANT and single):
             raise _RefusedError(f"operand of {n.type.dtype.value}")
@@ -311,6 +362,13 @@ class _Matcher:
         self.body.append(step)
         self.views.append(view)
         self.memo[key] = len(self.body) - 1
+
+    def _place(self, view: View, path: Path) -> View:
+        """A view of the contraction's result; rows and columns as two dimensions each if they are taken apart."""
+        if self.apart is None:
+            return apply_path(view, path)
+        shape = self.graph.type_of(self.linear).shape
+        return _taken_apart(view, path, shape, self.apart.rows, self.apart.columns)
 
     def _dense(self, at: NodeId) -> View:
         n = self.graph.nodes[at]
@@ -327,6 +385,8 @@ class _Matcher:
         """A view of the contraction's result over the loop dimensions."""
         node = self.graph.nodes[self.linear]
         shape, strides = view.shape, view.strides
+        if self.apart is not None:
+            return Walk(strides[:-2], strides[-2], strides[-1], view.offset)
         if node.prim is Prim.MATMUL:
             rows = strides[-2]
             return Walk((*strides[:-2], 0, rows), 0, strides[-1], view.offset)
@@ -338,6 +398,11 @@ class _Matcher:
 
     def _operand(self, at: NodeId) -> tuple[Source, View]:
         """An operand that is an input or constant seen through renamings."""
+        source, dense, path = self._below(at)
+        return source, apply_path(dense, path)
+
+    def _below(self, at: NodeId) -> tuple[Source, View, Path]:
+        """The input or constant below renamings, whole, and the renamings."""
         path: list[Move] = []
         while (move := _move(self.graph, at)) is not None:
             path.append(move)
@@ -345,7 +410,7 @@ class _Matcher:
         n = self.graph.nodes[at]
         if n.prim not in (Prim.INPUT, Prim.CONSTANT):
             raise _RefusedError(f"{n.prim.value} before the contraction")
-        return self._source(at), apply_path(self._dense(at), tuple(reversed(path)))
+        return self._source(at), self._dense(at), tuple(reversed(path))
 
     def _is_weight(self, source: Source) -> bool:
         if source.kind == "const":
@@ -358,29 +423,39 @@ class _Matcher:
         shape = node.type.shape
         if len(shape) < 2:
             raise _RefusedError("matmul of vectors")
-        (a_source, av), (w_source, wv) = self._operand(node.inputs[0]), self._operand(node.inputs[1])
+        a_source, dense, path = self._below(node.inputs[0])
+        left = g.type_of(node.inputs[0]).shape
+        apart = self.apart or _Apart(shape[-2], shape[-1], left[-1])
+        w_source, wv = self._operand(node.inputs[1])
         batch = shape[:-2]
-        if len(av.shape) < 2 or len(wv.shape) < 2:
+        if len(left) < 2 or len(wv.shape) < 2:
             raise _RefusedError("matmul of vectors")
-        k = av.shape[-1]
+        k = left[-1]
         if k == 0:
             raise _RefusedError("empty sum")
-        av, wv = av.broadcast((*batch, *av.shape[-2:])), wv.broadcast((*batch, *wv.shape[-2:]))
+        if self.apart is None:
+            v = apply_path(dense, path)
+            steps = (*v.strides[:-2], 0, v.strides[-2], 0, v.strides[-1])
+            av = View((*left[:-2], 1, left[-2], 1, k), steps, v.offset)
+        else:
+            av = _taken_apart(dense, path, left, apart.rows, apart.sums)
+        av, wv = av.broadcast((*batch, *av.shape[-4:])), wv.broadcast((*batch, *wv.shape[-2:]))
+        group = apart.columns * wv.strides[-1] if apart.columns < shape[-1] else 0
         return Contraction(
-            dims=(*batch, 1, shape[-2]),
-            groups=1,
-            oc=shape[-1],
-            ic=k,
-            kernel=(1, 1),
+            dims=(*batch, shape[-2] // apart.rows, apart.rows),
+            groups=shape[-1] // apart.columns,
+            oc=apart.columns,
+            ic=apart.sums,
+            kernel=(k // apart.sums, 1),
             strides=(1, 1),
             dilations=(1, 1),
             a=a_source,
-            a_walk=Walk((*av.strides[:-2], 0, av.strides[-2]), 0, av.strides[-1], av.offset),
-            a_kernel=(0, 0),
+            a_walk=Walk(av.strides[:-2], 0, av.strides[-1], av.offset),
+            a_kernel=(av.strides[-2], 0),
             pack=None,
             w=w_source,
-            w_walk=Walk((*wv.strides[:-2], 0, 0), 0, wv.strides[-1], wv.offset),
-            w_kernel=(0, 0),
+            w_walk=Walk((*wv.strides[:-2], 0, 0), group, wv.strides[-1], wv.offset),
+            w_kernel=(apart.sums * wv.strides[-2] if apart.sums < k else 0, 0),
             w_k=wv.strides[-2],
             w_const=self._is_weight(w_source) and not any(wv.strides[:-2]),
             body=(),

@@ -132,8 +132,8 @@ def _taps(p: Product, tile: Tile) -> Loader:
         setup = f"int ao[{rounds}];\n" + _each(
             count,
             tile.threads,
-            f"const int m = m0 + x / {chunks}; {_pixel(p)} ao[i] = m < {p.m} ? {_base(p)} + img * {c.a_walk.dims[0]}"
-            f" + py * {c.a_walk.dims[1]} + px * {c.a_walk.dims[2]} : -1;",
+            f"const int m = m0 + x / {chunks};"
+            f" ao[i] = m < {p.m} ? {_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')} : -1;",
         )
         head += f" const int dk = ky * {c.a_kernel[0]} + kx * {c.a_kernel[1]} + ch;"
         body = f"const bool ok = ao[i] >= 0{tail}; " + _copy(to, "(ok ? A + ao[i] + dk : A)", "(ok ? 16u : 0u)")
@@ -303,7 +303,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
             count, tile.threads, _copy("to + x * 16", "from + x * 16", "16")
         )
         return Loader(begin=begin)
-    base = f"{walk.offset} + " + offset_of(walk, c.dims, p.batch, "b")
+    base = f"{walk.offset} + g * {walk.group} + " + offset_of(walk, c.dims, p.batch, "b")
     full_n = p.n % tile.bn == 0
     if p.w_load == "nk":
         count = tile.bn * chunks

@@ -83,7 +83,7 @@ class Product:
 
 def product(problem: Problem) -> Product | Declined:
     """The product that a problem is, or why it is none that the templates take."""
-    c = match(problem, CONTRACTED, VALUES)
+    c = match(problem, CONTRACTED, VALUES, heads=True)
     if isinstance(c, Declined):
         return c
     graph = cast("Graph", c.graph)
@@ -153,6 +153,7 @@ def _w_load(c: Contraction, chunk: int) -> WLoad:
         return "packed"
     walk = c.w_walk
     outer = [step for step, n in zip(walk.dims, c.dims, strict=True) if n > 1]
+    outer += [walk.group] if c.groups > 1 else []
     if c.w_k == 1 and _aligned(chunk, walk.offset, walk.channel, *outer):
         return "nk"
     if walk.channel == 1 and c.oc % chunk == 0 and chunk == 8 and _aligned(chunk, walk.offset, c.w_k, *outer):
