@@ -6,7 +6,7 @@ from tests.ir.small_graphs import GRAPHS, conv_batch_norm
 from weft.errors import InvalidGraphError
 from weft.ir.graph import GraphBuilder, Node, NodeId, Origin
 from weft.ir.prims import Prim
-from weft.ir.rewrite import GONE, Rewriter, compact, replace_nodes, rewrite
+from weft.ir.rewrite import LOST, Rewriter, compact, replace_nodes, rewrite
 from weft.ir.text import print_graph
 from weft.ir.types import DType, TensorType
 from weft.ir.verify import verify_graph
@@ -59,7 +59,7 @@ def test_nodes_that_go_are_marked_in_origins() -> None:
     graph = b.build([z])
     changed, _ = rewrite(graph, lambda b, n, i: b.add(Prim.ABS, x) if n.prim is Prim.NEG else None)
     assert [o.rule for o in changed.origins] == ["outer"]
-    assert changed.origins[0].operands == (GONE,)
+    assert changed.origins[0].operands == (LOST,)
     assert changed.origins[0].results == changed.outputs
     assert changed.nodes[changed.outputs[0]].origin == 0
 

@@ -41,7 +41,7 @@ class Origin:
     params: tuple[tuple[str, OriginParam], ...] = ()
     """The rule's keyword arguments, sorted by name."""
     operands: tuple[NodeId, ...] = ()
-    """Nodes that were the operator's operands; -1 for one that is absent or no longer there."""
+    """Nodes that were the operator's operands; -1 for one that is absent, -2 for one that is no longer there."""
     results: tuple[NodeId, ...] = ()
     """Nodes that are the operator's results; -1 for one that is no longer there."""
     source: str = ""

@@ -19,6 +19,8 @@ Visit = Callable[[GraphBuilder, Node, tuple[NodeId, ...]], NodeId | None]
 """(builder, old node, its operands in the builder) -> a node of the builder that replaces it, None to copy it."""
 
 GONE = -1
+LOST = -2
+"""An operand that was given and is no longer there; an absent one stays -1."""
 """Stands in an origin for a node that is no longer there."""
 
 
@@ -105,7 +107,8 @@ def _map_nodes(nodes: Sequence[NodeId], mapped: dict[NodeId, NodeId]) -> tuple[N
 
 
 def _map_origin(origin: Origin, mapped: dict[NodeId, NodeId]) -> Origin:
-    return replace(origin, operands=_map_nodes(origin.operands, mapped), results=_map_nodes(origin.results, mapped))
+    operands = tuple(j if j < 0 else mapped.get(j, LOST) for j in origin.operands)
+    return replace(origin, operands=operands, results=_map_nodes(origin.results, mapped))
 
 
 def compact(graph: Graph) -> Graph:

@@ -128,7 +128,7 @@ def canonical_text(problem: Problem) -> str:
     lines.append("return " + ", ".join(f"%{o} {f.value}" for o, f in outs))
     if problem.origin_rule:
         params = ", ".join(f"{k}={v!r}" for k, v in problem.origin_params)
-        operands = ", ".join(f"%{n}" if n >= 0 else "none" for n in problem.origin_operand_nodes)
+        operands = ", ".join(f"%{n}" if n >= 0 else "none" if n == -1 else "lost" for n in problem.origin_operand_nodes)
         lines.append(f"as {problem.origin_rule}({operands}; {params})")
     return "\n".join(lines)
 
@@ -251,8 +251,8 @@ class _Cut:
         return b.adopt(Node(n.prim, n.inputs, n.attrs, n.type), tuple(self.emitted[i] for i in self.operands(node)))
 
     def find(self, node: NodeId) -> NodeId:
-        """Where a node of the original graph is in the problem; -1 if it is not there."""
-        return self.emitted.get(self.resolve(node), -1) if node >= 0 else -1
+        """Where a node of the original graph is in the problem; -2 if it is not there, -1 for an absent operand."""
+        return self.emitted.get(self.resolve(node), -2) if node >= 0 else node
 
 
 @lru_cache(maxsize=4)

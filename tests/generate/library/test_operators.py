@@ -12,10 +12,11 @@ from weft.generate.library.execute import BoundCall, resolve
 from weft.generate.library.operators import OPERATORS
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
+from weft.ir.passes import clean_up
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
-from weft.kernels.source import LibraryCall
+from weft.kernels.source import LibraryCall, Schedule
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
 
@@ -109,6 +110,22 @@ def test_a_parameter_is_meant_or_declined(
         assert isinstance(call, LibraryCall) is taken, call
         if isinstance(call, LibraryCall):
             right(problem, call)
+
+
+def test_an_operand_that_was_folded_away_is_not_an_absent_one() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, IMAGE))
+    gamma, beta = (b.constant(np.full(6, v, np.float32)) for v in (2.0, 3.0))
+    results = fission.apply(b, "instance_norm", [x, gamma, beta], {"eps": 1e-5})
+    assert not isinstance(results, Declined)
+    graph = clean_up(b.build(results)).graph
+    found = []
+    for candidate in enumerate_candidates(graph).candidates:
+        choice = format_choices(graph, candidate)[0]
+        problem = extract(graph, candidate, choice.inputs, choice.outputs).problem
+        if problem.origin_rule == "instance_norm":
+            found.append(LibraryGenerator().emit(problem, Schedule("library", (("form", "operator"),))))
+    assert [type(f) for f in found] == [Declined]
 
 
 def test_a_parameter_that_no_row_reads_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,8 @@ class LibraryGenerator:
             return fused_conv(problem, schedule)
         if form == "linear":
             return fused_linear(problem, schedule)
+        if form == "operator" and min(problem.origin_operand_nodes, default=0) < -1:
+            return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         program = Program(problem.graph)
         row_major = set(problem.input_formats + problem.output_formats) <= {Format.ROW}
         if form == "primitives":
