@@ -89,14 +89,15 @@ class Emulated:
                     " dim3{n[3], n[4], n[5]}, shared, dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
                 )
             parts.append("}\n")
-        folder = Path(tempfile.mkdtemp(prefix="weft-emulated-"))
-        (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
-        flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
-        done = subprocess.run(
-            ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[:4000]
-        self.library = ctypes.CDLL(str(folder / "k.so"))
+        flags = ["-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
+        with tempfile.TemporaryDirectory(prefix="weft-emulated-") as home:
+            folder = Path(home)
+            (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
+            done = subprocess.run(
+                ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr[:4000]
+            self.library = ctypes.CDLL(str(folder / "k.so"))
 
 
 def run(

@@ -14,6 +14,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
 _MOST = 12
+"""Schedules of one problem."""
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -38,13 +39,13 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
 
 def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
-    """Best first by the model, but the best of every template before the third best of any."""
+    """Best first by the model, but the best of every template before the second best of any: few are measured."""
     seen: dict[object, int] = {}
     keyed = []
     for cycles, schedule in sorted(ranked, key=lambda x: x[0]):
         template = schedule.param("template")
         seen[template] = seen.get(template, 0) + 1
-        keyed.append((seen[template] > 2, cycles, schedule))
+        keyed.append((seen[template] > 1, cycles, schedule))
     return [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
 
 

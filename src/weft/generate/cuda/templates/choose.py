@@ -133,7 +133,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
         tile = (s.bm, s.bn, s.split, int(s.group))
         alike = seen.get(tile, 0)
         seen[tile] = alike + 1
-        keyed.append((modelled * (1 + 0.06 * alike), modelled, s))
+        keyed.append((modelled * (1 + 0.15 * alike), modelled, s))
     keyed.sort(key=lambda x: x[0])
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
