@@ -58,14 +58,14 @@ def build(batch: Sequence[Trial]) -> ctypes.CDLL:
         assert machine.endswith(machine_header().rstrip() + "\n"), "only narrow indices are emulated"
         texts.append(f"namespace n{number} {{{rest}}}")
         waits = str(any(word in rest for word in _ALONE)).lower()
-        for launch in source.launches:
-            texts.append(
-                f'extern "C" void run_{launch.entry}(void* const* a, unsigned g, unsigned b, unsigned c) '
-                f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}); }}"
-            )
+        texts += [
+            f'extern "C" void run_{launch.entry}(void* const* a, unsigned g, unsigned b, unsigned c) '
+            f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}); }}"
+            for launch in source.launches
+        ]
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
     (folder / "k.cpp").write_text("\n".join(texts))
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
+    command = ["g++", "-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
     done = subprocess.run([*command, "-pthread"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
     return ctypes.CDLL(str(folder / "k.so"))

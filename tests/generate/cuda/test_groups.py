@@ -1,0 +1,182 @@
+"""CUDA kernels on the emulated machine: random groups in every element type and random forms, and named groups."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from tests.generate.cpp.random_groups import random_problem
+from tests.generate.cpp.test_groups import NAMED, f32, problem
+from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
+from tests.ir.random_graphs import random_inputs
+
+from weft.generate.cuda.forms import Form
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+
+def random_form(seed: int) -> Form:
+    """Parameters that the rules might choose for a far larger problem."""
+    rng = random.Random(seed)
+    return Form(
+        threads=rng.choice([32, 64, 128]),
+        vector=rng.choice([4, 8, 16, 16]),
+        items=rng.choice([1, 1, 2, 3]),
+        fuse=rng.random() < 0.7,
+        keep=rng.random() < 0.6,
+        per_row=rng.choice([0, 0, 1, 4, 16, 32, 64, 256]),
+        columns=rng.choice([0, 0, 1, 2, 8]),
+        cluster=rng.choice([1, 1, 2, 4]),
+        spread=rng.choice([0, 0, 3, 20]),
+        tile=rng.random() < 0.4,
+    )
+
+
+SEEDS = {
+    DType.F32: range(8),
+    DType.F16: range(300, 303),
+    DType.BF16: range(400, 402),
+    DType.F64: range(200, 202),
+    DType.I64: range(500, 501),
+    DType.I32: range(600, 601),
+    DType.I16: range(700, 701),
+    DType.I8: range(800, 801),
+    DType.U8: range(900, 901),
+}
+
+
+def test_random_groups() -> None:
+    """All in one build: the compiler's start costs more than a kernel."""
+    batch: list[Trial] = []
+    for dtype, seeds in SEEDS.items():
+        for seed in seeds:
+            p = random_problem(seed, dtype)
+            if p is not None:
+                batch.append(trial(p, random_form(seed).schedule(), random_inputs(p.graph, seed)))
+    assert len(batch) >= 12
+    check(batch)
+
+
+QUICK = (
+    "softmax(33, 100)/1", "softmax/last", "norm-pad/row-last", "residual-norm", "group-norm/last", "pool3211/row",
+    "pool5121/last", "spp/last", "upsample-concat/last", "heads", "scalar", "empty", "empty-softmax", "empty-row",
+)  # fmt: skip
+
+
+def test_named_groups() -> None:
+    batch = []
+    for name in QUICK:
+        p = NAMED[name]()
+        batch += trials(p, random_inputs(p.graph, 7))[:1]
+    check(batch)
+
+
+def norm(rows: int, length: int, *, columns: bool = False) -> Problem:
+    """Mean and variance of long rows; `columns`: the rows' elements lie apart in memory."""
+    b = GraphBuilder()
+    x = b.input(f32(1, rows, length, 1) if columns else f32(rows, length))
+    axis = [2] if columns else [1]
+    d = b.apply(Prim.SUB, x, b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, x, axis), float(length)))
+    v = b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), axis), float(length))
+    graph = b.build([b.apply(Prim.MUL, d, b.apply(Prim.RSQRT, b.apply(Prim.ADD, v, 1e-5)))])
+    return problem(graph, f"norm-{rows}-{length}-{columns}", Format.LAST if columns else Format.ROW)
+
+
+LONG = {
+    "cluster": (norm(3, 4100), Form(threads=128, per_row=128, cluster=4)),
+    "cluster-odd": (norm(2, 1037), Form(threads=128, per_row=128, cluster=2)),
+    "spread": (norm(3, 4100), Form(threads=64, fuse=False, spread=18)),
+    "spread-columns": (norm(24, 500, columns=True), Form(threads=128, fuse=False, spread=12)),
+    "several-rows-per-block": (norm(37, 520), Form(threads=256, per_row=64)),
+    "in-registers": (norm(5, 640), Form(threads=64, per_row=64)),
+    "columns": (norm(20, 77, columns=True), Form(threads=128, columns=2)),
+}
+
+
+def test_long_rows() -> None:
+    check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
+
+
+def test_one_read_of_the_input() -> None:
+    p, form = LONG["in-registers"]
+    text = trial(p, form.schedule(), []).source.text.split("w_release();")[-1]
+    assert text.count("w_ldv<4>(in0") == 1
+    p, form = norm(5, 64 * 1024), Form(threads=64, per_row=64)  # too long for registers: read again by each stage
+    assert trial(p, form.schedule(), []).source.text.split("w_release();")[-1].count("w_ldv<4>(in0") == 3
+
+
+def mixed(dtype: DType, first: Format, second: Format, out: Format) -> Problem:
+    b = GraphBuilder()
+    x, y = (b.input(TensorType(dtype, (2, 72, 7, 24))) for _ in range(2))
+    graph = b.build([b.apply(Prim.ADD, b.apply(Prim.NEG, x), y)])
+    return Problem(graph, f"mixed-{dtype.value}-{first.value}-{second.value}-{out.value}", (first, second), (out,))
+
+
+def test_tiles() -> None:
+    row, last = Format.ROW, Format.LAST
+    problems = [mixed(d, f, g, h) for d in (DType.F16, DType.F32) for f, g, h in ((row, last, last), (last, row, row))]
+    b = GraphBuilder()
+    problems.append(problem(b.build([b.transpose(b.input(f32(3, 40, 50)), (2, 0, 1))]), "transpose"))
+    batch = [trial(p, Form(tile=True, threads=64).schedule(), random_inputs(p.graph, 1)) for p in problems]
+    assert all("W_SHARED" in one.source.text.split("w_remote")[-1] for one in batch)
+    check(batch)
+
+
+def test_change_of_format_alone() -> None:
+    b = GraphBuilder()
+    graph = b.build([b.input(f32(2, 24, 9, 7))])
+    p = Problem(graph, "convert", (Format.ROW,), (Format.LAST,))
+    check(trials(p, random_inputs(p.graph, 1)))
+
+
+def test_equal_bits_run_to_run() -> None:
+    batch = [trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in (LONG["spread"], LONG["cluster"])]
+    library = build(batch)
+    for one in batch:
+        first = run(one, library)
+        assert [x.tobytes() for x in first] == [x.tobytes() for x in run(one, library)]
+
+
+def test_reductions_of_empty_sets() -> None:
+    b = GraphBuilder()
+    x = b.input(f32(3, 0))
+    prims = (Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.REDUCE_MAX, Prim.REDUCE_MIN)
+    one = trial(
+        problem(b.build([b.reduce(prim, x, [1]) for prim in prims]), "empty-sets"),
+        Form().schedule(),
+        [np.zeros((3, 0), np.float32)],
+    )
+    got = run(one, build([one]))
+    assert [float(x.reshape(-1)[0]) for x in got] == [0.0, 1.0, float("-inf"), float("inf")]
+
+
+def test_nan_and_infinity_reach_the_result() -> None:
+    b = GraphBuilder()
+    x = b.input(f32(4, 37))
+    outs = [b.reduce(Prim.REDUCE_MAX, x, [1]), b.reduce(Prim.REDUCE_MIN, x, [1]), b.apply(Prim.MAX, x, 0.0)]
+    outs += [b.add(Prim.ARGMAX, x, attrs=a.ArgAttrs(1)), b.add(Prim.ARGMIN, x, attrs=a.ArgAttrs(1))]
+    p = problem(b.build(outs), "nan")
+    data = np.random.default_rng(0).standard_normal((4, 37)).astype(np.float32)
+    data[1, [3, 36]] = np.nan
+    data[2, 20] = np.inf
+    data[3, :] = -np.inf
+    batch = [
+        trial(p, form.schedule(), [data]) for form in (Form(per_row=32), Form(per_row=64, cluster=2), Form(per_row=1))
+    ]
+    check(batch)
+    library = build(batch)
+    for one in batch:
+        assert [int(k) for k in run(one, library)[3].reshape(-1)][1:] == [3, 20, 0]
+
+
+def test_indices_outside_are_clamped() -> None:
+    b = GraphBuilder()
+    x, i = b.input(f32(9, 20)), b.input(TensorType(DType.I64, (4,)))
+    p = problem(b.build([b.add(Prim.GATHER, x, i, attrs=a.GatherAttrs(0))]), "clamped")
+    data = random_inputs(p.graph)[0]
+    one = trial(p, Form().schedule(), [data, np.array([-5, 0, 8, 10**12])])
+    assert (run(one, build([one]))[0] == np.asarray(data)[[0, 0, 8, 8]]).all()
