@@ -63,6 +63,44 @@ def networks() -> str:
     return markdown(head, rows) + "\n\n" + note
 
 
+def gpu_networks() -> str:
+    """The networks on a GPU; each peer's faster memory format counts."""
+    lines = records("nvidia-h200", "networks")
+    cases = sorted((x for x in lines if x["record"] == "case"), key=lambda x: (_batch(x), str(x["case"])))
+    if not cases:
+        return "_not measured yet: `make gpu-bench`_"
+    rows: list[list[str]] = []
+    ratios: dict[int, list[float]] = {}
+    for c in cases:
+        peers = c["peers_ms"]
+        assert isinstance(peers, dict)
+        mine = float(str(c["weft_ms"]))
+        kinds = {k: min(v for n, v in peers.items() if n.removesuffix("_last") == k) for k in _kinds(peers)}
+        ratio = min(kinds.values()) / mine
+        ratios.setdefault(_batch(c), []).append(ratio)
+        shown = [f"{kinds[k]:.3f}" if k in kinds else "not measured" for k in ("eager", "inductor")]
+        rows.append(
+            [str(c["case"]), f"**{mine:.3f}**" if ratio >= 1 else f"{mine:.3f}", *shown, f"{ratio:.2f}",
+             f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} s", str(c["plan"]), str(c.get("why_lost", ""))]
+        )  # fmt: skip
+    for batch, values in sorted(ratios.items()):
+        name = f"geometric mean, batch {batch} ({len(values)} networks)"
+        rows.append([name, "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 5])
+    head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "× best", "kernels",
+            "floor ms", "tuning", "plan", "why lost"]  # fmt: skip
+    env = lines[0]
+    note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
+    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
+
+
+def _batch(case: dict[str, object]) -> int:
+    return int(str(case["case"]).split("/")[1][1:])
+
+
+def _kinds(peers: dict[str, float]) -> list[str]:
+    return sorted({name.removesuffix("_last") for name in peers})
+
+
 def conformance() -> str:
     """Counts of the conformance suites, and the engine that each record is of."""
     rows = []
@@ -79,7 +117,7 @@ def conformance() -> str:
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
-TABLES = {"networks": networks, "conformance": conformance}
+TABLES = {"networks": networks, "gpu-networks": gpu_networks, "conformance": conformance}
 
 
 def main() -> None:
