@@ -126,6 +126,15 @@ def test_tiles() -> None:
     check(batch)
 
 
+def test_no_tile_at_indices_read_at_run_time() -> None:
+    b = GraphBuilder()
+    x, i = b.input(f32(1, 32, 9, 64)), b.input(TensorType(DType.I64, (11,)))
+    graph = b.build([b.add(Prim.GATHER, x, i, attrs=a.GatherAttrs(2))])
+    p = Problem(graph, "gather-tile", (Format.ROW, Format.ROW), (Format.LAST,))
+    inputs = [random_inputs(graph)[0], np.arange(11) % 9]
+    check([trial(p, Form(tile=True, threads=64).schedule(), inputs)])
+
+
 def test_change_of_format_alone() -> None:
     b = GraphBuilder()
     graph = b.build([b.input(f32(2, 24, 9, 7))])

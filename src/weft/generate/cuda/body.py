@@ -78,6 +78,8 @@ class TileView:
     right: Var
     scale: int
     pitch: int
+    outer: frozenset[Var]
+    """Loops outside of the tile: all that the address of its corner may depend on."""
     lane: int = 0
     arrays: dict[TileKey, str] = field(default_factory=dict)
 
@@ -88,6 +90,8 @@ class TileView:
             return None
         row = step // self.scale
         base = address + Index(-row * self.lane, ((self.down, -step), (self.right, -1)))
+        if not base.variables <= self.outer or any(True for _ in base.loaded()):
+            return None
         name = self.arrays.setdefault((buffer.name, base, row), "m0")
         return f"{name} + ((tv * {self.scale}u + {self.lane}u) * {self.pitch}u + tb)"
 

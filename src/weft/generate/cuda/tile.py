@@ -97,7 +97,7 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
     corner = [f"{index_of(t).text()} * {part.edge}u + " if t.size > 1 else "" for t in tiles]
     buffers = {b.name: b for b in scene.readable.values()}
     item = min((buffers[name].dtype.itemsize for name, _, _ in known), default=4)
-    view = TileView(down, right, part.lanes, part.edge + max(1, 4 // item))
+    view = TileView(down, right, part.lanes, part.edge + max(1, 4 // item), frozenset(part.outer))
     for key in known:
         view.arrays[key] = _fill(draft, part, buffers[key[0]], key, view.pitch, corner)
     put("w_sync();")
