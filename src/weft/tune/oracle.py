@@ -195,7 +195,9 @@ def _pieces(x: T) -> Iterable[T]:
 
 
 def _representable(value: T, dtype: DType) -> bool:
-    return all(torch.equal(p, p.to(TORCH_DTYPE[dtype]).to(p.dtype)) for p in _pieces(value))
+    """Does the element type hold every value? NaN is none: its bits are anyone's."""
+    # a copy even in f64: on a GPU torch takes a tensor to equal itself, NaN and all
+    return all(torch.equal(p, p.to(TORCH_DTYPE[dtype], copy=True).to(p.dtype)) for p in _pieces(value))
 
 
 def _integral(x: T, q: int) -> bool:

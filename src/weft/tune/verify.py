@@ -38,7 +38,7 @@ from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, rms
 from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, ULPS, Limits, gate_a
 
-VERIFIER_VERSION = 2
+VERIFIER_VERSION = 3
 """Part of the key of every verdict; raised when a check changes."""
 POISONS = (0xFF, 0xA5)
 GUARD_BYTES = 256
@@ -461,17 +461,23 @@ def compare(got: torch.Tensor, want: Expected, where: str) -> Finding:
     got = got.contiguous()
     if want.equal or not got.is_floating_point():
         return _compare_equal(got, want, where)
-    classes, wanted = bulk.classes(got), bulk.classes(want.rounded)
-    differ = classes != wanted
-    if want.judged is not None:
-        differ = differ & want.judged
-    if bool(differ.any()):
-        at = int(differ.reshape(-1).nonzero()[0])
-        text = f"{where}: {int(differ.sum())} elements of another NaN or infinity class, first at {at}"
-        return Finding(Verdict.NAN_CLASS, text, math.inf)
+    if (finding := _compare_classes(got, want, where)) is not None:
+        return finding
     if want.limits is None:
         return Finding(Verdict.OK)
     return _compare_close(got, want, want.limits, where)
+
+
+def _compare_classes(got: torch.Tensor, want: Expected, where: str) -> Finding | None:
+    """NAN_CLASS where an element is finite, an infinity or NaN and should be another of these."""
+    differ = bulk.classes(got) != bulk.classes(want.rounded)
+    if want.judged is not None:
+        differ = differ & want.judged
+    if not bool(differ.any()):
+        return None
+    at = int(differ.reshape(-1).nonzero()[0])
+    text = f"{where}: {int(differ.sum())} elements of another NaN or infinity class, first at {at}"
+    return Finding(Verdict.NAN_CLASS, text, math.inf)
 
 
 def _accept(got: torch.Tensor, want: Expected) -> Finding | None:
@@ -494,7 +500,9 @@ def _accept(got: torch.Tensor, want: Expected) -> Finding | None:
 def _compare_equal(got: torch.Tensor, want: Expected, where: str) -> Finding:
     wrong = got != want.rounded
     if got.is_floating_point():
-        wrong = wrong & ~(torch.isnan(got) & torch.isnan(want.rounded))
+        if (finding := _compare_classes(got, want, where)) is not None:
+            return finding
+        wrong = wrong & ~torch.isnan(got)
     elif want.judged is not None:
         wrong = wrong & want.judged
     if not want.equal and want.limits is None:

@@ -33,8 +33,12 @@ from weft.device.files import publish
 from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
 
-BASE_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
-"""IEEE semantics throughout: no fast-math option is among these."""
+BASE_FLAGS = ("--std=c++17", "-default-device", "--no-cache", "--ptxas-options=-v")
+"""IEEE semantics throughout: no fast-math option is among these.
+
+Where there is a driver, NVRTC keeps what it compiled in the user's compute cache, and what it finds there comes without
+the assembler's log, so without resources: hence `--no-cache`, Weft has a cache of its own.
+"""
 ALLOWED_FLAGS = frozenset(
     {
         "--extra-device-vectorization",
