@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.tune.records import environment, measurement
+from tests.tune.records import KERNEL, environment, measurement
 
 from weft.tune import store
 from weft.tune.store import FILE_NAME, Database
@@ -64,8 +64,12 @@ def test_three_hundred_corruptions(backend: str, tmp_path: Path, monkeypatch: py
                 assert m == true[m.problem_key, m.schedule], f"trial {trial}: a damaged record was used"
             complete += len(found) == ROWS
             db.commit(measurement(1000), ENV)
-            assert db.lookup(measurement(1000).problem_key, measurement(1000).schedule, ENV) == measurement(1000)
+            assert db.lookup(measurement(1000).problem_key, measurement(1000).schedule, KERNEL, ENV) == measurement(
+                1000
+            )
             assert db.stats().rows >= 1
         with Database.open(folder) as db:
-            assert db.lookup(measurement(1000).problem_key, measurement(1000).schedule, ENV) == measurement(1000)
+            assert db.lookup(measurement(1000).problem_key, measurement(1000).schedule, KERNEL, ENV) == measurement(
+                1000
+            )
     assert complete < 150

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tune.records import environment, measurement
+from tests.tune.records import KERNEL, environment, measurement
 
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
@@ -35,7 +35,7 @@ def test_what_is_committed_is_found_again(folder: Path) -> None:
         assert not db.problems
     with Database.open(folder) as db:
         for m in wanted:
-            assert db.lookup(m.problem_key, m.schedule, ENV) == m
+            assert db.lookup(m.problem_key, m.schedule, KERNEL, ENV) == m
         assert len(db.lookup_all("problem 2 'ünïcode'")) == 3
         assert db.stats().rows == 12 and db.stats().problems == 4 and db.stats().verdicts == {"ok": 12}
         assert db.verify() == (12, 0)
@@ -51,9 +51,9 @@ def test_another_environment_is_a_miss(folder: Path) -> None:
             replace(ENV, torch="0"),
             replace(ENV, sources=""),
         ):
-            assert db.lookup(m.problem_key, m.schedule, other) is None
-        assert db.lookup(m.problem_key + " ", m.schedule, ENV) is None
-        assert db.lookup(m.problem_key, Schedule("cpp"), ENV) is None
+            assert db.lookup(m.problem_key, m.schedule, KERNEL, other) is None
+        assert db.lookup(m.problem_key + " ", m.schedule, KERNEL, ENV) is None
+        assert db.lookup(m.problem_key, Schedule("cpp"), KERNEL, ENV) is None
         assert db.lookup_all(m.problem_key, environment(seed=1)) == ()
 
 
@@ -64,7 +64,7 @@ def test_the_newest_counts_and_commits_are_idempotent(folder: Path) -> None:
         db.commit(new, ENV, trial="b")
         db.commit(old, ENV, trial="a")
         assert db.stats().rows == 2
-        assert db.lookup(old.problem_key, old.schedule, ENV) == new
+        assert db.lookup(old.problem_key, old.schedule, KERNEL, ENV) == new
         assert db.lookup_all(old.problem_key) == (new,)
 
 
@@ -76,7 +76,7 @@ def test_prune_keeps_the_newest_of_this_environment(folder: Path) -> None:
         assert db.prune() == 1
         assert db.stats().rows == 2
         assert db.prune(ENV) == 1
-        found = db.lookup(measurement(1).problem_key, measurement(1).schedule, ENV)
+        found = db.lookup(measurement(1).problem_key, measurement(1).schedule, KERNEL, ENV)
         assert found is not None and found.samples_us == (1.0,)
         assert db.stats().rows == 1
 
@@ -94,7 +94,7 @@ def test_a_hit_needs_the_whole_text(tmp_path: Path) -> None:
     raw.commit()
     raw.close()
     with Database.open(tmp_path) as db:
-        assert db.lookup(m.problem_key, m.schedule, ENV) is None
+        assert db.lookup(m.problem_key, m.schedule, KERNEL, ENV) is None
         assert db.lookup_all("another problem") == ()
         assert db.stats().quarantined == 1
 
@@ -155,7 +155,7 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     with Database.open(tmp_path) as db:
         assert db.stats().backend == "memory" and any("schema 99" in p for p in db.problems)
         db.commit(measurement(2), ENV)
-        assert db.lookup(measurement(2).problem_key, measurement(2).schedule, ENV) is not None
+        assert db.lookup(measurement(2).problem_key, measurement(2).schedule, KERNEL, ENV) is not None
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
@@ -195,7 +195,9 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
             db.prune()
         for n in range(3):
             for s in range(2):
-                assert db.lookup(measurement(n).problem_key, measurement(n, s).schedule, ENV) == measurement(n, s)
+                assert db.lookup(measurement(n).problem_key, measurement(n, s).schedule, KERNEL, ENV) == measurement(
+                    n, s
+                )
         applies = {
             "sqlite": set(SITES) - {"append"},
             "segments": set(SITES) - {"schema", "begin", "insert", "quarantine", "set-aside"},
@@ -209,14 +211,14 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
     with Database.open(folder) as db:  # nothing half-written is left
         assert all(read_row(r.to_row("t")) is not None for r in db.records())
         db.commit(measurement(9), ENV)
-        assert db.lookup(measurement(9).problem_key, measurement(9).schedule, ENV) == measurement(9)
+        assert db.lookup(measurement(9).problem_key, measurement(9).schedule, KERNEL, ENV) == measurement(9)
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with Database.open(tmp_path / "file" / "cache") as db:
         db.commit(measurement(1), ENV)
-        assert db.lookup(measurement(1).problem_key, measurement(1).schedule, ENV) == measurement(1)
+        assert db.lookup(measurement(1).problem_key, measurement(1).schedule, KERNEL, ENV) == measurement(1)
         assert len(db.problems) == 1 and db.stats().backend == "memory"
 
 
@@ -280,17 +282,18 @@ def test_file_system_types() -> None:
 def test_keys_tell_everything_apart() -> None:
     m = measurement(1)
     texts = {
-        timing_key("a", m.schedule, ENV),
-        timing_key("b", m.schedule, ENV),
-        timing_key("a", Schedule("cpp"), ENV),
-        timing_key("a", Schedule("cpp", (("t", 1),)), ENV),
-        timing_key("a", Schedule("cpp", (("t", True),)), ENV),
-        timing_key("a", Schedule("cpp", (("t", 1.0),)), ENV),
-        timing_key("a", m.schedule, environment(seed=2)),
-        timing_key("a", m.schedule, replace(ENV, cache="warm")),
-        timing_key("a", m.schedule, replace(ENV, protocol=99)),
+        timing_key("a", m.schedule, KERNEL, ENV.text),
+        timing_key("b", m.schedule, KERNEL, ENV.text),
+        timing_key("a", Schedule("cpp"), KERNEL, ENV.text),
+        timing_key("a", Schedule("cpp", (("t", 1),)), KERNEL, ENV.text),
+        timing_key("a", Schedule("cpp", (("t", True),)), KERNEL, ENV.text),
+        timing_key("a", Schedule("cpp", (("t", 1.0),)), KERNEL, ENV.text),
+        timing_key("a", m.schedule, KERNEL, environment(seed=2).text),
+        timing_key("a", m.schedule, KERNEL, replace(ENV, cache="warm").text),
+        timing_key("a", m.schedule, KERNEL, replace(ENV, protocol=99).text),
+        timing_key("a", m.schedule, "6" * 64, ENV.text),
     }
-    assert len(texts) == 9
+    assert len(texts) == 10
 
 
 def test_the_source_hash_follows_the_sources(tmp_path: Path) -> None:
@@ -326,5 +329,5 @@ def test_every_verdict_survives(tmp_path: Path) -> None:
         for k, v in enumerate(Verdict):
             m = replace(measurement(1, k, v), error="why\n\x00\u202e", rmse=1e300)
             db.commit(m, ENV, kills={m.schedule: 2})
-            record = db.lookup_record(m.problem_key, m.schedule, ENV)
+            record = db.lookup_record(m.problem_key, m.schedule, KERNEL, ENV)
             assert record is not None and record.measurement == m and record.kills == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -216,6 +218,13 @@ def kernel_to_json(kernel: Kernel) -> Json:
         "outputs": [_value_to_json(r) for r in kernel.outputs],
         "out_variant": kernel.out_variant,
     }
+
+
+def kernel_sha256(kernel: Kernel) -> str:
+    """Identity of everything about a kernel but its schedule: two generators that wrote the same have the same."""
+    content = {k: v for k, v in cast("Mapping[str, Json]", kernel_to_json(kernel)).items() if k != "schedule"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def kernel_from_json(data: Json) -> Kernel:

@@ -45,6 +45,8 @@ class Measurement:
     compile_s: float = 0.0
     bound_us: float = 0.0
     """Lower bound of the roofline at measuring time; 0 if unknown."""
+    kernel: str = ""
+    """SHA-256 of what ran: `weft.kernels.codec.kernel_sha256`."""
 
     @property
     def median_us(self) -> float:

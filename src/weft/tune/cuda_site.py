@@ -24,7 +24,7 @@ from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
 from weft.tune.cuda_timing import CUDA_POLICY, CUDA_PROTOCOL_VERSION
 from weft.tune.inputs import SETS_VERSION
-from weft.tune.keys import PACKAGE, canonical, source_hash
+from weft.tune.keys import MEASURING_PARTS, PACKAGE, canonical, source_hash
 from weft.tune.site import CANARY_ENTRY, Built, Refused
 from weft.tune.timing import TimingPolicy
 from weft.tune.tolerance import table_hash
@@ -38,22 +38,25 @@ CANARY_TEXT = """extern "C" __global__ void weft_canary(const float* x, float* y
 """
 """Launched with 4096 threads."""
 HASHED_PARTS = (
-    "ir",
-    "kernels",
-    "fission",
-    "device/cuda",
-    "generate/cpp",
-    "generate/cuda",
-    "generate/expr",
-    "generate/library",
+    *MEASURING_PARTS,
+    "device/cuda/driver.py",
+    "device/cuda/nvrtc.py",
+    "device/cuda/resources.py",
+    "device/cuda/tensor_map.py",
     "generate/bind.py",
+    "tune/cuda_device.py",
+    "tune/cuda_site.py",
+    "tune/cuda_subject.py",
+    "tune/cuda_timing.py",
+    "tune/cuda_trial.py",
+    "tune/cuda_worker.py",
 )
-"""Their sources decide what a schedule means on a GPU."""
+"""Their sources decide what a verdict or a time on a GPU means."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaEnvironment:
-    """Everything outside a problem and a schedule that a timing on a GPU depends on."""
+    """Everything outside a problem and a kernel that a timing on a GPU depends on."""
 
     gpu: str
     capability: int

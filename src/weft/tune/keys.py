@@ -1,8 +1,9 @@
 """What makes two measurements comparable: full canonical descriptions, hashed only to find them.
 
-Equality of the *text* is checked on every hit; a hash that agrees proves nothing. A timing belongs to one CPU model,
-number of threads, versions of torch and of the compiler, the measuring protocol and the sources of what made the
-kernel. Timings never move between CPU models.
+Equality of the *text* is checked on every hit; a hash that agrees proves nothing. A timing belongs to one kernel (by
+its content, whatever wrote it), problem, schedule, CPU model, number of threads, versions of torch and of the compiler,
+and the sources of what measures. Timings never move between CPU models; they outlive changes of generators, importers
+and of the search as long as the kernel's text stays what it was.
 """
 
 from __future__ import annotations
@@ -27,20 +28,27 @@ from weft.tune.timing import PROTOCOL_VERSION, TimingPolicy
 from weft.tune.tolerance import table_hash
 from weft.tune.verify import VERIFIER_VERSION
 
-HASHED_PARTS = (
-    "ir/attrs.py",
-    "ir/graph.py",
+KEY_VERSION = 2
+"""Raised when the keys of timings are made in another way; rows with other keys are never found."""
+MEASURING_PARTS = (
     "ir/prims.py",
-    "ir/shapes.py",
-    "ir/text.py",
     "ir/types.py",
-    "kernels/candidate.py",
     "kernels/formats.py",
-    "kernels/source.py",
-    "fission",
-    "generate",
+    "generate/library/execute.py",
+    "generate/library/opaque_aten.py",
+    "generate/library/opaque_onnx.py",
+    "tune/bulk.py",
+    "tune/inputs.py",
+    "tune/oracle.py",
+    "tune/timing.py",
+    "tune/tolerance.py",
+    "tune/transport.py",
+    "tune/verify.py",
+    "tune/worker.py",
 )
-"""Their sources decide what a schedule means on a CPU."""
+"""Their sources decide how any kernel is verified and timed, and how library calls run."""
+HASHED_PARTS = (*MEASURING_PARTS, "device/launch.py", "device/toolchain.py", "tune/site.py")
+"""Their sources decide what a verdict or a time on a CPU means."""
 PLAN_PARTS = ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "pipeline")
 """Their sources decide which plan is found."""
 GPU_WORDS = frozenset({"cuda", "gpu", "nvrtc"})
@@ -58,7 +66,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything outside a problem and a schedule that a timing on a CPU depends on."""
+    """Everything outside a problem and a kernel that a timing on a CPU depends on."""
 
     cpu: str
     cores: int
@@ -97,7 +105,7 @@ def describe_environment(
         l3_bytes=facts.l3_bytes,
         torch=str(torch.__version__),
         compiler=compiler.identity() if compiler is not None else "",
-        sources=source_hash(PACKAGE, HASHED_PARTS, without=GPU_WORDS),
+        sources=source_hash(PACKAGE, HASHED_PARTS),
         protocol=PROTOCOL_VERSION,
         verifier=VERIFIER_VERSION * 1000 + SETS_VERSION,
         tolerance=table_hash(),
@@ -142,11 +150,20 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def timing_key(problem_key: str, schedule: Schedule, environment: Described) -> str:
-    """Canonical text of the key of one timing."""
+def timing_key(problem_key: str, schedule: Schedule, kernel: str, environment: str) -> str:
+    """Canonical text of the key of one timing.
+
+    Args:
+        problem_key: of the problem that the kernel solves.
+        schedule: which one it claims to be.
+        kernel: `weft.kernels.codec.kernel_sha256` of what ran.
+        environment: the text of the environment that it ran in.
+    """
     described: Json = {
-        "environment": environment.text,
+        "environment": environment,
+        "kernel": kernel,
         "problem": problem_key,
         "schedule": canonical(schedule_to_json(schedule)),
+        "version": KEY_VERSION,
     }
     return canonical(described)

@@ -3,7 +3,9 @@
 Rules (each has a test):
 
 * A row is canonical JSON and its SHA-256. A row that does not verify goes to `quarantine`, is counted and never used.
-* A hit needs the text of the key to be equal, not only its hash.
+* A hit needs the text of the key to be equal, not only its hash. The key names the kernel by its content, so a
+  measurement is found again after any change that leaves the kernel and the measuring as they were.
+* Rows with keys of another version are passed over, and go when the database is pruned.
 * One commit per trial of a problem; the same key and trial id twice is no change. A kill costs what was in flight.
 * SQLite with `synchronous=NORMAL`, 5 s of patience, `BEGIN IMMEDIATE`, one connection per process, never across fork.
   WAL only with SQLite 3.51.3, 3.50.7 or 3.44.6 and later in their lines: earlier ones can lose committed pages when
@@ -37,9 +39,9 @@ from weft.errors import ArtifactError
 from weft.kernels.codec import Json, schedule_from_json, schedule_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
-from weft.tune.keys import Described, canonical, digest, timing_key
+from weft.tune.keys import KEY_VERSION, Described, canonical, digest, timing_key
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "tuning.sqlite3"
 SEGMENT_FOLDER = "tuning-segments"
 NETWORK_TYPES = frozenset(
@@ -101,6 +103,7 @@ def _to_json(m: Measurement) -> Json:
         "rmse": min(m.rmse, 1e300),
         "compile_s": m.compile_s,
         "bound_us": m.bound_us,
+        "kernel": m.kernel,
     }
 
 
@@ -115,6 +118,7 @@ def _from_json(data: Json) -> Measurement:
         rmse=float(cast("float", r["rmse"])),
         compile_s=float(cast("float", r["compile_s"])),
         bound_us=float(cast("float", r["bound_us"])),
+        kernel=str(r["kernel"]),
     )
 
 
@@ -134,6 +138,7 @@ class Record:
         """As it is kept."""
         key = _key_text(self.measurement, self.environment)
         content: Json = {
+            "version": KEY_VERSION,
             "key": key,
             "environment": self.environment,
             "started": self.started,
@@ -145,8 +150,7 @@ class Record:
 
 
 def _key_text(m: Measurement, environment: str) -> str:
-    schedule = canonical(schedule_to_json(m.schedule))
-    return canonical({"environment": environment, "problem": m.problem_key, "schedule": schedule})
+    return timing_key(m.problem_key, m.schedule, m.kernel, environment)
 
 
 def read_row(row: Row) -> Record | None:
@@ -162,6 +166,16 @@ def read_row(row: Row) -> Record | None:
         return record
     except (ValueError, KeyError, TypeError, AttributeError, ArtifactError, RecursionError):
         return None
+
+
+def is_of_other_version(row: Row) -> bool:
+    """Is this a sound row with keys of another version than this one makes?"""
+    try:
+        if digest(row.body) != row.sha256:
+            return False
+        return bool(json.loads(row.body).get("version", 1) != KEY_VERSION)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 class Backend(Protocol):
@@ -257,7 +271,7 @@ class SqliteBackend:
             db.execute("PRAGMA trusted_schema = OFF")
             db.execute("PRAGMA cell_size_check = ON")
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, SCHEMA_VERSION):
+            if not 0 <= version <= SCHEMA_VERSION:
                 raise ArtifactError(
                     problem=f"the tuning database has schema {version}, this Weft knows {SCHEMA_VERSION}",
                     remedy="use another WEFT_CACHE_DIR, or the Weft that wrote it",
@@ -267,7 +281,7 @@ class SqliteBackend:
             mode = "WAL" if wal_is_safe(sqlite3.sqlite_version_info) else "TRUNCATE"
             db.execute(f"PRAGMA journal_mode = {mode}")
             db.execute("PRAGMA synchronous = NORMAL")
-            if version == 0:
+            if version != SCHEMA_VERSION:  # new, or from an earlier Weft, whose tables are the same
                 _check("schema")
                 db.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA:
@@ -635,10 +649,10 @@ class Database:
         found += [r for r in self._memory.values() if problem is None or r.problem == problem]
         for row in found:
             record = read_row(row)
-            if record is None:
-                bad.append(row)
-                continue  # never used
-            yield record
+            if record is not None:
+                yield record
+            elif not is_of_other_version(row):
+                bad.append(row)  # never used
         for row in bad:
             self._quarantine(row)
 
@@ -651,14 +665,14 @@ class Database:
         except (OSError, sqlite3.Error) as error:
             self._guard(error, writing=True)
 
-    def lookup(self, problem_key: str, schedule: Schedule, environment: Described) -> Measurement | None:
-        """The newest measurement of a schedule in exactly this environment."""
-        record = self.lookup_record(problem_key, schedule, environment)
+    def lookup(self, problem_key: str, schedule: Schedule, kernel: str, environment: Described) -> Measurement | None:
+        """The newest measurement of exactly this kernel in exactly this environment (see `timing_key`)."""
+        record = self.lookup_record(problem_key, schedule, kernel, environment)
         return record.measurement if record is not None else None
 
-    def lookup_record(self, problem_key: str, schedule: Schedule, environment: Described) -> Record | None:
+    def lookup_record(self, problem_key: str, schedule: Schedule, kernel: str, environment: Described) -> Record | None:
         """The same with what the row says besides."""
-        wanted = timing_key(problem_key, schedule, environment)
+        wanted = timing_key(problem_key, schedule, kernel, environment.text)
         newest: Record | None = None
         for record in self._rows(digest(problem_key)):
             if _key_text(record.measurement, record.environment) == wanted:
@@ -666,7 +680,7 @@ class Database:
         return newest
 
     def lookup_all(self, problem_key: str, environment: Described | None = None) -> tuple[Measurement, ...]:
-        """The newest measurement of every schedule of a problem, in one environment or in any."""
+        """The newest measurement of every kernel of a problem, in one environment or in any."""
         newest: dict[str, Measurement] = {}
         text = environment.text if environment is not None else None
         for record in self._rows(digest(problem_key)):
@@ -701,7 +715,11 @@ class Database:
         return good, self.stats().quarantined - before
 
     def prune(self, environment: Described | None = None) -> int:
-        """Remove all but the newest row of each key, rows of other environments if one is given, and the quarantine."""
+        """Remove all but the newest row of each key, rows of other versions and the quarantine.
+
+        Args:
+            environment: if given, rows of other environments go too.
+        """
         if self._backend is None or self._read_only:
             return 0
         newest = {}

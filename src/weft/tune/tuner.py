@@ -35,7 +35,7 @@ from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError
 from weft.kernels.candidate import Problem
-from weft.kernels.codec import Json, kernel_to_json
+from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
@@ -136,6 +136,11 @@ class _Work:
     kills: dict[Schedule, int] = field(default_factory=dict)
     known: frozenset[int] = frozenset()
     """Kernels that the database answered."""
+    kernels: list[str] = field(default_factory=list)
+    """What each kernel is: SHA-256 of its content."""
+
+    def __post_init__(self) -> None:
+        self.kernels = [kernel_sha256(kernel) for _, kernel, _ in self.trial.kernels]
 
     def reject(self, number: int, verdict: Verdict, error: str) -> None:
         """Record a rejection."""
@@ -154,6 +159,7 @@ class _Work:
             rmse=ratio,
             compile_s=self.compile_s.get(number, 0.0),
             bound_us=self.trial.bound_us,
+            kernel=self.kernels[number],
         )
 
     @property
@@ -286,7 +292,7 @@ class Tuner:
     def _look_up(self, trial: ProblemTrial) -> _Work:
         work = _Work(trial)
         for number, (schedule, _, _) in enumerate(trial.kernels):
-            record = self._database.lookup_record(trial.problem.key, schedule, self.environment)
+            record = self._database.lookup_record(trial.problem.key, schedule, work.kernels[number], self.environment)
             if record is None:
                 continue  # never measured here
             failed = record.measurement.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
