@@ -55,6 +55,18 @@ def test_one_element_that_is_not_finite_is_seen(bad: float, at: int) -> None:
     assert compare(got, expected(want, limit=None), "x").verdict is Verdict.NAN_CLASS
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_where_all_must_be_equal_a_wrong_class_is_told_from_a_wrong_number(bad: float) -> None:
+    want = torch.arange(SIZE, dtype=torch.float64) % 100
+    want[7] = math.nan
+    got = want.float()
+    assert compare(got, expected(want, limit=None, equal=True), "x").verdict is Verdict.OK
+    got[3] = bad
+    assert compare(got, expected(want, limit=None, equal=True), "x").verdict is Verdict.NAN_CLASS
+    got[3] = 4.0
+    assert compare(got, expected(want, limit=None, equal=True), "x").verdict is Verdict.WRONG
+
+
 def test_one_wrong_element_is_seen() -> None:
     want = normal()
     got = want.float()

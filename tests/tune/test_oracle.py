@@ -133,6 +133,15 @@ def test_sums_beyond_the_mantissa_are_not_exact() -> None:
     assert run(graph, inputs, Mode.PRECISE).exact == (False,)
 
 
+@pytest.mark.parametrize("dtype", [DType.F64, DType.F32])
+def test_what_may_be_nan_is_not_exact(dtype: DType) -> None:
+    b = GraphBuilder()
+    graph = b.build([b.add(Prim.SQRT, b.input(TensorType(dtype, (2,))))])
+    held = torch.float64 if dtype is DType.F64 else torch.float32
+    assert run(graph, [torch.tensor([4.0, 9.0], dtype=held)], Mode.PRECISE).exact == (True,)
+    assert run(graph, [torch.tensor([4.0, -9.0], dtype=held)], Mode.PRECISE).exact == (False,)
+
+
 def test_functions_are_never_exact() -> None:
     for prim in ULPS:
         if prim in (Prim.POW, Prim.ATAN2, Prim.MOD):

@@ -15,6 +15,7 @@ from tests.tune.records import KERNEL, environment, measurement
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
 from weft.tune import store
+from weft.tune.cuda_site import HASHED_PARTS as CUDA_PARTS
 from weft.tune.keys import GPU_WORDS, HASHED_PARTS, PACKAGE, PLAN_PARTS, canonical, source_hash, timing_key
 from weft.tune.store import FILE_NAME, SITES, Database, Row, SegmentBackend, file_system_type, read_row, wal_is_safe
 
@@ -322,6 +323,45 @@ def test_a_cpu_does_not_mind_sources_for_gpus(tmp_path: Path, name: str) -> None
 
 def test_every_part_that_is_hashed_exists() -> None:
     assert [p for p in (*HASHED_PARTS, *PLAN_PARTS) if not (PACKAGE / p).exists()] == []
+
+
+GENERATORS = ("generate/cpp", "generate/cuda", "generate/expr", "fission", "orchestrate", "frontends", "ir/graph.py")
+
+
+@pytest.mark.parametrize("parts", [HASHED_PARTS, CUDA_PARTS], ids=["cpu", "gpu"])
+def test_what_writes_kernels_is_not_part_of_the_key_and_what_measures_is(parts: tuple[str, ...]) -> None:
+    assert [p for p in parts if any(p == g or p.startswith(g + "/") for g in GENERATORS)] == []
+    assert {"tune/verify.py", "tune/oracle.py", "tune/inputs.py", "tune/tolerance.py", "tune/worker.py"} <= set(parts)
+    assert [p for p in parts if not (PACKAGE / p).is_file()] == []
+
+
+def test_a_row_with_keys_of_another_version_is_passed_over_and_pruned(folder: Path) -> None:
+    with Database.open(folder) as db:
+        new = store.Record(measurement(1), ENV.text, 1.0, 0).to_row("new")
+        body = json.loads(new.body)
+        del body["version"], body["measurement"]["kernel"]
+        text = canonical(body)
+        assert db._backend is not None
+        db._backend.append([Row("0" * 64, new.problem, "old", text, store.digest(text)), new])
+        assert db.lookup_all(measurement(1).problem_key) == (measurement(1),)
+        assert db.verify() == (1, 0) and not db.problems
+        assert db.prune() == 1 and db.stats().rows == 1
+
+
+def test_a_file_of_the_earlier_schema_is_taken_over(tmp_path: Path) -> None:
+    with Database.open(tmp_path) as db:
+        db.commit(measurement(1), ENV)
+    raw = sqlite3.connect(tmp_path / FILE_NAME)
+    raw.execute("PRAGMA user_version = 1")
+    raw.close()
+    with Database.open(tmp_path) as db:
+        assert not db.problems and db.stats().backend == "sqlite"
+        db.commit(measurement(2), ENV)
+    with Database.open(tmp_path) as db:
+        assert db.verify() == (2, 0)
+    raw = sqlite3.connect(tmp_path / FILE_NAME)
+    assert raw.execute("PRAGMA user_version").fetchone() == (store.SCHEMA_VERSION,)
+    raw.close()
 
 
 def test_every_verdict_survives(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.faults.fake import FakeTransport, Plan, fake_trial
 
 from weft.device.facts import CpuFacts
@@ -11,9 +13,11 @@ from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.codec import kernel_sha256
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import KernelSource, Schedule
+from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref, Schedule
 from weft.options import Options
+from weft.tune import keys
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Progress, Tuner
@@ -45,6 +49,71 @@ def test_only_what_is_new_is_measured() -> None:
         before = database.stats().rows
         list(first.measure([fake_trial(1, PAIR)]))
     assert (before, database.stats().rows) == (1, 2)
+
+
+def test_a_change_of_the_sources_costs_nothing_where_the_kernel_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is copied and a generator changed in the copy; then what measures is."""
+    package = tmp_path / "weft"
+    shutil.copytree(keys.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(keys, "PACKAGE", package)
+    database = Database.open(None)
+
+    def starts() -> int:
+        keys.source_hash.cache_clear()
+        transport = FakeTransport({})
+        with tuner(database, transport) as t:
+            assert [m.verdict for m in t.measure([fake_trial(1, PAIR)])] == [Verdict.OK] * 2
+        return transport.started
+
+    assert starts() == 1
+    with (package / "generate" / "cpp" / "__init__.py").open("a") as file:
+        file.write("\nX = 1\n")
+    assert starts() == 0
+    with (package / "tune" / "verify.py").open("a") as file:
+        file.write("\nX = 1\n")
+    assert starts() == 1
+    keys.source_hash.cache_clear()
+
+
+def test_another_kernel_under_the_same_schedule_is_measured() -> None:
+    database = Database.open(None)
+    library, generated = fake_trial(1, PAIR).kernels
+    assert isinstance(library[1], LibraryCall) and isinstance(generated[1], KernelSource)
+    text, size = replace(generated[1], text="// other"), replace(generated[1], workspace_bytes=64)
+    call = replace(library[1], prepare=(CallStep("aten.neg.default", (Ref("in", 0),)),))
+    cases = [
+        ([library, generated], 2),
+        ([library, (PAIR[1], text, generated[2])], 1),
+        ([library, (PAIR[1], size, generated[2])], 1),
+        ([(PAIR[0], call, None), generated], 1),
+        ([library, generated], 0),
+    ]
+    rows = 0
+    for kernels, new in cases:
+        transport = FakeTransport({})
+        with tuner(database, transport) as t:
+            found = list(t.measure([replace(fake_trial(1, PAIR), kernels=kernels)]))
+        assert [m.kernel for m in found] == [kernel_sha256(k) for _, k, _ in kernels]
+        rows += new
+        assert database.stats().rows == rows and transport.started == (new > 0)
+
+
+def test_a_kernel_that_killed_twice_is_known_by_its_content_only() -> None:
+    database = Database.open(None)
+    trial = fake_trial(1, PAIR)
+    with tuner(database, FakeTransport({PAIR[1]: Plan.CRASH})) as t:
+        assert [m.verdict for m in t.measure([trial])] == [Verdict.OK, Verdict.POISONED]
+    transport = FakeTransport({})
+    with tuner(database, transport, retry_failed=True) as t:
+        assert [m.verdict for m in t.measure([trial])] == [Verdict.OK, Verdict.POISONED]
+        assert transport.started == 0
+        source = trial.kernels[1][1]
+        assert isinstance(source, KernelSource)
+        mended = (PAIR[1], replace(source, text="// mended"), trial.kernels[1][2])
+        found = list(t.measure([replace(trial, kernels=[trial.kernels[0], mended])]))
+    assert [m.verdict for m in found] == [Verdict.OK, Verdict.OK]
 
 
 def test_progress_counts_rejections_and_what_is_left() -> None:

@@ -68,6 +68,12 @@ def test_a_log_in_numbers() -> None:
     assert parse_resources("") == () and parse_warnings("Used 5 registers\nkernel.cu(3): warning #177-D") == ()
 
 
+def test_a_text_that_was_compiled_before_has_its_log_again(nvrtc: Nvrtc) -> None:
+    """NVRTC's own cache, which there is with a driver, would give the cubin without it."""
+    first, second = (nvrtc.compile(GOOD, arch="sm_90") for _ in range(2))
+    assert first.resources == second.resources != ()
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
 def test_compiles_for_every_target(nvrtc: Nvrtc, tmp_path: Path, arch: str) -> None:
     made = nvrtc.compile(GOOD, arch=arch, cache_dir=tmp_path)
