@@ -101,7 +101,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     compile_s, peaks, errors = {}, {}, {}
     errors["weft"] = error_of(executable.replay(), exact)
     for who in given.peers.split(","):
-        for last in (False, True):
+        images = all(x.ndim == 4 for x in inputs)
+        for last in (False, True) if given.layouts == "both" or who == "eager" else (images,):
             label = f"{who}_last" if last else who
             try:
                 captured, compile_s[label], peaks[label] = peer(who, module, inputs, channels_last=last)
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=180.0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--peers", default="eager,inductor")
+    parser.add_argument("--layouts", choices=("both", "last"), default="both", help="memory formats given to compilers")
     parser.add_argument("--all", action="store_true", help="torch.compile max-autotune too")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
     given = parser.parse_args()
