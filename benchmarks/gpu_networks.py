@@ -90,7 +90,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     exe = weft.compile(module, inputs, options=options, name=name, say=say)
     tuning_s = time.perf_counter() - start
     for p in exe.record.plans:
-        print(f"   {p.name}: {p.median_us:.1f} us, predicted {p.predicted_us:.1f}, {p.kernels} kernels {p.note}", flush=True)
+        times = f"{p.median_us:.1f} us, predicted {p.predicted_us:.1f}"
+        print(f"   {p.name}: {times}, {p.kernels} kernels {p.note}", flush=True)
     runs: dict[str, Callable[[], object]] = {}
     executable = exe.executable
     torch.cuda.reset_peak_memory_stats()
