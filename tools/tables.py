@@ -81,7 +81,8 @@ def gpu_networks() -> str:
         shown = [f"{kinds[k]:.3f}" if k in kinds else "not measured" for k in ("eager", "inductor")]
         rows.append(
             [str(c["case"]), f"**{mine:.3f}**" if ratio >= 1 else f"{mine:.3f}", *shown, f"{ratio:.2f}",
-             f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} s", str(c["plan"]), str(c.get("why_lost", ""))]
+             f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} s", str(c["plan"]),
+             str(c.get("why_lost", ""))]
         )  # fmt: skip
     for batch, values in sorted(ratios.items()):
         name = f"geometric mean, batch {batch} ({len(values)} networks)"
