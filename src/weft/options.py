@@ -37,6 +37,9 @@ class Options:
     """Parallel compiler processes; 0: one per core. Measuring is one process: two would disturb each other."""
     cache_dir: Path | None = None
     """Directory of database and binaries; None: WEFT_CACHE_DIR or XDG."""
+    memory_limit_bytes: int = 0
+    """Most memory that the intermediate values and results of a plan may take at once, without inputs, weights and what
+    a library call takes for itself; 0: no limit. With one, the model's own execution is only a comparison."""
     strict: bool = False
     """No re-association: only rewrites and kernels that are exact."""
     max_members: int = 24
@@ -60,6 +63,10 @@ class Options:
     verbose: bool = False
     dump_dir: Path | None = None
     """Every stage writes what it made there."""
+
+    def __post_init__(self) -> None:
+        if self.memory_limit_bytes < 0:
+            raise OptionError(option="memory_limit_bytes", problem=f"{self.memory_limit_bytes} is no number of bytes")
 
     @property
     def cache(self) -> Path:

@@ -95,6 +95,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "net.onnx")
 
 
+def test_a_limit_on_memory_is_an_option_of_compile(run: Weft, model: Path) -> None:
+    done = run("compile", model, "--budget", "0", "--memory-limit", "1MiB", "--format", "json")
+    assert done.code == 0 and done.data
+    for given, told in (("8", "8 bytes at once"), ("much", "'much' is not a int"), ("-1", "no number of bytes")):
+        done = run("compile", model, "--budget", "0", f"--memory-limit={given}")
+        assert done.code == 2 and told in done.err and "[W001]" in done.err, done.err
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, model: Path, cache: Path) -> Path:
     """A plan that a real process compiled, with its record and its report beside it."""

@@ -96,6 +96,16 @@ def test_the_plan_is_the_fastest_verified_one(compiled: Compiled) -> None:
         assert chosen.median_us < min(p.median_us for p in baselines)
 
 
+def test_a_limit_on_memory_is_kept_or_an_error(model: nn.Module, x: torch.Tensor, cache: Path) -> None:
+    options = weft.Options(budget_s=0, cache_dir=cache, memory_limit_bytes=1 << 20)
+    limited = weft.compile(model, x, options=options)
+    close(limited.executable(x)[0], model(x))
+    assert limited.record.chosen != "eager"
+    assert {"eager"} < {p.name for p in limited.record.plans}
+    with pytest.raises(OptionError, match=r"option 'memory_limit_bytes'.*takes \d+"):
+        weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=cache, memory_limit_bytes=64))
+
+
 def test_a_second_compile_is_warm(compiled: Compiled, model: nn.Module, x: torch.Tensor, cache: Path) -> None:
     again = weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
     assert again.record.measured == 0

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
-from weft.options import Options, default_cache_dir
+from weft.options import Options, default_cache_dir, parse_text
 
 if TYPE_CHECKING:
     from weft.cli.peers import Peer
@@ -81,8 +81,11 @@ def _point_to_log(error: BaseException) -> None:
         print(f"  full log: {visible(str(path), 400)}", file=sys.stderr)
 
 
-def _options(budget: float | None) -> Options:
+def _options(budget: float | None, memory_limit: str = "") -> Options:
     options = Options.from_environment(os.environ)
+    if memory_limit:
+        limit = parse_text("--memory-limit", "int", memory_limit)
+        options = replace(options, memory_limit_bytes=cast("int", limit))
     if budget is None:
         return options
     if not budget >= 0:
@@ -114,12 +117,17 @@ def _dims(pairs: list[str]) -> dict[str, int]:
 
 
 def _compile(
-    model: Path, budget: float | None, dims: list[str], device: str, limits: Mapping[str, str], screen: Screen
+    model: Path,
+    options: Options,
+    dims: list[str],
+    device: str,
+    limits: Mapping[str, str],
+    screen: Screen,
 ) -> Compiled:
     compiled = compile_model(
         model,
         device=device,
-        options=_options(budget),
+        options=options,
         dims=_dims(dims),
         limits=limits_of(limits),
         say=screen.progress,
@@ -135,6 +143,9 @@ def compile_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="where to save the plan")] = None,
     report: Annotated[Path | None, typer.Option(help="also write the HTML report")] = None,
     budget: Budget = None,
+    memory_limit: Annotated[
+        str, typer.Option(help="most memory of values alive at once, inputs and weights left out, e.g. 256MiB")
+    ] = "",
     dim: Dims = [],  # noqa: B006
     device: Device = "cpu",
     format: FormOption = "text",
@@ -142,7 +153,7 @@ def compile_command(
 ) -> None:
     """Compile an ONNX file to the fastest verified plan. Example: weft compile candy.onnx -o candy.weft."""
     screen = Screen(format)
-    compiled = _compile(model, budget, dim, device, limits, screen)
+    compiled = _compile(model, _options(budget, memory_limit), dim, device, limits, screen)
     if output is not None:
         digest = compiled.save(output)
         with _writing(_record_path(output)):
@@ -236,7 +247,7 @@ def bench(
     for name in names:
         if name not in PEERS:
             raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
-    compiled = _compile(model, budget, dim, "cpu", limits, screen)
+    compiled = _compile(model, _options(budget), dim, "cpu", limits, screen)
 
     inputs = example_inputs(compiled.executable.graph, 0)
     peers = _peers(names, model, inputs, dim, limits)

@@ -358,7 +358,7 @@ def _infeasible(instance: Instance) -> WeftError:
         f"no plan was found whose values take {instance.memory_limit} bytes at once; "
         f"the plan that is found without a limit takes {peak_bytes(instance, quick)}"
     )
-    return OptionError(option="memory_limit", problem=problem)
+    return OptionError(option="memory_limit_bytes", problem=problem)
 
 
 def _is_forbidden(plan: Sequence[int], forbidden: Sequence[tuple[Sequence[int], int]]) -> bool:

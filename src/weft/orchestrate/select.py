@@ -14,6 +14,7 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.heuristic import heuristic_plan
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.instance import Instance, Option, Way, execute
+from weft.orchestrate.memory import fits
 from weft.orchestrate.program import Solution, best_solutions, presolve
 from weft.orchestrate.stored import Stored, stored_root
 
@@ -64,6 +65,20 @@ def heuristic(
     """The plan without a solver: positions in `priced`, in execution order."""
     instance = build_instance(graph, priced, alternatives=alternatives, launch_us=launch_us)
     return heuristic_plan(instance, presolve(instance))
+
+
+def is_within(
+    graph: Graph,
+    priced: Sequence[Priced],
+    order: Sequence[int],
+    memory_limit: int,
+    *,
+    alternatives: Alternatives | None = None,
+) -> bool:
+    """Does a choice, run in this order, keep to a limit as `select` understands it?"""
+    if not memory_limit:
+        return True
+    return fits(replace(build_instance(graph, priced, alternatives=alternatives), memory_limit=memory_limit), order)
 
 
 def execution_order(

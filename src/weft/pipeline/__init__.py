@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import ToolchainError
+from weft.errors import OptionError, ToolchainError
 from weft.frontends.imported import Imported
 from weft.generate.registry import generators
 from weft.ir.declined import Declined
@@ -32,8 +33,9 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, finish, reference, summary, warm
+from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.pipeline.search import Known, search
+from weft.pipeline.search import Known, Pace, search
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
@@ -203,11 +205,17 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, de
         device=setting.device.type,
     )
     with (
+        contextlib.ExitStack() as scope,
         Database.open(options.cache) as database,
         Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
     ):
         lookups = 0
         done: set[tuple[str, Schedule]] = set()
+        emission = Emission(problems, makers, setting.facts, options)
+        scope.callback(emission.close)
+
+        def out_of_time() -> bool:
+            return time.monotonic() > deadline
 
         def listen(progress: Progress) -> None:
             nonlocal lookups
@@ -215,13 +223,13 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, de
             say("measure", progress_line(progress))
 
         def measure_entries(entries: Sequence[Entry]) -> Mapping[tuple[str, Schedule], Measurement]:
-            trials = []
-            for entry in entries:
-                make_kernels(entry, problems, makers, setting.facts, options)
-                kernels = [(s, k) for s, k in entry.asked if (entry.problem.key, s) not in done]
-                if kernels:
-                    trials.append(ProblemTrial(entry.problem, [(s, k, None) for s, k in kernels], entry.bound_us))
-            found = tuner.measure(trials, progress=listen, deadline=deadline)
+            def trials() -> Iterator[ProblemTrial]:
+                for entry in emission.made(entries, out_of_time):
+                    kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
+                    if kernels:
+                        yield ProblemTrial(entry.problem, kernels, entry.bound_us)
+
+            found = tuner.measure(trials(), progress=listen, deadline=deadline)
             new = {(m.problem_key, m.schedule): m for m in found}
             done.update(new)
             return new
@@ -232,8 +240,9 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, de
             alternatives,
             measure_entries,
             options,
-            out_of_time=lambda: time.monotonic() > deadline,
+            out_of_time=out_of_time,
             say=lambda line: say("measure", line),
+            pace=Pace.on_gpu(options) if setting.on_gpu else Pace.on_cpu(options),
         )
         known.reused = lookups
         return known
@@ -255,7 +264,13 @@ def _unmeasured(problems: Problems, setting: Setting) -> Known:
 
 
 def select_plans(alternatives: Alternatives, problems: Problems, known: Known, setting: Setting) -> list[Plan]:
-    """The best three plans over what was measured, the heuristic one, and the library plan that always exists."""
+    """The best three plans over what was measured, the heuristic one, and the library plan that always exists.
+
+    With a limit on memory only those that keep to it.
+
+    Raises:
+        OptionError: none of the first was found within it [W001].
+    """
     makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
         if entry.essential and entry.kernels is None:
@@ -267,11 +282,14 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
         if name in used:
             plain = choose.rank(problems, known.measurements, library_only=False, avoid=choose.TRANSFORMED[:count])
             offers = choose.offers(plain)
-            found.append(
-                choose.plain_plan(f"without-{name}", alternatives.graph, offers, alternatives, setting.options)
-            )
+            with contextlib.suppress(OptionError):  # over the limit on memory
+                found.append(
+                    choose.plain_plan(f"without-{name}", alternatives.graph, offers, alternatives, setting.options)
+                )
     calls = choose.rank(problems, known.measurements, library_only=True)
-    return [*found, choose.library_plan(alternatives.graph, calls, alternatives, setting.options)]
+    with contextlib.suppress(OptionError):
+        found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
+    return found
 
 
 def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
@@ -318,7 +336,8 @@ def link_all(
             )
         )
     if eager is not None:
-        contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None))
+        free = not setting.options.memory_limit_bytes
+        contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders
 
 

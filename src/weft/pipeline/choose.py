@@ -15,7 +15,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.extract import Extracted
 from weft.orchestrate.program import Solution
-from weft.orchestrate.select import Priced, heuristic, select
+from weft.orchestrate.select import Priced, heuristic, is_within, select
 from weft.pipeline.problems import Entry, Problems
 
 UNMEASURED_FACTOR = 4.0
@@ -107,26 +107,46 @@ def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) ->
 def plain_plan(
     name: str, graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options
 ) -> Plan:
-    """The best solution alone."""
-    priced = [o.priced for o in available]
-    found = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s, plans=1)[
-        0
-    ]
+    """The best solution alone. OptionError: none was found within the limit on memory."""
+    found = _solve(graph, [o.priced for o in available], alternatives, options, plans=1)[0]
     return assemble(name, available, found.chosen, alternatives, found)
 
 
 def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, options: Options) -> list[Plan]:
-    """Up to three solutions of the integer program, and the heuristic plan."""
+    """Up to three solutions of the integer program, and the heuristic plan if it keeps to the limit on memory.
+
+    Raises:
+        OptionError: no plan was found within that limit [W001].
+    """
     priced = [o.priced for o in available]
-    solutions = select(graph, priced, alternatives=alternatives, gap=options.solver_gap, seconds=options.solver_s)
+    solutions = _solve(graph, priced, alternatives, options, plans=3)
     found = [assemble(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
     quick = heuristic(graph, priced, alternatives=alternatives)
-    found.append(assemble("heuristic", available, quick, alternatives, None))
+    if is_within(graph, priced, quick, options.memory_limit_bytes, alternatives=alternatives):
+        found.append(assemble("heuristic", available, quick, alternatives, None))
     return found
 
 
+def _solve(
+    graph: Graph, priced: Sequence[Priced], alternatives: Alternatives, options: Options, *, plans: int
+) -> list[Solution]:
+    return select(
+        graph,
+        priced,
+        alternatives=alternatives,
+        gap=options.solver_gap,
+        seconds=options.solver_s,
+        plans=plans,
+        memory_limit=options.memory_limit_bytes,
+    )
+
+
 def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives, options: Options) -> Plan:
-    """One library call per operator where there is one, per primitive elsewhere; row-major; no fusion."""
+    """One library call per operator where there is one, per primitive elsewhere; row-major; no fusion.
+
+    Raises:
+        OptionError: no such plan was found within the limit on memory [W001].
+    """
     available = [
         o
         for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN}))
@@ -134,7 +154,7 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
         and not (o.candidate.members & alternatives.extra)
     ]
     priced = [replace(o.priced, cost_us=1.0) for o in available]
-    fewest = select(graph, priced, alternatives=alternatives, gap=0.0, seconds=options.solver_s, plans=1)[0]
+    fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from weft.errors import OptionError
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
@@ -47,6 +48,8 @@ class Contender:
     baseline: bool
     executable: AnyExecutable | None
     """None for the framework's own eager execution."""
+    eligible: bool = True
+    """False: only compared with, because nothing is known of the memory it takes and there is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,9 @@ def decide(
     """The fastest verified contender by the margin rule, and what was found of each.
 
     The baselines must include one that is right by definition (the framework's own operators).
+
+    Raises:
+        OptionError: some contender is not eligible, and none that is was right [W001].
     """
     checked = {c.name: verify(c, expected, dtype) for c in contenders}
     sound = [c for c in contenders if checked[c.name].ok]
@@ -204,8 +210,11 @@ def decide(
         keep=[c.name for c in sound if c.baseline],
     )
     median = {name: statistics.median(s) for name, s in samples.items()}
-    plans = sorted((c for c in sound if not c.baseline), key=lambda c: median[c.name])
-    bases = sorted((c for c in sound if c.baseline), key=lambda c: median[c.name])
+    ranked = sorted((c for c in sound if c.eligible), key=lambda c: median[c.name])
+    plans = [c for c in ranked if not c.baseline]
+    bases = [c for c in ranked if c.baseline]
+    if not ranked and not all(c.eligible for c in contenders):
+        raise OptionError(option="memory_limit_bytes", problem="no plan within it computes what the model does")
     best = plans[0] if plans and (not bases or wins(samples[plans[0].name], samples[bases[0].name])) else None
     chosen = best or (bases[0] if bases else contenders[-1])
     records = tuple(

@@ -31,7 +31,7 @@ def plan_key(graph: Graph, options: Options, facts: Mapping[str, str]) -> str:
         name: getattr(options, name)
         for name in (
             "device", "threads", "strict", "max_members", "max_inputs", "max_reductions", "max_candidates",
-            "keep_per_problem", "allow_library", "allow_generated",
+            "keep_per_problem", "allow_library", "allow_generated", "memory_limit_bytes",
         )
     }  # fmt: skip
     head = json.dumps({"schema": SCHEMA, "options": chosen, "facts": dict(facts)}, sort_keys=True)
