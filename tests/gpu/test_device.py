@@ -241,3 +241,18 @@ def test_calibration_is_plausible(stated: GpuFacts, nvrtc: Nvrtc, tmp_path: Path
     assert 0.4 * facts.max_clock_ghz < facts.clock_ghz <= 1.05 * facts.max_clock_ghz
     assert gpu_facts(tmp_path, compiler=nvrtc) == facts
     assert len(list((tmp_path / "facts").iterdir())) == 1
+
+
+def test_the_survey_measures_the_frameworks_products_once(tmp_path: Path) -> None:
+    from weft.options import Options
+    from weft.pipeline.gpu import survey
+
+    options = Options(device="cuda", cache_dir=tmp_path)
+    facts, _, _ = survey(options)
+    achieved = dict(facts.achieved_flops)
+    assert facts.source_of("achieved_flops") == "measured"
+    for dtype in ("f16", "bf16"):
+        assert achieved["f32"] < achieved["tf32"] < achieved[dtype], achieved
+        assert 0.4 * facts.peak_flops(dtype) < achieved[dtype] <= facts.peak_flops(dtype)
+    assert survey(options)[0] == facts
+    assert len(list((tmp_path / "facts").iterdir())) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -32,8 +32,10 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     Raises:
         DeviceError: torch sees no such GPU [W301].
     """
-    index = device_of(options).index or 0
-    facts = gpu_facts(options.cache, device=index)
+    device = device_of(options)
+    products = Products(device)
+    facts = gpu_facts(options.cache, device=device.index or 0, matmul=products)
+    products.close()
     found = find_nvrtc()
     compiler = None if isinstance(found, Declined) else found
     if isinstance(found, Declined) and options.allow_generated:
@@ -49,6 +51,49 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
         "allow_tf32": str(options.allow_tf32),
     }
     return facts, compiler, environment
+
+
+@final
+class Products:
+    """The framework's large products, from which `device.cuda.calibrate` learns what FLOP/s are achieved."""
+
+    _TYPES: ClassVar[Mapping[str, torch.dtype]] = {
+        "f16": torch.float16,
+        "bf16": torch.bfloat16,
+        "f32": torch.float32,
+        "tf32": torch.float32,
+    }
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made = False
+
+    def __call__(self, dtype: str, n: int) -> Callable[[int], None] | None:
+        """What puts an n x n x n product on a stream; None: no such type, or not enough memory."""
+        if dtype not in self._TYPES:
+            return None
+        self._made = True
+        try:
+            chance = torch.Generator(self._device).manual_seed(0)
+            x, y = (
+                torch.randn(n, n, dtype=self._TYPES[dtype], device=self._device, generator=chance) for _ in range(2)
+            )
+            out = torch.empty_like(x)
+        except torch.OutOfMemoryError:
+            return None
+        torch.cuda.synchronize(self._device)  # the product runs on a stream that does not wait for this one
+
+        def enqueue(stream: int) -> None:
+            theirs = torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(theirs), plain_math(allow_tf32=dtype == "tf32"):
+                torch.mm(x, y, out=out)
+
+        return enqueue
+
+    def close(self) -> None:
+        """Give back the memory, if any was taken."""
+        if self._made:
+            torch.cuda.empty_cache()
 
 
 def device_of(options: Options) -> torch.device:
