@@ -145,7 +145,15 @@ def search(
     while number < MAX_ROUNDS and not out_of_time():
         offers, owners = priced_offers(problems, known)
         gap, seconds = (pace.gap, pace.seconds) if settled else (pace.loose_gap, pace.loose_s)
-        best = select(graph, offers, alternatives=alternatives, gap=gap, seconds=seconds, plans=1)[0]
+        best = select(
+            graph,
+            offers,
+            alternatives=alternatives,
+            gap=gap,
+            seconds=seconds,
+            plans=1,
+            memory_limit=options.memory_limit_bytes,
+        )[0]
         wanted = _unmeasured(best.chosen, owners, known)
         guessed = sum(offers[i].cost_us for i in best.chosen if owners[i].problem.key in wanted)
         exact = settled or (gap, seconds) == (pace.gap, pace.seconds)
