@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -24,8 +25,11 @@ def environment(command: str) -> dict[str, object]:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    # a copy of the tree without its history names its commit itself
+    commit = (
+        os.environ.get("WEFT_COMMIT")
+        or subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     )
     gpu = _gpu() if torch.cuda.is_available() else {}
     return {
@@ -36,7 +40,7 @@ def environment(command: str) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "weft": weft.__version__,
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "command": command,
     }
 
