@@ -84,6 +84,7 @@ def corpus() -> dict[str, str]:
         graph = alternatives.graph
         problems = collect(graph, enumerate_candidates(graph, None, alternatives).candidates, alternatives, facts)
         for entry in problems.entries.values():
+            entry.widened = True
             make_kernels(entry, problems, generators(), facts, options)
             for schedule, kernel in entry.kernels or ():
                 text = kernel.text if isinstance(kernel, KernelSource) else repr(kernel)

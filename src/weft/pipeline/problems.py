@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.device.any import DeviceFacts
+from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
-from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category
 from weft.kernels.candidate import Candidate, Kind, Problem
@@ -20,7 +20,7 @@ from weft.orchestrate.estimate import estimate_us, lower_bound_us
 from weft.orchestrate.extract import Extracted, extract, format_choices
 
 FIRST = 3
-"""Kernels of each generator that are measured before it is known whether the problem matters."""
+"""Kernels of each generator that are made and measured before it is known whether the problem matters."""
 
 
 @dataclass
@@ -37,6 +37,17 @@ class Entry:
     """So many of `kernels` are measured first: the best-looking few of each generator; they stand in front."""
     widened: bool = False
     """Whether the others are to be measured too."""
+    more: bool = False
+    """Whether a generator may make more than `kernels` for the asking."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether all kernels are there that are to be measured as things stand."""
+        return self.kernels is not None and not (self.widened and self.more)
+
+    def most(self, options: Options) -> int:
+        """Kernels to ask each generator for."""
+        return options.keep_per_problem if self.widened else min(FIRST, options.keep_per_problem)
 
     @property
     def asked(self) -> list[tuple[Schedule, Kernel]]:
@@ -90,27 +101,22 @@ def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alterna
 def make_kernels(
     entry: Entry, problems: Problems, generators: Sequence[Generator], facts: DeviceFacts, options: Options
 ) -> list[tuple[Schedule, Kernel]]:
-    """Ask every generator for its schedules of a problem and emit the first few of each; done once per entry."""
-    if entry.kernels is not None:
-        return entry.kernels
-    entry.kernels = []
-    for generator in generators:
-        schedules = generator.schedules(entry.problem, facts)
-        if isinstance(schedules, Declined):
-            problems.declined[f"{generator.name}: {schedules.reason}"] += 1
-            continue
-        made = 0
-        early: list[tuple[Schedule, Kernel]] = []
-        for schedule in schedules:
-            if made >= options.keep_per_problem:
-                problems.dropped_schedules += 1
-                continue
-            kernel = generator.emit(entry.problem, schedule)
-            if isinstance(kernel, Declined):
-                problems.declined[f"{generator.name}: {kernel.reason}"] += 1
-                continue
-            (early if made < FIRST else entry.kernels).append((schedule, kernel))
-            made += 1
-        entry.kernels[entry.first : entry.first] = early
-        entry.first += len(early)
-    return entry.kernels
+    """The first few kernels of each generator; all that are kept where the entry is widened. Each is made once."""
+    if entry.is_made:
+        return entry.kernels or []
+    most = entry.most(options)
+    take_kernels(entry, problems, [kernels_of(g, entry.problem, facts, most) for g in generators])
+    return entry.kernels or []
+
+
+def take_kernels(entry: Entry, problems: Problems, found: Sequence[Offer]) -> None:
+    """Note what each generator made for an entry, in the order of the generators."""
+    again = entry.kernels is not None
+    first = [pair for offer in found for pair in offer.kernels[:FIRST]]
+    entry.kernels = first + [pair for offer in found for pair in offer.kernels[FIRST:]]
+    entry.first = len(first)
+    entry.more = any(offer.more for offer in found) and not entry.widened
+    for offer in found:
+        if not again:
+            problems.declined.update(offer.declined)
+        problems.dropped_schedules += offer.more and entry.widened

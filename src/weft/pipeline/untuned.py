@@ -147,12 +147,12 @@ class _Maker:
 
     def library(self, entry: Entry) -> Kernels:
         """Library calls of a problem, the operator's own before primitive by primitive."""
-        alone = replace(entry, kernels=None)
+        alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
         return tuple(make_kernels(alone, self._problems, generators(generated=False), setting.facts, setting.options))
 
     def _own(self, entry: Entry) -> list[tuple[Schedule, Kernel]]:
-        alone = replace(entry, kernels=None)
+        alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
         options = setting.options if self._way == "mixed" else replace(setting.options, keep_per_problem=1)
         return make_kernels(alone, self._problems, self._generators, setting.facts, options)

@@ -15,7 +15,7 @@ from typing import cast
 
 from weft.generate.cpp.axes import Axes, Axis
 from weft.generate.cpp.body import Place
-from weft.generate.cpp.index import Index
+from weft.generate.cpp.index import ZERO, Index
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -66,9 +66,16 @@ class Layout:
         self.graph = graph
         self._axes = Axes(graph, list(live))
         self.sizes: dict[Key, int] = {}
+        self._keys: dict[NodeId, list[list[tuple[Key, int]]]] = {}
 
     def keys(self, node: NodeId) -> list[list[tuple[Key, int]]]:
         """Per dimension its loops, outer to inner, with their strides inside the dimension."""
+        found = self._keys.get(node)
+        if found is None:
+            found = self._keys[node] = self._find_keys(node)
+        return found
+
+    def _find_keys(self, node: NodeId) -> list[list[tuple[Key, int]]]:
         seen: dict[int, int] = {}
         out = []
         for dim in range(self.graph.type_of(node).rank):
@@ -103,7 +110,7 @@ class Layout:
         """Index of a value, given the value of each loop."""
         place = []
         for dim in self.keys(node):
-            total = Index()
+            total = ZERO
             for key, stride in dim:
                 total = total + at[key] * stride
             place.append(total)

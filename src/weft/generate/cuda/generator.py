@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import final
+from typing import final, overload
 
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
@@ -41,14 +43,8 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
-        found: dict[str, Schedule] = {}
-        for form in forms(problem, facts):
-            schedule = form.schedule()
-            source = _source(problem, schedule)
-            if isinstance(source, Declined):
-                return source
-            found.setdefault(source.text.replace(source.entry, ""), schedule)  # some parameters do not always matter
-        return list(found.values())
+        found = _Distinct(problem, forms(problem, facts))
+        return found.declined or found
 
     def emit(self, problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         """The kernel's text, or why there is none."""
@@ -58,6 +54,57 @@ class CudaGenerator:
         if declined is not None:
             return declined
         return _source(problem, schedule)
+
+
+@final
+class _Distinct(Sequence[Schedule]):
+    """Schedules of forms whose kernels differ (some parameters do not always matter), found as far as one looks.
+
+    `declined`: why the first form has no kernel; later ones that have none are left out.
+    """
+
+    def __init__(self, problem: Problem, forms: Sequence[Form]) -> None:
+        self._problem = problem
+        self._forms = iter(forms)
+        self._texts: set[str] = set()
+        self._found: list[Schedule] = []
+        self.declined: Declined | None = None
+        self.declined = self._advance()
+
+    def _advance(self) -> Declined | None:
+        """Look at the next form.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        schedule = next(self._forms).schedule()
+        source = _source(self._problem, schedule)
+        if isinstance(source, Declined):
+            return source
+        text = source.text.replace(source.entry, "")
+        if text not in self._texts:
+            self._texts.add(text)
+            self._found.append(schedule)
+        return None
+
+    def _reach(self, count: int) -> None:
+        with suppress(StopIteration):
+            while len(self._found) < count:
+                self._advance()
+
+    @overload
+    def __getitem__(self, index: int) -> Schedule: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Schedule]: ...
+
+    def __getitem__(self, index: int | slice) -> Schedule | list[Schedule]:
+        self._reach(index + 1 if isinstance(index, int) and index >= 0 else sys.maxsize)
+        return self._found[index]
+
+    def __len__(self) -> int:
+        self._reach(sys.maxsize)
+        return len(self._found)
 
 
 @lru_cache(maxsize=32)

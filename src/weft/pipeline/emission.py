@@ -1,0 +1,75 @@
+"""Kernels of a batch of problems: CUDA texts by several processes where the machine has cores, the rest here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import final
+
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda import CudaGenerator
+from weft.generate.offer import Offer, kernels_of
+from weft.generate.protocol import Generator
+from weft.options import Options
+from weft.pipeline.problems import Entry, Problems, take_kernels
+from weft.tune.emitters import Emitters, processes
+
+
+@final
+class Emission:
+    """Asks the generators, see `made`."""
+
+    def __init__(
+        self,
+        problems: Problems,
+        generators: Sequence[Generator],
+        facts: DeviceFacts,
+        options: Options,
+        *,
+        count: int | None = None,
+    ) -> None:
+        """`count`: processes; None: as many as the machine has cores for."""
+        self._problems, self._generators, self._facts, self._options = problems, generators, facts, options
+        self._emitters: Emitters | None = None
+        count = processes() if count is None else count
+        if count and isinstance(facts, GpuFacts) and any(isinstance(g, CudaGenerator) for g in generators):
+            self._emitters = Emitters(facts, count)
+            self._emitters.start()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._emitters is not None:
+            self._emitters.close()
+
+    def made(self, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
+        """The entries one by one, in their order, as soon as their kernels are there; those that time allows."""
+        written = {e.problem.key: self._begin(e) for e in entries if not e.is_made}
+        try:
+            for entry in entries:
+                if out_of_time():
+                    return
+                futures = written.get(entry.problem.key)
+                if futures is not None and not entry.is_made:
+                    take_kernels(entry, self._problems, [self._offer(entry, g, futures) for g in self._generators])
+                yield entry
+        finally:
+            for future in (f for futures in written.values() for f in futures.values()):
+                future.cancel()
+
+    def _begin(self, entry: Entry) -> dict[str, Future[Offer]]:
+        """What other processes write, by generator."""
+        if self._emitters is None:
+            return {}
+        most = entry.most(self._options)
+        return {
+            g.name: self._emitters.submit(g, entry.problem, most)
+            for g in self._generators
+            if isinstance(g, CudaGenerator)
+        }
+
+    def _offer(self, entry: Entry, generator: Generator, written: dict[str, Future[Offer]]) -> Offer:
+        future = written.get(generator.name)
+        if future is not None:
+            return future.result()
+        return kernels_of(generator, entry.problem, self._facts, entry.most(self._options))
