@@ -84,15 +84,23 @@ def _build(data: Mapping[str, Json]) -> Graph:
     constants = cast("Mapping[str, str]", data["constants"])
     b = GraphBuilder()
     ids: dict[int, int] = {}
-    for i in cast("Sequence[int]", data["inputs"]):
+    signature = cast("Sequence[int]", data["inputs"])
+
+    def add_input(i: int) -> None:
         attrs = cast("a.InputAttrs", _attrs(Prim.INPUT, nodes[i][2]))
         ids[i] = b.input(_type_from_json(nodes[i][3]), is_weight=attrs.is_weight)
+
+    if list(signature) != sorted(signature):  # else they are added where they stand, so that no node changes its number
+        for i in signature:
+            add_input(i)
     for i, (name, inputs, raw, type) in enumerate(nodes):
         prim = Prim(name)
         if prim is Prim.INPUT:
-            if i not in ids:
+            if i not in signature:
                 raise ValueError(f"input %{i} is not in the signature")
-            continue  # added above, in the order of the signature
+            if i not in ids:
+                add_input(i)
+            continue
         attrs_ = _attrs(prim, raw)
         if isinstance(attrs_, a.ConstantAttrs):
             t = _type_from_json(type)
