@@ -185,3 +185,22 @@ def test_integers_for_opaque_operators_are_small() -> None:
     for kind in InputSet:
         values = draw(graph, kind, Domain.ZERO_MEAN, seed=0)[1]
         assert set(values.tolist()) <= {0, 1}
+
+
+def test_a_worker_that_was_started_early_is_the_one_that_measures() -> None:
+    database, transport = Database.open(None), FakeTransport({})
+    with tuner(database, transport) as t:
+        t.start_early()
+        t.start_early()
+        assert (transport.started, t.workers_started) == (1, 1)
+        assert [m.verdict for m in t.measure([fake_trial(1, PAIR)])] == [Verdict.OK] * 2
+        t.start_early()
+        assert transport.started == 1
+
+
+def test_a_worker_that_does_not_start_early_starts_when_it_is_needed() -> None:
+    database, transport = Database.open(None), FakeTransport({}, dead_on_arrival=1)
+    with tuner(database, transport) as t:
+        t.start_early()
+        assert [m.verdict for m in t.measure([fake_trial(1, PAIR)])] == [Verdict.OK] * 2
+    assert transport.started == 2

@@ -213,6 +213,8 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, de
         done: set[tuple[str, Schedule]] = set()
         emission = Emission(problems, makers, setting.facts, options)
         scope.callback(emission.close)
+        if setting.on_gpu:
+            tuner.start_early()
 
         def out_of_time() -> bool:
             return time.monotonic() > deadline

@@ -203,6 +203,8 @@ class Tuner:
         self._retry_failed = retry_failed
         self._transport: Transport = transport or self._site.transport()
         self._alive = False
+        self._loading = False
+        """A worker was started ahead of time and has not answered yet."""
         self._lost_before = False
         self.environment: Described = self._site.environment
         self.workers_started = 0
@@ -226,6 +228,24 @@ class Tuner:
                 self._alive = False
         self._transport.kill()
         self._alive = False
+
+    def start_early(self) -> None:
+        """Let the worker load while the caller is busy; for a caller that is sure to measure something.
+
+        One that cannot be started, or fails meanwhile, is dealt with when it is needed.
+        """
+        if self._alive or self._loading:
+            return
+        try:
+            self._greet()
+            self._loading = True
+        except WorkerFault:
+            self._transport.kill()
+
+    def _greet(self) -> None:
+        self._transport.start()
+        self.workers_started += 1
+        self._transport.send(self._site.hello(), 10.0)
 
     def measure(
         self,
@@ -481,10 +501,10 @@ class Tuner:
         waits = self._site.start_waits_s
         for attempt, wait in enumerate(waits, 1):
             time.sleep(wait)
+            loading, self._loading = self._loading, False
             try:
-                self._transport.start()
-                self.workers_started += 1
-                self._transport.send(self._site.hello(), 10.0)
+                if not loading:
+                    self._greet()
                 ready = self._transport.receive(max(60.0, self._options.trial_timeout_s))
                 if ready.get("event") != "ready":
                     raise WorkerFault(Fault.GARBAGE, f"greeted with {str(ready)[:200]}")
