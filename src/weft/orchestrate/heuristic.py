@@ -66,6 +66,11 @@ class _Cover:
         """References to a value."""
         self.used: dict[int, int] = {}
         """Needed values per chosen option."""
+        self.price = {k: instance.price(k) for k in kept}
+        self.reads = {k: tuple(instance.options[k].reads - instance.given) for k in kept}
+        """What an option reads and something must produce."""
+        # the order in which costs are added up is that of the whole set
+        self.asks = {k: tuple(v for v in instance.options[k].reads if v not in instance.given) for k in kept}
 
     def plan(self) -> list[int]:
         """The options in use; none if some result has no producer."""
@@ -112,42 +117,45 @@ class _Cover:
 
     def _need(self, value: int) -> float:
         """Reference a value; returns the cost of what has to be added. (Iterative: chains are long.)."""
+        needs, used, choice = self.needs, self.used, self.choice
         cost = 0.0
         waiting = [value]
         while waiting:
             v = waiting.pop()
-            if v in self.instance.given:
-                continue
-            self.needs[v] = self.needs.get(v, 0) + 1
-            if self.needs[v] == 1:
-                cost += self._start(self.choice[v], waiting)
+            count = needs[v] = needs.get(v, 0) + 1
+            if count == 1:
+                k = choice[v]
+                users = used[k] = used.get(k, 0) + 1
+                if users == 1:
+                    waiting += self.asks[k]
+                    cost += self.price[k]
         return cost
 
-    def _start(self, k: int, waiting: list[int]) -> float:
-        self.used[k] = self.used.get(k, 0) + 1
-        if self.used[k] > 1:
-            return 0.0
-        waiting.extend(self.instance.options[k].reads)
-        return self.instance.price(k)
-
     def _use(self, k: int) -> float:
-        waiting: list[int] = []
-        return self._start(k, waiting) + sum(self._need(v) for v in waiting)
+        """Reference an option; returns the cost of what has to be added."""
+        users = self.used[k] = self.used.get(k, 0) + 1
+        if users > 1:
+            return 0.0
+        inner = 0.0
+        for v in self.asks[k]:
+            inner += self._need(v)
+        return self.price[k] + inner
 
     def _leave(self, k: int) -> float:
         """Drop a reference to an option; returns the cost of what is no longer needed."""
+        needs, used, choice = self.needs, self.used, self.choice
         cost = 0.0
         leaving = [k]
         while leaving:
             q = leaving.pop()
-            self.used[q] -= 1
-            if self.used[q]:
+            users = used[q] = used[q] - 1
+            if users:
                 continue
-            cost += self.instance.price(q)
-            for v in self.instance.options[q].reads - self.instance.given:
-                self.needs[v] -= 1
-                if not self.needs[v]:
-                    leaving.append(self.choice[v])
+            cost += self.price[q]
+            for v in self.reads[q]:
+                count = needs[v] = needs[v] - 1
+                if not count:
+                    leaving.append(choice[v])
         return cost
 
     def _improve(self) -> bool:
@@ -156,18 +164,42 @@ class _Cover:
         for v in values:
             if not self.needs.get(v):
                 continue  # an earlier replacement made it superfluous
-            best, best_gain = -1, 1e-9
-            for k in self.writers[v]:
-                if k == self.choice[v] or not self._available(k):
-                    continue
-                switched, gain = self._switch(k, v)
-                self._restore(k, switched)
-                if gain > best_gain and self._acyclic(k, [w for w, _ in switched]):
-                    best, best_gain = k, gain
+            best = self._better(v)
             if best >= 0:
                 self._switch(best, v)
                 better = True
         return better
+
+    def _better(self, v: int) -> int:
+        """The option that saves most if it produces a value instead of the one that does; -1: none."""
+        best, best_gain = -1, 1e-9
+        old = self.choice[v]
+        freed = -1.0
+        for k in self.writers[v]:
+            if k == old or not self._available(k):
+                continue
+            if len(self.instance.options[k].writes) > 1:
+                if freed >= 0.0:
+                    self._use(old)
+                    freed = -1.0
+                switched, gain = self._switch(k, v)
+                self._restore(k, switched)
+                values = [w for w, _ in switched]
+            else:  # what `old` alone needed is set free once for all of them
+                if freed < 0.0:
+                    freed = self._leave(old)
+                if not self.used.get(k) and freed - self.price[k] <= best_gain:
+                    continue  # it costs its own price at least
+                self.choice[v] = k
+                gain = freed - self._use(k)
+                self._leave(k)
+                self.choice[v] = old
+                values = [v]
+            if gain > best_gain and self._acyclic(k, values):
+                best, best_gain = k, gain
+        if freed >= 0.0:
+            self._use(old)
+        return best
 
     def _switch(self, k: int, value: int) -> tuple[list[tuple[int, int]], float]:
         """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and the saving."""
