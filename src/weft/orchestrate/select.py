@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -108,38 +108,12 @@ def build_instance(
 ) -> Instance:
     """The program's data. Weights are left out: they stand in memory in whatever order a kernel wants."""
     alternatives = alternatives or Alternatives(graph, {})
-    classes = alternatives.classes
-    stored = Stored.of(graph)
-    weights = frozenset(i for i in bits(stored.leaves) if i not in set(graph.inputs))
-
-    @cache
-    def number(node: NodeId, format: Format) -> int:
-        node = classes.get(node, node)
-        dual = len(formats_in(graph, node)) > 1
-        return 2 * node + int(format is Format.LAST and dual)
-
-    several = frozenset(classes) | frozenset(classes.values())
-
-    @cache
-    def computes(members: Mask) -> frozenset[int]:
-        found = [classes.get(m, m) for m in bits(members)]
-        return frozenset((*found, *(len(graph) + m for m in bits(members) if m in several)))
-
+    translate = _translation(graph, alternatives)
     options = []
     for p in priced:
-        c = p.candidate
-        ins = zip(c.inputs, p.input_formats, strict=True)
-        outs = zip(c.outputs, p.output_formats, strict=True)
-        options.append(
-            Option(
-                frozenset(number(i, f) for i, f in ins if i not in weights),
-                frozenset(number(o, f) for o, f in outs),
-                p.cost_us,
-                computes(c.members),
-                p.launches,
-                c.kind is Kind.CONVERT,
-            )
-        )
+        reads, writes, computes = translate(p.candidate, p.input_formats, p.output_formats)
+        options.append(Option(reads, writes, p.cost_us, computes, p.launches, p.candidate.kind is Kind.CONVERT))
+    stored = Stored.of(graph)
     roots = [stored_root(graph, o) for o in graph.outputs]
     ranks, unavoidable, ways = _structure(alternatives)
     return Instance(
@@ -152,6 +126,39 @@ def build_instance(
         launch_us,
         tuple(graph.type_of(v // 2).nbytes for v in range(2 * len(graph))),
     )
+
+
+_Numbers = tuple[frozenset[int], frozenset[int], frozenset[int]]
+
+
+@lru_cache(maxsize=4)
+def _translation(
+    graph: Graph, alternatives: Alternatives
+) -> Callable[[Candidate, tuple[Format, ...], tuple[Format, ...]], _Numbers]:
+    """What a candidate reads, writes and computes, as numbers: the same for every set of costs."""
+    classes = alternatives.classes
+    inputs = set(graph.inputs)
+    weights = frozenset(i for i in bits(Stored.of(graph).leaves) if i not in inputs)
+    several = frozenset(classes) | frozenset(classes.values())
+
+    @cache
+    def number(node: NodeId, format: Format) -> int:
+        node = classes.get(node, node)
+        dual = len(formats_in(graph, node)) > 1
+        return 2 * node + int(format is Format.LAST and dual)
+
+    @cache
+    def computes(members: Mask) -> frozenset[int]:
+        found = [classes.get(m, m) for m in bits(members)]
+        return frozenset((*found, *(len(graph) + m for m in bits(members) if m in several)))
+
+    @cache
+    def translate(c: Candidate, ins: tuple[Format, ...], outs: tuple[Format, ...]) -> _Numbers:
+        reads = frozenset(number(i, f) for i, f in zip(c.inputs, ins, strict=True) if i not in weights)
+        writes = frozenset(number(o, f) for o, f in zip(c.outputs, outs, strict=True))
+        return reads, writes, computes(c.members)
+
+    return translate
 
 
 @lru_cache(maxsize=4)

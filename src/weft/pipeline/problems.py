@@ -13,6 +13,7 @@ from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category
 from weft.kernels.candidate import Candidate, Kind, Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
@@ -59,6 +60,18 @@ class Entry:
     def essential(self) -> bool:
         """True for what makes the program feasible: single primitives, operators and changes of format."""
         return any(c.kind is not Kind.GROUP for c, _ in self.uses)
+
+    @cached_property
+    def formats(self) -> list[tuple[Candidate, tuple[Format, ...], tuple[Format, ...]]]:
+        """Every use with the formats of the candidate's inputs and outputs, in the candidate's order."""
+        found = []
+        for candidate, cut in self.uses:
+            ins = dict(zip(cut.inputs, cut.problem.input_formats, strict=True))
+            outs = dict(zip(cut.outputs, cut.problem.output_formats, strict=True))
+            found.append(
+                (candidate, tuple(ins[i] for i in candidate.inputs), tuple(outs[o] for o in candidate.outputs))
+            )
+        return found
 
     @cached_property
     def family(self) -> str:

@@ -264,17 +264,8 @@ def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[
         price = known.price(entry)
         if not math.isfinite(price):
             continue
-        for candidate, cut in entry.uses:
-            ins = dict(zip(cut.inputs, cut.problem.input_formats, strict=True))
-            outs = dict(zip(cut.outputs, cut.problem.output_formats, strict=True))
-            offers.append(
-                Priced(
-                    candidate,
-                    tuple(ins[i] for i in candidate.inputs),
-                    tuple(outs[o] for o in candidate.outputs),
-                    price,
-                )
-            )
+        for candidate, ins, outs in entry.formats:
+            offers.append(Priced(candidate, ins, outs, price))
             owners.append(entry)
     return offers, owners
 

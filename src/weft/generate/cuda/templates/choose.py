@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import epilogue
-from weft.generate.cuda.templates.mma import Shape, shared_bytes
-from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.mma import Shape, shared_of, table_bytes
+from weft.generate.cuda.templates.product import ALoad, Product, WLoad
 from weft.ir.types import DType
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _LAUNCH = 1500.0
 """Cycles from the start of a block to its first product: launch, addresses, first copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the model knows of a product; see `Product`."""
+
+    dtype: DType
+    m: int
+    n: int
+    k: int
+    z: int
+    a_load: ALoad
+    w_load: WLoad
+    tables: int
+    """Bytes of shared memory for tables of rows and columns."""
 
 
 @cache
@@ -66,9 +81,9 @@ def registers(s: Shape) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
-def _resident(p: Product, s: Shape, facts: GpuFacts) -> int:
+def _resident(p: Sizes, s: Shape, facts: GpuFacts) -> int:
     """Blocks that fit on one multiprocessor."""
-    shared = shared_bytes(p, s) + 1024
+    shared = shared_of(s, p.dtype.itemsize, p.tables) + 1024
     if shared > facts.shared_per_block:
         return 0
     by_registers = facts.registers_per_sm // (min(255, -(-registers(s) // 8) * 8) * s.threads)
@@ -80,7 +95,7 @@ def _fragments(s: Shape, size: int) -> float:
     return (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size / 128
 
 
-def cycles(p: Product, s: Shape, facts: GpuFacts, operands: int) -> float:
+def cycles(p: Sizes, s: Shape, facts: GpuFacts, operands: int) -> float:
     """Modelled cycles of the whole kernel, whose epilogue reads `operands`; infinite where it does not fit."""
     resident = _resident(p, s, facts)
     if not resident:
@@ -120,11 +135,17 @@ def cycles(p: Product, s: Shape, facts: GpuFacts, operands: int) -> float:
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; alike shapes later than their number says."""
+    sizes = Sizes(p.dtype, p.m, p.n, p.k, p.z, p.a_load, p.w_load, table_bytes(p))
+    cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
+    return list(_ranked(sizes, cluster, len(epilogue.leaves(p.c)), facts, keep))
+
+
+@lru_cache(maxsize=1024)
+def _ranked(p: Sizes, cluster: bool, operands: int, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+    """`shapes` of all products of these sizes: a network has the same one before many epilogues."""
     ranked: list[tuple[float, Shape]] = []
-    wide = epilogue.plan(p).width % 4 == 0
-    operands = len(epilogue.leaves(p.c))
     for base in _fitting(p, facts):
-        ranked += [(cycles(p, s, facts, operands), s) for s in _split(p, base, wide and facts.capability >= 90)]
+        ranked += [(cycles(p, s, facts, operands), s) for s in _split(p, base, cluster)]
     ranked = [x for x in ranked if x[0] < math.inf]
     ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
     seen: dict[tuple[int, ...], int] = {}
@@ -135,10 +156,10 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
         seen[tile] = alike + 1
         keyed.append((modelled * (1 + 0.15 * alike), modelled, s))
     keyed.sort(key=lambda x: x[0])
-    return [(modelled, s) for _, modelled, s in keyed[:keep]]
+    return tuple((modelled, s) for _, modelled, s in keyed[:keep])
 
 
-def _fitting(p: Product, facts: GpuFacts) -> Iterable[Shape]:
+def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
     """Blocks whose tile is not mostly outside the product."""
     group = facts.capability == 90 and p.dtype is not DType.F32 and p.a_load != "columns" and p.w_load != "kn"
     for s in (*_blocks(p.dtype.itemsize), *(_groups() if group else ())):
@@ -151,12 +172,18 @@ def _fitting(p: Product, facts: GpuFacts) -> Iterable[Shape]:
         yield s
 
 
-def _split(p: Product, s: Shape, cluster: bool) -> Iterable[Shape]:
+def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
     kt = -(-p.k // s.bk)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
-    for split in _SPLITS:
-        if split > 1 and (kt < 2 * split or blocks * split > 600):
+    for alone, together in _variants(s):
+        if alone.split > 1 and (kt < 2 * alone.split or blocks * alone.split > 600):
             break
-        yield replace(s, split=split)
-        if split in (2, 4, 8) and cluster:
-            yield replace(s, split=split, cluster=True)
+        yield alone
+        if together is not None and cluster:
+            yield together
+
+
+@cache
+def _variants(s: Shape) -> tuple[tuple[Shape, Shape | None], ...]:
+    """A shape with each split, and that as a cluster."""
+    return tuple((replace(s, split=n), replace(s, split=n, cluster=True) if n in (2, 4, 8) else None) for n in _SPLITS)

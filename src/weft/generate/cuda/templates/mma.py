@@ -79,8 +79,17 @@ class Shape:
 
 def shared_bytes(p: Product, s: Shape) -> int:
     """Dynamic shared memory of a block."""
-    tables = 0 if p.c.pack is None or p.borders is not None else 4 * (len(p.c.pack.rows) + len(p.c.pack.cols))
-    return _round(max(s.pipeline_bytes(p.dtype.itemsize), s.sums_bytes), 16) + _round(tables, 16) + 16
+    return shared_of(s, p.dtype.itemsize, table_bytes(p))
+
+
+def table_bytes(p: Product) -> int:
+    """Of them for tables of rows and columns."""
+    return 0 if p.c.pack is None or p.borders is not None else 4 * (len(p.c.pack.rows) + len(p.c.pack.cols))
+
+
+def shared_of(s: Shape, size: int, tables: int) -> int:
+    """The same for elements of `size` bytes, by numbers alone."""
+    return _round(max(s.pipeline_bytes(size), s.sums_bytes), 16) + _round(tables, 16) + 16
 
 
 def _round(n: int, to: int) -> int:
