@@ -339,3 +339,19 @@ def test_eager_may_stand_in_for_an_executable():
 def test_the_region_of_an_identity():
     seen, x = Seen(), torch.ones(2)
     assert seen.compile(lambda x: x)(x) is x
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_updated_in_training_only(training):
+    def normed(x, weight, bias, mean, var):
+        return torch.ops.aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, 0.5, 1e-3)[0]
+
+    seen = Seen()
+    x, weight, bias = torch.randn(4, 3, 5), torch.rand(3) + 0.5, torch.randn(3)
+    mine, theirs = ([torch.full((3,), 2.0), torch.full((3,), 6.0)] for _ in range(2))
+    with torch.no_grad():
+        got = seen.compile(normed)(x, weight, bias, *mine)
+        want = normed(x, weight, bias, *theirs)
+    assert not seen.fallbacks()
+    torch.testing.assert_close([got, *mine], [want, *theirs])
+    assert (mine[0] == 2).all() == (not training)

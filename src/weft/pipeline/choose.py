@@ -55,7 +55,7 @@ def rank(
     library_only: bool,
     avoid: Sequence[str] = (),
 ) -> list[Ranked]:
-    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured.
+    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured or unfinished.
 
     Kernels with an `algorithm` in `avoid` are left out.
     """
@@ -78,11 +78,16 @@ def rank(
             found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
             continue
         calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
-        fresh = [(s, k) for s, k in calls if (entry.problem.key, s) not in measurements]
+        fresh = [(s, k) for s, k in calls if _is_open(measurements.get((entry.problem.key, s)))]
         if entry.essential and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0)
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
+
+
+def _is_open(m: Measurement | None) -> bool:
+    """Never measured, or given up on next to a faster kernel: nothing speaks against its being right."""
+    return m is None or m.verdict is Verdict.SLOW
 
 
 def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) -> list[Offer]:

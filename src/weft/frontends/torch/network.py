@@ -180,13 +180,14 @@ def _normalise(c: Call, mean: NodeId, var: NodeId) -> NodeId:
 
 
 def batch_norm_inference(c: Call) -> tuple[NodeId, ...]:
-    """Batch norm with the running statistics; the saved ones are empty."""
-    y = _normalise(c, c.ref("running_mean"), c.ref("running_var"))
-    rest = [
+    """Batch norm with the running statistics, which stay as they are; the saved ones are empty."""
+    running = (c.ref("running_mean"), c.ref("running_var"))
+    y = _normalise(c, *running)
+    saved = [
         c.b.broadcast(c.b.scalar(0.0, t.dtype), t.shape) if t is not None and i in c.used else ABSENT
-        for i, t in enumerate(c.results)
+        for i, t in enumerate(c.results[:3])
     ]
-    return (y, *rest[1:])
+    return (y, *saved[1:], *running[: len(c.results) - 3])
 
 
 def batch_norm(c: Call) -> NodeId:

@@ -1,0 +1,36 @@
+"""What is on offer after measuring: library calls that nothing speaks against stay."""
+
+from __future__ import annotations
+
+import pytest
+from tests.orchestrate.graphs import residual_net
+
+from weft.device.facts import CpuFacts
+from weft.generate.registry import generators
+from weft.kernels.measurement import Measurement, Verdict
+from weft.options import Options
+from weft.orchestrate.alternatives import find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline import choose
+from weft.pipeline.problems import collect, make_kernels
+
+FACTS = CpuFacts()
+
+
+@pytest.mark.parametrize(("verdict", "stays"), [(Verdict.SLOW, True), (Verdict.WRONG, False), (Verdict.CRASH, False)])
+def test_the_library_plan_takes_calls_that_were_only_slow(verdict: Verdict, stays: bool) -> None:
+    alternatives = find_alternatives(residual_net(1))
+    graph = alternatives.graph
+    problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, FACTS)
+    makers = generators(library=True, generated=False)
+    measured = {}
+    for entry in problems.entries.values():
+        if entry.essential:
+            for schedule, _ in make_kernels(entry, problems, makers, FACTS, Options()):
+                measured[entry.problem.key, schedule] = Measurement(entry.problem.key, schedule, verdict)
+    calls = choose.rank(problems, measured, library_only=True)
+    assert bool(calls) == stays
+    if stays:
+        plan = choose.library_plan(graph, calls, alternatives, Options())
+        assert plan.name == "library"
+        assert all(not s.measured for s in plan.steps)
