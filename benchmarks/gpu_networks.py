@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import statistics
 import sys
 import time
@@ -146,11 +147,12 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
 
 
 def error_of(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
-    """Largest relative norm of the difference over the outputs."""
+    """Largest relative norm of the difference over the outputs; NaN where a model's results are."""
     worst = 0.0
     for mine, want in zip(got, exact, strict=True):
         if want.is_floating_point():
-            worst = max(worst, float((mine.double() - want).norm() / want.norm().clamp_min(1e-30)))
+            error = float((mine.double() - want).norm() / want.norm().clamp_min(1e-30))
+            worst = error if math.isnan(error) else max(worst, error)
     return worst
 
 
