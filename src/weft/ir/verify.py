@@ -105,6 +105,7 @@ def _origin_problems(graph: Graph) -> Iterator[str]:
         if not -1 <= node.origin < len(graph.origins):
             yield f"%{i} comes from origin @{node.origin}, which does not exist"
     for k, origin in enumerate(graph.origins):
-        for j in (*origin.operands, *origin.results):
-            if not -1 <= j < len(graph.nodes):
-                yield f"origin @{k} names %{j}, which does not exist"
+        for least, named in ((-2, origin.operands), (-1, origin.results)):  # absent or no longer there
+            for j in named:
+                if not least <= j < len(graph.nodes):
+                    yield f"origin @{k} names %{j}, which does not exist"

@@ -97,6 +97,9 @@ def plain_math(*, allow_tf32: bool = False, benchmark: bool = True) -> Iterator[
 
     `benchmark`: cuDNN tries its algorithms when it first meets a convolution, in a plan as in tuning.
     """
+    if not torch.cuda.is_available():  # nothing of this is about the CPU
+        yield
+        return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     saved = (
         matmul.allow_tf32,
