@@ -132,7 +132,7 @@ def test_a_plan_that_was_cut_short_is_improved_with_more_time(
     again = weft.compile(model, x, options=weft.Options(budget_s=0, cache_dir=tmp_path))
     assert "recall" in [s.name for s in again.record.stages]
     assert len(again.record.stages) == 5
-    more = weft.compile(model, x, options=weft.Options(budget_s=5, cache_dir=tmp_path, keep_per_problem=1))
+    more = weft.compile(model, x, options=weft.Options(budget_s=15, cache_dir=tmp_path, keep_per_problem=1))
     assert len(more.record.stages) > 5
     assert more.record.measured > first.record.measured == 0
 
