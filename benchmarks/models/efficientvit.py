@@ -50,11 +50,13 @@ class LinearAttention(nn.Module):
         qkv = self.qkv(x)
         both = torch.cat([qkv, self.aggregate(qkv)], 1).reshape(batch, -1, 3 * HEAD_WIDTH, height * width)
         q, k, v = both.split(HEAD_WIDTH, 2)
+        if x.dtype in (torch.float16, torch.bfloat16):  # the sums below leave the range of 16 bits
+            q, k, v = q.float(), k.float(), v.float()
         q, k = torch.relu(q), torch.relu(k)
         # a row of ones below v makes the same product give the denominator
         v = functional.pad(v, (0, 0, 0, 1), value=1.0)
         out = (v @ k.transpose(-1, -2)) @ q
-        out = out[:, :, :-1] / (out[:, :, -1:] + 1e-15)
+        out = (out[:, :, :-1] / (out[:, :, -1:] + 1e-15)).to(x.dtype)
         return self.project(out.reshape(batch, -1, height, width))
 
 
