@@ -83,6 +83,8 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
             "record": "case",
             "suite": "networks",
             "case": f"{name}/b1/fp32",
+            "device": record.lines[0]["device"],
+            "commit": record.lines[0]["commit"],
             "weft_ms": ms["weft"],
             "weft_onnx_ms": ms["weft_onnx"],
             "peers_ms": peers,

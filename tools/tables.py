@@ -48,14 +48,15 @@ def networks() -> str:
         why = str(c.get("why_lost", ""))
         rows.append(
             [name, weft, *shown, f"{eager[-1]:.2f}", f"{best[-1]:.2f}", f"{c['operators']} → {c['kernels']}",
-             f"{c['tuning_s']:.0f} s", f"{c['warm_s']:.1f} s", "yes" if c["agrees"] else "NO", why]
+             f"{c['tuning_s']:.0f} s", f"{c['warm_s']:.1f} s", "yes" if c["agrees"] else "NO",
+             f"{c.get('device', lines[0]['device'])}, {c.get('commit', lines[0]['commit'])}", why]
         )  # fmt: skip
     rows.append(
         ["geometric mean", "", "", "", "", f"**{geometric_mean(eager):.2f}**", f"**{geometric_mean(best):.2f}**"]
-        + [""] * 5
+        + [""] * 6
     )
     head = ["network", "Weft ms", "eager", "torch.compile", "ONNX Runtime", "× eager", "× best peer",
-            "operators → kernels", "tuning", "warm", "agrees", "why lost"]  # fmt: skip
+            "operators → kernels", "tuning", "warm", "agrees", "measured on", "why lost"]  # fmt: skip
     env = lines[0]
     note = (
         f"{env['device']}, {env['threads']} threads, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
