@@ -78,7 +78,7 @@ def bound(source: CudaSource = SOURCE) -> tuple[BoundCuda, Recorder]:
 
 def test_arguments_are_resolved_and_launched_in_order() -> None:
     kernel, seen = bound()
-    kernel.launch([0x1000, 0], [0x2000], [0x3000, 0x4000], 0x5000, 0x6000, 7)
+    kernel.prepare(Addresses([0x1000, 0], [0x2000], [0x3000, 0x4000], 0x5000, 0x6000))(7)
     tensor_map = (0x4000).to_bytes(8, "little") * 16
     assert seen.launched == [
         ("k0", (0x1000, tensor_map, 0x5200), True, 7),
@@ -95,8 +95,10 @@ def test_each_entry_is_prepared_once_for_its_largest_launch() -> None:
 
 def test_maps_are_encoded_once_per_set_of_addresses() -> None:
     kernel, seen = bound()
-    for work in (0x5000, 0x5000, 0x7000, 0x7000):
-        kernel.launch([0x1000], [0x2000], [0x3000, 0x4000], work, 0x6000, 0)
+    for work in (0x5000, 0x7000):
+        launch = kernel.prepare(Addresses([0x1000], [0x2000], [0x3000, 0x4000], work, 0x6000))
+        launch(0)
+        launch(0)
     assert len(seen.encoded) == 2 and len(seen.launched) == 12
     assert seen.launched[-1][1][2] == 0x7000
 

@@ -128,7 +128,6 @@ class BoundCuda:
         for entry, shared, cluster in _needs(source):
             self._functions[entry] = self._module.function(entry)
             self._functions[entry].prepare(shared, cluster)
-        self._last: tuple[Addresses, Prepared] | None = None
 
     def prepare(self, addresses: Addresses) -> Prepared:
         """Resolve the arguments of the run launches for one set of addresses.
@@ -145,21 +144,6 @@ class BoundCuda:
             ArtifactError: a launch reads an input that is no weight [W401].
         """
         self._resolve(self.source.pack, Addresses(inputs, packed=packed))(stream)
-
-    def launch(
-        self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        packed: Sequence[int],
-        work: int,
-        state: int,
-        stream: int,
-    ) -> None:
-        """Run once. The resolved arguments of the last set of addresses are kept."""
-        addresses = Addresses(tuple(inputs), tuple(outputs), tuple(packed), work, state)
-        if self._last is None or self._last[0] != addresses:
-            self._last = (addresses, self.prepare(addresses))
-        self._last[1](stream)
 
     def _resolve(self, launches: Sequence[Launch], addresses: Addresses) -> Prepared:
         bound = [

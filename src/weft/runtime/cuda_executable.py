@@ -12,29 +12,28 @@ Steps that need the host (ONNX Runtime's operators) cannot be recorded: they sta
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
 import torch
 
 from weft.errors import InvalidGraphError
-from weft.generate.bind import BoundCuda
+from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall, is_capturable, plain_math
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import TensorType
 from weft.kernels.formats import Format
 from weft.kernels.plan import Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
-from weft.runtime.executable import InputError, Linked, to_torch
+from weft.runtime.executable import InputError, Linked, to_torch, typed
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
 from weft.runtime.values import Key, Values, survey
 
 ALIGNMENT = 256
 """Bytes: what the kernels' contract promises, and what tensor maps and wide loads need."""
-Step0 = Callable[[], None]
+Run = Callable[[], None]
 
 
 @final
@@ -88,13 +87,13 @@ class CudaExecutable:
         memory = plan_memory(lifetimes, alignment=ALIGNMENT)
         self._arena = torch.empty(max(memory.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         self._static: dict[Key, torch.Tensor] = {
-            key: _typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
+            key: typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
             for key, slot in slots.items()
         }
         for node in self.graph.inputs:
             t = self.graph.type_of(node)
             raw = torch.zeros(max(t.nbytes, 1), dtype=torch.uint8, device=self.device)
-            self._static[node, Format.ROW] = _typed(raw, t, Format.ROW, 0)
+            self._static[node, Format.ROW] = typed(raw, t, Format.ROW, 0)
         return memory
 
     def _constant(self, node: NodeId) -> torch.Tensor:
@@ -105,14 +104,14 @@ class CudaExecutable:
 
     # -- launches
 
-    def _bind(self, i: int, step: Step) -> Step0:
+    def _bind(self, i: int, step: Step) -> Run:
         if isinstance(step.kernel, CudaSource):
             return self._bind_source(i, step, step.kernel)
         if isinstance(step.kernel, KernelSource):
             raise InvalidGraphError(problem=f"step {i} is a kernel for the CPU in a plan for a GPU")
         return self._bind_call(step, step.kernel)
 
-    def _bind_source(self, i: int, step: Step, source: CudaSource) -> Step0:
+    def _bind_source(self, i: int, step: Step, source: CudaSource) -> Run:
         bound = BoundCuda(source, self._cubin(source))
         inputs = [self._address(key) for key in step.inputs]
         outputs = [self._address(key) for key in step.outputs]
@@ -129,12 +128,8 @@ class CudaExecutable:
         work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
         self._packed += packed
         self._bound.append(bound)
-
-        def launch() -> None:
-            stream = torch.cuda.current_stream().cuda_stream
-            bound.launch(inputs, outputs, addresses, work, state, stream)
-
-        return launch
+        prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state))
+        return lambda: prepared(torch.cuda.current_stream().cuda_stream)
 
     def _cubin(self, source: CudaSource) -> Path:
         return self.linked.objects[source.sha256]
@@ -149,7 +144,7 @@ class CudaExecutable:
         if all(r == reader for r in self._values.readers.get(key, [])) and key[0] not in self._values.finals:
             self._constants.pop(key[0], None)
 
-    def _bind_call(self, step: Step, call: LibraryCall) -> Step0:
+    def _bind_call(self, step: Step, call: LibraryCall) -> Run:
         weights = {
             slot: self._constant(node)
             for slot, (node, _) in enumerate(step.inputs)
@@ -161,7 +156,7 @@ class CudaExecutable:
 
     # -- graphs
 
-    def _record(self) -> list[Step0]:
+    def _record(self) -> list[Run]:
         """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -169,8 +164,8 @@ class CudaExecutable:
             for launch in self._launches:
                 launch()
         stream.synchronize()
-        segments: list[Step0] = []
-        run: list[Step0] = []
+        segments: list[Run] = []
+        run: list[Run] = []
         self._graphs: list[torch.cuda.CUDAGraph] = []
         pool = torch.cuda.graph_pool_handle()
 
@@ -253,12 +248,3 @@ class CudaExecutable:
     def kernels(self) -> int:
         """Number of launches per replay that are ours, plus one per library call."""
         return sum(len(s.kernel.launches) if isinstance(s.kernel, CudaSource) else 1 for s in self.plan.steps)
-
-    def step_launches(self) -> Sequence[Step0]:
-        """One function per step, in order, that issues it on the current stream: for timing steps in place."""
-        return self._launches
-
-
-def _typed(memory: torch.Tensor, type: TensorType, format: Format, offset: int) -> torch.Tensor:
-    raw = memory[offset : offset + type.nbytes].view(TORCH_DTYPE[type.dtype])
-    return raw.as_strided(type.shape, format.strides(type.shape), raw.storage_offset())

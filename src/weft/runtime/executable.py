@@ -27,15 +27,14 @@ from weft.errors import InvalidGraphError, UserError
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
-from weft.ir.prims import FREE, Prim
+from weft.ir.prims import Prim
 from weft.ir.types import Array, DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from weft.runtime.runner import NativeRun, NativeStep, Runner
-
-Key = tuple[NodeId, Format]
+from weft.runtime.values import Key, survey
 
 
 class InputError(UserError):
@@ -102,13 +101,7 @@ class Executable:
         self._threads = linked.threads or torch.get_num_threads()
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
-        self._producer: dict[Key, int] = {}
-        """First step that writes a value."""
-        self._written: dict[Key, int] = {}
-        """Last step that writes it: a value may be computed twice."""
-        self._readers: dict[Key, list[int]] = {}
-        self._index_values()
-        self._finals = [self._core(n) for n in self.graph.outputs]
+        self._values = survey(self.graph, self.plan)
         self._direct_inputs = [self._all_native((n, Format.ROW)) for n in self.graph.inputs]
         self._direct_outputs = self._choose_direct_outputs()
         self.memory = self._allocate()
@@ -121,36 +114,13 @@ class Executable:
 
     # -- what is stored where
 
-    def _index_values(self) -> None:
-        ready: set[Key] = {(n, Format.ROW) for n in self.graph.inputs}
-        for i, step in enumerate(self.plan.steps):
-            for key in step.inputs:
-                is_constant = self.graph.nodes[key[0]].prim is Prim.CONSTANT
-                if key not in ready and not is_constant:
-                    raise InvalidGraphError(problem=f"step {i} reads %{key[0]} ({key[1].value}) before it is written")
-                self._readers.setdefault(key, []).append(i)
-            for key in step.outputs:
-                ready.add(key)
-                self._producer.setdefault(key, i)
-                self._written[key] = i
-
-    def _core(self, node: NodeId) -> NodeId:
-        """The stored value behind the free primitives at the end of a graph output."""
-        n = self.graph.nodes[node]
-        while n.prim in (Prim.RESHAPE, Prim.BROADCAST):
-            node = n.inputs[0]
-            n = self.graph.nodes[node]
-        if n.prim not in FREE and (node, Format.ROW) not in self._producer:
-            raise InvalidGraphError(problem=f"no step writes output %{node}")
-        return node
-
     def _all_native(self, key: Key) -> bool:
-        return all(i in self._native for i in self._readers.get(key, []))
+        return all(i in self._native for i in self._values.readers.get(key, []))
 
     def _choose_direct_outputs(self) -> dict[NodeId, int]:
         """Stored values that native kernels write straight into the tensor that is returned."""
         direct: dict[NodeId, int] = {}
-        for position, node in enumerate(self._finals):
+        for position, node in enumerate(self._values.finals):
             key = (node, Format.ROW)
             shares = self.graph.type_of(node).size == self.graph.type_of(self.graph.outputs[position]).size
             writers = [i for i, s in enumerate(self.plan.steps) if key in s.outputs]
@@ -161,13 +131,13 @@ class Executable:
 
     def _allocate(self) -> MemoryPlan:
         end = len(self.plan.steps)
-        kept = {(n, Format.ROW) for n in self._finals}
+        kept = {(n, Format.ROW) for n in self._values.finals}
         lifetimes: list[Lifetime] = []
         self._slots: dict[Key, int] = {}
-        for key, first in self._producer.items():
+        for key, first in self._values.first_write.items():
             if key[1] is Format.ROW and key[0] in self._direct_outputs:
                 continue
-            last = end if key in kept else max([self._written[key], *self._readers.get(key, [])])
+            last = end if key in kept else self._values.last_use(key)
             self._slots[key] = len(lifetimes)
             lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
         self._workspaces: dict[int, int] = {}
@@ -183,11 +153,11 @@ class Executable:
             self._static[key] = self._view(key, memory.offsets[slot])
         for node in self.graph.inputs:
             t = self.graph.type_of(node)
-            self._static[node, Format.ROW] = _typed(_aligned(t.nbytes), t, Format.ROW, 0)
+            self._static[node, Format.ROW] = typed(_aligned(t.nbytes), t, Format.ROW, 0)
         return memory
 
     def _view(self, key: Key, offset: int) -> torch.Tensor:
-        return _typed(self._arena, self.graph.type_of(key[0]), key[1], offset)
+        return typed(self._arena, self.graph.type_of(key[0]), key[1], offset)
 
     def _constant(self, node: NodeId) -> torch.Tensor:
         if node not in self._constants:
@@ -340,7 +310,7 @@ class Executable:
         return static.data_ptr()
 
     def _finish(self, position: int, tensors: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> torch.Tensor:
-        node = self._finals[position]
+        node = self._values.finals[position]
         out = fresh[position]
         if self._direct_outputs.get(node) == position:
             return out
@@ -378,7 +348,7 @@ def _aligned(size: int) -> torch.Tensor:
     return raw[skip : skip + size]
 
 
-def _typed(memory: torch.Tensor, type: TensorType, format: Format, offset: int) -> torch.Tensor:
+def typed(memory: torch.Tensor, type: TensorType, format: Format, offset: int) -> torch.Tensor:
     """A tensor of a type and format at a byte offset of some memory."""
     raw = memory[offset : offset + type.nbytes].view(TORCH_DTYPE[type.dtype])
     return raw.as_strided(type.shape, format.strides(type.shape))
