@@ -9,26 +9,21 @@ peak = cores x clock x lanes x 2 x FMA units; a probe above cores x clock x lane
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from weft.device.files import publish
 from weft.device.probe import PROBE_TEXT, run_probes
+from weft.device.stored import Provenance, Table, dump, interpolate, keep, load, parse
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ToolchainError
 from weft.ir.declined import Declined
 
-Provenance = Literal["measured", "attribute", "default"]
 SCHEMA = 1
-Table = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +70,11 @@ class CpuFacts:
 
     def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
         """GB/s for a working set of this size: the table, interpolated on a logarithmic axis."""
-        table = self.read_bandwidth if read_only else self.bandwidth
-        sizes = [s for s, _ in table]
-        at = bisect.bisect_left(sizes, size_bytes)
-        if at == 0:
-            return table[0][1]
-        if at == len(table):
-            return table[-1][1]
-        (s0, b0), (s1, b1) = table[at - 1], table[at]
-        t = math.log(size_bytes / s0) / math.log(s1 / s0)
-        return b0 + (b1 - b0) * t
+        return interpolate(self.read_bandwidth if read_only else self.bandwidth, size_bytes)
 
     def to_json(self) -> str:
         """Canonical JSON; `from_json` gives an equal record back."""
-        record = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps({"schema": SCHEMA, **record}, sort_keys=True)
+        return dump(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str) -> CpuFacts:
@@ -98,11 +83,7 @@ class CpuFacts:
         Raises:
             ValueError: not such a record, or a value that no CPU has.
         """
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise ValueError("not a record of CPU facts")
-        if set(data) != {f.name for f in fields(cls)}:
-            raise ValueError("fields of CPU facts differ")
+        data = parse(cls, text, SCHEMA, "CPU facts")
         try:
             for name in ("bandwidth", "read_bandwidth"):
                 data[name] = tuple((int(s), float(b)) for s, b in data[name])
@@ -149,28 +130,21 @@ def cpu_facts(
     parts = [still.to_json(), cpu_target(), chosen.identity(), PROBE_TEXT]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     home = cache_dir / "facts" / f"{identity[:32]}.json" if cache_dir is not None else None
-    if home is not None and (found := _read(home)) is not None:
+    if (found := _read(home)) is not None:
         return found
     try:
         facts = _calibrated(stated, chosen, cache_dir, root)
     except (ToolchainError, OSError):
         return stated
-    if home is not None:
-        text = facts.to_json()
-        record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
-        with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
-            publish(home, record.encode())
+    keep(home, facts.to_json())
     return facts
 
 
-def _read(path: Path) -> CpuFacts | None:
+def _read(path: Path | None) -> CpuFacts | None:
+    text = load(path)
     try:
-        record = json.loads(path.read_bytes())
-        text = record["facts"]
-        if hashlib.sha256(text.encode()).hexdigest() != record["sha256"]:
-            return None
-        return CpuFacts.from_json(text)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None if text is None else CpuFacts.from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

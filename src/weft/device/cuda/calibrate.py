@@ -16,8 +16,9 @@ from pathlib import Path
 
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.nvrtc import Nvrtc
-from weft.device.cuda.record import GpuFacts, Table
+from weft.device.cuda.record import GpuFacts
 from weft.device.cuda.streams import Stream, device_memory, fill, read_back
+from weft.device.stored import Table
 
 Matmul = Callable[[str, int], Callable[[int], None] | None]
 """(operand type, n) → what puts an n×n×n product of random normal operands on the stream of a handle; None: no such."""

@@ -8,7 +8,6 @@ Source: performance notes, section 6 (device record) and 7 (attributes by number
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -21,8 +20,8 @@ from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.calibrate import PROBE_TEXT, Matmul, run_probes
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.device.cuda.record import FLOPS_PER_CLOCK, GpuFacts, Provenance, Table
-from weft.device.files import publish
+from weft.device.cuda.record import FLOPS_PER_CLOCK, GpuFacts
+from weft.device.stored import Provenance, Table, keep, load
 from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
 
@@ -93,28 +92,21 @@ def gpu_facts(
         identity = "\0".join([stated.to_json(), chosen.version, PROBE_TEXT, str(matmul is not None)])
         digest = hashlib.sha256(identity.encode()).hexdigest()
         home = cache_dir / "facts" / f"gpu-{digest[:32]}.json" if cache_dir is not None else None
-        if home is not None and (found := _read(home)) is not None:
+        if (found := _read(home)) is not None:
             return found
         try:
             facts = _calibrated(stated, chosen, cache_dir, matmul)
         except (ToolchainError, OSError):
             return stated
-    if home is not None:
-        text = facts.to_json()
-        record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
-        with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
-            publish(home, record.encode())
+    keep(home, facts.to_json())
     return facts
 
 
-def _read(path: Path) -> GpuFacts | None:
+def _read(path: Path | None) -> GpuFacts | None:
+    text = load(path)
     try:
-        record = json.loads(path.read_bytes())
-        text = record["facts"]
-        if hashlib.sha256(text.encode()).hexdigest() != record["sha256"]:
-            return None
-        return GpuFacts.from_json(text)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None if text is None else GpuFacts.from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.device.cuda.record import GpuFacts, Table
+from weft.device.cuda.record import GpuFacts
+from weft.device.stored import Table
 
 OVERLAP = 0.05
 """Share of the second largest of several concurrent costs that is not hidden behind the largest."""

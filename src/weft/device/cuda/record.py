@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import cast
 
-Provenance = Literal["measured", "attribute", "default"]
-Table = tuple[tuple[int, float], ...]
+from weft.device.stored import Provenance, Table, dump, interpolate, parse
+
 SCHEMA = 1
 FLOPS_PER_CLOCK: Mapping[int, Mapping[str, int]] = {
     80: {"f64": 128, "f32": 128, "tf32": 1024, "f16": 2048, "bf16": 2048, "i8": 4096},
@@ -93,15 +91,7 @@ class GpuFacts:
 
     def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
         """GB/s of moving so many bytes: the table, interpolated on a logarithmic axis."""
-        table = self.read_bandwidth if read_only else self.bandwidth
-        sizes = [s for s, _ in table]
-        at = bisect.bisect_left(sizes, size_bytes)
-        if at == 0:
-            return table[0][1]
-        if at == len(sizes):
-            return table[-1][1]
-        (s0, b0), (s1, b1) = table[at - 1], table[at]
-        return b0 + (b1 - b0) * math.log(size_bytes / s0) / math.log(s1 / s0)
+        return interpolate(self.read_bandwidth if read_only else self.bandwidth, size_bytes)
 
     def standalone_us(self, size_bytes: int) -> float:
         """Microseconds of a copy launched by itself that reads and writes so many bytes in all."""
@@ -124,8 +114,7 @@ class GpuFacts:
 
     def to_json(self) -> str:
         """Canonical JSON; `from_json` gives an equal record back."""
-        record = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps({"schema": SCHEMA, **record}, sort_keys=True)
+        return dump(self, SCHEMA)
 
     @classmethod
     def from_json(cls, text: str) -> GpuFacts:
@@ -134,11 +123,7 @@ class GpuFacts:
         Raises:
             ValueError: not such a record, or a value that no GPU has.
         """
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise ValueError("not a record of GPU facts")
-        if set(data) != {f.name for f in fields(cls)}:
-            raise ValueError("fields of GPU facts differ")
+        data = parse(cls, text, SCHEMA, "GPU facts")
         try:
             for name in ("bandwidth", "read_bandwidth"):
                 data[name] = tuple((_integer(s), float(b)) for s, b in data[name])

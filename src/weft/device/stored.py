@@ -1,0 +1,68 @@
+"""What the records of CPUs and GPUs share: tables over sizes, and JSON that is kept beside its SHA-256."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from weft.device.files import publish
+
+Provenance = Literal["measured", "attribute", "default"]
+Table = tuple[tuple[int, float], ...]
+"""(bytes, GB/s), sizes ascending."""
+
+
+def interpolate(table: Table, size_bytes: int) -> float:
+    """The table's value at a size, linear on a logarithmic axis; beyond its ends that of the end."""
+    sizes = [s for s, _ in table]
+    at = bisect.bisect_left(sizes, size_bytes)
+    if at == 0:
+        return table[0][1]
+    if at == len(table):
+        return table[-1][1]
+    (s0, b0), (s1, b1) = table[at - 1], table[at]
+    t = math.log(size_bytes / s0) / math.log(s1 / s0)
+    return b0 + (b1 - b0) * t
+
+
+def dump(record: Any, schema: int) -> str:
+    """Canonical JSON of a record's fields."""
+    return json.dumps({"schema": schema, **{f.name: getattr(record, f.name) for f in fields(record)}}, sort_keys=True)
+
+
+def parse(kind: type[Any], text: str, schema: int, what: str) -> dict[str, Any]:
+    """The fields that `dump` wrote, as JSON has them.
+
+    Raises:
+        ValueError: not such a record.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.pop("schema", None) != schema:
+        raise ValueError(f"not a record of {what}")
+    if set(data) != {f.name for f in fields(kind)}:
+        raise ValueError(f"fields of {what} differ")
+    return data
+
+
+def load(path: Path | None) -> str | None:
+    """The text that `keep` wrote, or None if there is none or it is damaged."""
+    try:
+        record = json.loads(path.read_bytes()) if path is not None else {}
+        text = record["facts"]
+        return text if hashlib.sha256(text.encode()).hexdigest() == record["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def keep(path: Path | None, text: str) -> None:
+    """Write a text beside its digest; a full or read-only disk only costs the cache."""
+    if path is not None:
+        record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
+        with contextlib.suppress(OSError):
+            publish(path, record.encode())
