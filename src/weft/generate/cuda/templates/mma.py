@@ -160,7 +160,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "float* const sums = (float*)sm;",
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else _to_shared(s, tensor),
     ]
-    lines += _finish(p, s, end, mt * nt)
+    lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
     lines.append("}")
     own = wgmma.instruction(p.dtype, s.wn) if s.group else ""
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
@@ -322,32 +322,48 @@ def _to_shared(s: Shape, tensor: bool) -> str:
     )
 
 
-def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[str]:
-    """From the sums in shared memory to the outputs."""
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A block whose sums meet in shared memory, `wk` copies of `bm` rows by `bn` columns; see `Shape`."""
+
+    bm: int
+    bn: int
+    wk: int
+    split: int
+    cluster: bool
+    threads: int
+
+
+def finish(
+    p: Product, s: Sums, end: epilogue.Epilogue, tiles: int, *, row: str = "m0 + r", inside: str = ""
+) -> list[str]:
+    """From the sums in shared memory to the outputs.
+
+    `row` is the expression of the product's row in the block's r-th one, `inside` says which of them exist ("": those
+    below the number of rows).
+    """
     v = end.width
-    row = s.bn + PAD
+    pitch = s.bn + PAD
     count = s.bm * s.bn // v
     where = (
         f"const int r = x % {s.bm}, q = x / {s.bm} * {v};"
         if end.by_row
         else f"const int r = x / {s.bn // v}, q = x % {s.bn // v} * {v};"
     )
-    where += " const int m = m0 + r, n = n0 + q;"
-    test = []
-    if p.m % s.bm:
-        test.append(f"m < {p.m}")
+    where += f" const int m = {row}, n = n0 + q;"
+    test = [inside] if inside else [f"m < {p.m}"] if p.m % s.bm else []
     if p.n % s.bn:
         test.append(f"n < {p.n}")
-    inside = f"if ({' && '.join(test)}) " if test else ""
+    guard = f"if ({' && '.join(test)}) " if test else ""
     names = epilogue.arguments(p, p.w_load == "packed", False, False).names
     done = "\n".join(epilogue.body(p, names, v))
-    own = _sum_warps(s, v, row)
+    own = _sum_warps(s, v, pitch)
     if s.cluster:
         return [
             "w_cluster_sync();",
             f"for (int x = t + (int)blockIdx.y * {s.threads}; x < {count}; x += {s.threads * s.split}) {{ {where}",
-            f"{inside}{{ float acc[{v}];",
-            _sum_cluster(s, v, row),
+            f"{guard}{{ float acc[{v}];",
+            _sum_cluster(s, v, pitch),
             done,
             "} }",
             "w_cluster_sync();",
@@ -356,7 +372,7 @@ def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[st
         return [
             "__syncthreads();",
             f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
-            f"{inside}{{ float acc[{v}];\n{own}",
+            f"{guard}{{ float acc[{v}];\n{own}",
             done,
             "} }",
         ]
@@ -395,7 +411,7 @@ def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[st
         "__syncthreads();",
         "if (!*(int*)(sm + FLAG)) return;",
         f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
-        f"{inside}{{ float acc[{v}];",
+        f"{guard}{{ float acc[{v}];",
         "#pragma unroll",
         f"for (int i = 0; i < {v}; ++i) acc[i] = 0.0f;",
         "#pragma unroll",
@@ -405,7 +421,7 @@ def _finish(p: Product, s: Shape, end: epilogue.Epilogue, tiles: int) -> list[st
     ]
 
 
-def _sum_warps(s: Shape, v: int, row: int) -> str:
+def _sum_warps(s: Sums, v: int, row: int) -> str:
     """`acc` from the copies of the warps along k, in order."""
     return "\n".join(
         [
@@ -418,7 +434,7 @@ def _sum_warps(s: Shape, v: int, row: int) -> str:
     )
 
 
-def _sum_cluster(s: Shape, v: int, row: int) -> str:
+def _sum_cluster(s: Sums, v: int, row: int) -> str:
     """`acc` from the copies of all warps along k of all blocks of the cluster, in order."""
     adds = [f"acc[4 * i + {j}] += h.{f};" for j, f in enumerate("xyzw")]
     return (
