@@ -128,7 +128,7 @@ def compile_imported(
         list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
     )
     inputs = [x.to(setting.device) for x in inputs]
-    expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager)
+    expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32)
     baseline = stages.run("baseline", record_eager, eager, inputs, setting)
     contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline)
     chosen, timed = stages.run(

@@ -24,14 +24,20 @@ def example_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
 
 
 def outputs(
-    graph: Graph, inputs: Sequence[torch.Tensor], eager: Callable[..., Sequence[torch.Tensor]] | None
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    eager: Callable[..., Sequence[torch.Tensor]] | None,
+    *,
+    allow_tf32: bool = False,
 ) -> Expected:
     """The graph as it was imported (before any clean-up), in float64 and in its own types.
+
+    `allow_tf32`: on a GPU its products of f32 may round their operands to TF32.
 
     The framework's own result stands in for float64 where an operator has no meaning outside it.
     """
     with torch.no_grad():
-        plain = [as_array(x) for x in primitive_by_primitive(graph, inputs)]
+        plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32)]
         device = inputs[0].device if inputs else "cpu"
         found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0, device=device)
         if not isinstance(found, Declined):
@@ -39,7 +45,9 @@ def outputs(
         return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
 
 
-def primitive_by_primitive(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def primitive_by_primitive(
+    graph: Graph, inputs: Sequence[torch.Tensor], *, allow_tf32: bool = False
+) -> list[torch.Tensor]:
     """Every primitive of the graph as its own library call, in its own types."""
     program = Program(graph)
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -50,5 +58,5 @@ def primitive_by_primitive(graph: Graph, inputs: Sequence[torch.Tensor]) -> list
             program.bind_weight(node, position)
             weights[position] = to_torch(graph.constant(node), n.type.dtype).to(device)
     call = program.finish(Schedule("library", (("form", "primitives"),)), in_place=False)
-    with plain_math():
+    with plain_math(allow_tf32=allow_tf32):
         return BoundCall(call, weights, device=device).run(list(inputs))

@@ -4,15 +4,18 @@ A call copies the inputs into static buffers (so that the recorded addresses sta
 gives back copies of the outputs, all on the caller's current stream without waiting for the device. `replay` runs on
 the static buffers alone: one launch and nothing else. Calls from several threads or streams are ordered, because
 they share the buffers.
-Inside a caller's own stream capture the launches are issued one by one, so that they become part of that graph.
+Inside a caller's own stream capture the launches are issued one by one, so that they become part of that graph. It
+uses the same buffers: the caller must not replay it while another call of the executable runs on another stream.
 
-Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
+Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
+set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -34,6 +37,8 @@ from weft.runtime.values import Key, Values, survey
 ALIGNMENT = 256
 """Bytes: what the kernels' contract promises, and what tensor maps and wide loads need."""
 Run = Callable[[], None]
+_POLICY = threading.RLock()
+"""The numeric policy belongs to the process: two threads that set and restore it in turn would leave it changed."""
 
 
 @final
@@ -59,7 +64,8 @@ class CudaExecutable:
         self._packed: list[torch.Tensor] = []
         self._state: list[torch.Tensor] = []
         self._bound: list[object] = []
-        with torch.cuda.device(self.device), plain_math(), torch.no_grad():
+        self.allow_tf32 = linked.facts.get("allow_tf32") == "True"
+        with torch.cuda.device(self.device), self._policy(), torch.no_grad():
             self.memory = self._allocate()
             self.static_inputs = tuple(self._static[n, Format.ROW] for n in self.graph.inputs)
             self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
@@ -67,6 +73,12 @@ class CudaExecutable:
             self._segments = self._record()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         self._last_stream: torch.cuda.Stream | None = None
+
+    @contextlib.contextmanager
+    def _policy(self, *, benchmark: bool = True) -> Iterator[None]:
+        """How library calls compute while they are recorded; entered before the lock of the buffers."""
+        with _POLICY, plain_math(allow_tf32=self.allow_tf32, benchmark=benchmark):
+            yield
 
     # -- memory
 
@@ -172,7 +184,8 @@ class CudaExecutable:
         def flush() -> None:
             if run:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                # only this thread is kept from what cannot be recorded
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     for launch in run:
                         launch()
                 self._graphs.append(graph)
@@ -204,14 +217,32 @@ class CudaExecutable:
             raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
         for position, tensor in enumerate(tensors):
             self._check(position, tensor)
+        captured = torch.cuda.is_current_stream_capturing()
+        # cuDNN may not try algorithms while a stream is recorded; those that this thread met before are known
+        with self._policy(benchmark=False) if captured else contextlib.nullcontext():
+            return self._run(tensors, self._launches if captured else self._segments)
+
+    def _run(self, tensors: Sequence[torch.Tensor], segments: Sequence[Run]) -> tuple[torch.Tensor, ...]:
         with self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order()
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
-            captured = torch.cuda.is_current_stream_capturing()
-            for segment in self._launches if captured else self._segments:
+            for segment in segments:
                 segment()
             return tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
+
+    def run_steps(self, before: Callable[[int], None]) -> None:
+        """Launch the steps one by one on what `static_inputs` hold, for looking at them.
+
+        Args:
+            before: called with a step's number before it is launched, and with the number of steps at the end.
+        """
+        with self._policy(benchmark=False), self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._order()
+            for number, launch in enumerate(self._launches):
+                before(number)
+                launch()
+            before(len(self._launches))
 
     def _order(self) -> None:
         """The buffers are shared: a call on another stream than the last waits for it."""

@@ -1,0 +1,110 @@
+"""A stand-in for `torch.cuda`, so that the executable for GPUs runs its library calls on the CPU.
+
+Streams and events keep order only; a recorded graph runs its launches again when it is replayed, because the recording
+of one is the list of what was called meanwhile (see `Recorded`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from weft.generate.library import execute
+from weft.runtime import cuda_executable
+
+
+@dataclass
+class FakeStream:
+    """Equal to itself only."""
+
+    name: str
+    waited_for: list[str] = field(default_factory=list)
+    cuda_stream: int = 0
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited_for.append(other.name)
+
+    def synchronize(self) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Recorded:
+    """A graph: how often it ran, and the launches that it holds."""
+
+    launches: list[object] = field(default_factory=list)
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for launch in self.launches:
+            launch()  # type: ignore[operator]
+
+
+@dataclass
+class FakeCuda:
+    """What the process sees of its GPU."""
+
+    current: FakeStream = field(default_factory=lambda: FakeStream("default"))
+    capturing: bool = False
+    """The caller records a graph of their own."""
+    graphs: list[Recorded] = field(default_factory=list)
+    policies: list[tuple[bool, bool]] = field(default_factory=list)
+    """(TF32 in products, cuDNN tries algorithms) at every call of the library."""
+    recording: Recorded | None = None
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: Recorded, **_: object) -> Iterator[None]:
+        self.recording = graph
+        try:
+            yield
+        finally:
+            self.recording = None
+            self.graphs.append(graph)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Put it in place of what the executable asks of torch; library calls note the numeric policy they met."""
+    fake = FakeCuda()
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)  # `plain_math` sets the policy of the process
+    monkeypatch.setattr(cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "current_stream", lambda *_: fake.current)
+    monkeypatch.setattr(cuda, "Stream", lambda *_: FakeStream("recording"))
+    monkeypatch.setattr(cuda, "stream", fake.stream)
+    monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(cuda, "graph", fake.graph)
+    monkeypatch.setattr(cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    launcher = execute.BoundCall.launcher
+
+    def noting(self: execute.BoundCall, inputs: object, outputs: object) -> object:
+        real = launcher(self, inputs, outputs)  # type: ignore[arg-type]
+
+        def launch() -> None:
+            fake.policies.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark))
+            if fake.recording is not None:
+                fake.recording.launches.append(real)
+            real()
+
+        return launch
+
+    monkeypatch.setattr(cuda_executable.BoundCall, "launcher", noting)
+    return fake

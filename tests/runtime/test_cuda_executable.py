@@ -1,0 +1,136 @@
+"""The executable for GPUs on a stand-in for torch.cuda: policy, order of calls, capture, saved plans, steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
+from tests.runtime.plans import library_plan
+
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.runtime import artifact, cuda_artifact
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import InputError, Linked
+
+FACTS = {"gpu": "NVIDIA H200", "capability": "90"}
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return install(monkeypatch)
+
+
+def products() -> Graph:
+    """Two products with something between them."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (4, 8))), b.input(TensorType(DType.F32, (8, 8)))
+    return b.build([b.add(Prim.MATMUL, b.apply(Prim.TANH, b.add(Prim.MATMUL, x, w)), w)])
+
+
+def linked(**facts: str) -> Linked:
+    graph = products()
+    return Linked(graph, library_plan(graph), {}, None, None, 0, {**FACTS, **facts})
+
+
+def executable(**facts: str) -> CudaExecutable:
+    return CudaExecutable(linked(**facts), device=torch.device("cpu"))
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 8), torch.randn(8, 8)
+
+
+def expected(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w) @ w
+
+
+def test_the_stand_in_computes(cuda: FakeCuda) -> None:
+    exe = executable()
+    x, w = inputs()
+    torch.testing.assert_close(exe(x, w)[0], expected(x, w))
+    assert len(cuda.graphs) == 1 and cuda.graphs[0].replays == 1 and len(cuda.graphs[0].launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "allowed"), [({"allow_tf32": "True"}, True), ({"allow_tf32": "False"}, False), ({}, False)]
+)
+@pytest.mark.parametrize("process", [True, False])
+def test_tf32_is_what_the_plan_was_tuned_with(
+    cuda: FakeCuda, facts: dict[str, str], allowed: bool, process: bool
+) -> None:
+    products_of_torch = torch.backends.cuda.matmul
+    saved = products_of_torch.allow_tf32
+    try:
+        products_of_torch.allow_tf32 = process
+        assert executable(**facts).allow_tf32 is allowed
+        assert len(cuda.policies) == 6 and {tf32 for tf32, _ in cuda.policies} == {allowed}
+        assert products_of_torch.allow_tf32 is process, "the user's own setting is back"
+    finally:
+        products_of_torch.allow_tf32 = saved
+
+
+def test_tf32_survives_saving(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(cuda_artifact, "CudaExecutable", lambda link: CudaExecutable(link, device=torch.device("cpu")))
+    for allowed in (True, False):
+        path = tmp_path / f"{allowed}.weft"
+        artifact.save(linked(allow_tf32=str(allowed)), path, trust_dir=None)
+        cuda.policies.clear()
+        loaded = artifact.load(path)
+        assert isinstance(loaded, CudaExecutable) and loaded.allow_tf32 is allowed
+        assert {tf32 for tf32, _ in cuda.policies} == {allowed}
+        x, w = inputs()
+        torch.testing.assert_close(loaded(x, w)[0], expected(x, w))
+
+
+def test_inside_a_capture_the_launches_join_it_by_the_same_policy(cuda: FakeCuda) -> None:
+    exe = executable(allow_tf32="True")
+    cuda.policies.clear()
+    replays = cuda.graphs[0].replays
+    cuda.capturing = True
+    x, w = inputs()
+    torch.testing.assert_close(exe(x, w)[0], expected(x, w))
+    assert cuda.policies == [(True, False)] * 3, "cuDNN must not try algorithms while a stream is recorded"
+    assert cuda.graphs[0].replays == replays
+    assert torch.backends.cudnn.benchmark is False
+
+
+def test_a_call_on_another_stream_waits_for_the_last(cuda: FakeCuda) -> None:
+    exe = executable()
+    x, w = inputs()
+    exe(x, w)
+    other = FakeStream("other")
+    with cuda.stream(other):
+        exe(x, w)
+        exe.replay()
+    assert other.waited_for == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ([torch.zeros(4, 8)], "the model takes 2 tensors"),
+        ([torch.zeros(4, 7), torch.zeros(8, 8)], "expected 4x8xf32"),
+        ([torch.zeros(4, 8), torch.zeros(8, 8, dtype=torch.float16)], "float16"),
+        ([torch.zeros(4, 8), torch.zeros(8, 8, device="meta")], "expected a tensor on cpu, got meta"),
+    ],
+)
+def test_wrong_inputs_are_named(cuda: FakeCuda, tensors: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        executable()(*tensors)
+
+
+def test_steps_one_by_one(cuda: FakeCuda) -> None:
+    exe = executable()
+    x, w = inputs()
+    for static, given in zip(exe.static_inputs, (x, w), strict=True):
+        static.copy_(given)
+    seen: list[tuple[int, int]] = []
+    before = len(cuda.policies)
+    exe.run_steps(lambda number: seen.append((number, len(cuda.policies) - before)))
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    torch.testing.assert_close(exe.static_outputs[0], expected(x, w))
