@@ -341,6 +341,10 @@ class _Uncapturable:
 
     def __init__(self, subject: CallSubject) -> None:
         self._subject = subject
+        self.reads = subject.reads
+
+    def rotate(self, arenas, base):
+        return self._subject.rotate(arenas, base)
 
     def misbehaviour(self) -> None:
         return None

@@ -6,10 +6,12 @@ binding for timing makes one that only enqueues.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, final
+
+import torch
 
 from weft.errors import DeviceError
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver
@@ -40,9 +42,15 @@ class GpuSubject(Protocol):
     """It may become part of a CUDA graph."""
     packed_bytes: int
     """What a copy of the weights takes besides."""
+    reads: frozenset[int]
+    """Weights that a call reads as they are."""
 
     def enqueue(self, arena: Arena, poison: int) -> Binding:
         """Scratch filled with `poison`, weights packed; the call of the binding enqueues one run and returns."""
+        ...
+
+    def rotate(self, arenas: Sequence[Arena], base: Binding) -> list[Binding]:
+        """Further calls on the weights of these arenas, each with packed weights of its own; the rest is `base`'s."""
         ...
 
     def misbehaviour(self) -> Finding | None:
@@ -66,6 +74,7 @@ class CudaSubject:
         self.packed_bytes = sum(source.packed_bytes)
         self._bound = BoundCuda(source, path, driver=driver)
         self._weights = weight_positions(problem.graph)
+        self.reads = self._weights - set(source.replaces_weights)
         self._states: list[Buffer] = []
 
     def enqueue(self, arena: Arena, poison: int) -> Binding:
@@ -81,19 +90,40 @@ class CudaSubject:
         if s.pack:
             only_weights = [b.address if k in self._weights else 0 for k, b in enumerate(arena.inputs)]
             self._bound.pack(only_weights, places, self._gpu.stream)
-        replaced = set(s.replaces_weights) & self._weights
-        inputs = [0 if k in replaced else b.address for k, b in enumerate(arena.inputs)]
-        outputs = [b.address for b in arena.outputs]
-        prepared = self._bound.prepare(Addresses(inputs, outputs, places, workspace.address, state.address))
         if s.state_bytes:
             self._states.append(state)
-        return Binding(partial(prepared, self._gpu.stream), (*packed, workspace, state), (self, arena))
+        return Binding(self._call(arena, places, workspace, state), (*packed, workspace, state), (self, arena))
+
+    def _call(self, arena: Arena, packed: Sequence[int], workspace: Buffer, state: Buffer) -> Callable[[], None]:
+        hidden = self._weights - self.reads
+        inputs = [0 if k in hidden else b.address for k, b in enumerate(arena.inputs)]
+        outputs = [b.address for b in arena.outputs]
+        prepared = self._bound.prepare(Addresses(inputs, outputs, packed, workspace.address, state.address))
+        return partial(prepared, self._gpu.stream)
+
+    def rotate(self, arenas: Sequence[Arena], base: Binding) -> list[Binding]:
+        """See `GpuSubject`. All copies of one packed weight lie in one allocation and are made in one go."""
+        *packed, workspace, state = base.scratch
+        slabs = [_copies(b, len(arenas)) for b in packed]
+        found = []
+        for k, arena in enumerate(arenas):
+            places = [slab.data_ptr() + k * slab.stride(0) for slab in slabs]
+            found.append(Binding(self._call(arena, places, workspace, state), (), (self, arena, slabs)))
+        return found
 
     def misbehaviour(self) -> Finding | None:
         """See `GpuSubject`."""
         if any(bool(state.bytes.any()) for state in self._states):
             return Finding(Verdict.UNSTABLE, "left its state other than zero, so the next run would start from that")
         return None
+
+
+def _copies(buffer: Buffer, count: int) -> torch.Tensor:
+    """(count, padded bytes) of uint8: rows that begin at multiples of 256 bytes, as the buffer does."""
+    n = buffer.bytes.numel()
+    slab = torch.empty((count, -(-max(n, 1) // 256) * 256), dtype=torch.uint8, device=buffer.bytes.device)
+    slab[:, :n].copy_(buffer.bytes.expand(count, n))
+    return slab
 
 
 @final
@@ -106,7 +136,7 @@ class CallSubject:
 
     def __init__(self, problem: Problem, call: LibraryCall, gpu: Gpu) -> None:
         self._call, self._gpu = call, gpu
-        self._weights = weight_positions(problem.graph)
+        self._weights = self.reads = weight_positions(problem.graph)
         self.recordable = is_capturable(call)
 
     def enqueue(self, arena: Arena, poison: int) -> Binding:  # noqa: ARG002 - nothing here to poison
@@ -116,6 +146,10 @@ class CallSubject:
         # the framework may give an `out` tensor other strides, and then fill it in another order than was asked for
         outputs = [t.as_strided(t.shape, t.stride(), t.storage_offset()) for t in arena.output_tensors]
         return Binding(bound.launcher(arena.input_tensors, outputs), (), (bound, arena))
+
+    def rotate(self, arenas: Sequence[Arena], base: Binding) -> list[Binding]:  # noqa: ARG002 - it has no scratch
+        """See `GpuSubject`."""
+        return [self.enqueue(arena, 0) for arena in arenas]
 
     def misbehaviour(self) -> Finding | None:
         """See `GpuSubject`."""

@@ -3,7 +3,8 @@
 Protocol (its version is part of every timing's key):
 
 * A *sample* is one replay of a CUDA graph of n launches of one kernel, from an event before it to an event after it,
-  over n. n is such that a replay lasts at least 200 us, and at most `max_sets`. Launches depend on each other
+  over n. n is such that a replay lasts at least 200 us, and at most `max_sets` (48: an event is good to about half a
+  microsecond). Launches depend on each other
   as in a plan, programmatically where the kernel allows it, so the gap between two kernels is part of the time.
 * Before the first event, the caches are brought into a defined state and the device is kept busy while the host
   enqueues the rest: twice the L2 is read, and one launch that is not timed follows.
@@ -12,7 +13,7 @@ Protocol (its version is part of every timing's key):
   they are in the L2 if they fit, while weights were last used a whole inference ago. `cache=rotated`: inputs and
   outputs rotate too. `cache=warm`: nothing does, for networks whose weights fit into the L2, and nothing is evicted.
 * A *round* takes one sample of each kernel in a fresh random order. Screening: 3 rounds of all. Final: the best 8,
-  the baseline and the incumbent, 5 to 15 rounds. All samples are kept; the median counts.
+  the baseline and the incumbent, 5 to 11 rounds. All samples are kept; the median counts.
 * Clocks are not locked; the SM clock after the rounds is reported where NVML can be asked.
 * Calls that the framework runs on the host (ONNX Runtime) cannot be recorded: they are timed by the host's clock.
 """
@@ -25,9 +26,9 @@ from typing import Protocol
 
 from weft.tune.timing import TimingPolicy
 
-CUDA_PROTOCOL_VERSION = 1
+CUDA_PROTOCOL_VERSION = 2
 """Raised when anything in the module's docstring changes."""
-CUDA_POLICY = TimingPolicy(max_sets=128, cache="weights")
+CUDA_POLICY = TimingPolicy(max_sets=48, max_rounds=11, cache="weights")
 PROBE_LAUNCHES = 8
 """Of the first graph, which tells how many launches a sample needs."""
 

@@ -232,14 +232,14 @@ class _Trial:
         p.launches = launches_needed(request.policy, guess)
         rotating = self._rotating_bytes(p)
         copies = copies_needed(request.policy, p.launches, rotating, request.l2_bytes, gpu.room_bytes())
-        p.bindings += [p.subject.enqueue(self._variant(p, k), POISONS[0]) for k in range(1, copies)]
+        p.bindings += p.subject.rotate([self._variant(p, k) for k in range(1, copies)], p.bindings[0])
         gpu.wait()
         calls = [p.bindings[k % copies].call for k in range(p.launches)]
         p.sampler = gpu.record(calls, evict=copies > 1)
 
     def _rotating_bytes(self, p: _Passed) -> int:
         graph = self._request.problem.graph
-        weights = sum(graph.type_of(graph.inputs[k]).nbytes for k in weight_positions(graph)) + p.subject.packed_bytes
+        weights = sum(graph.type_of(graph.inputs[k]).nbytes for k in p.subject.reads) + p.subject.packed_bytes
         if self._request.policy.cache != "rotated":
             return weights
         ends = [*graph.inputs, *graph.outputs]
@@ -255,6 +255,8 @@ class _Trial:
         """The kernel's arena with the inputs of copy `number`; weights alone are copied unless all rotate."""
         problem, device = self._request.problem, self._gpu.device
         everything = self._request.policy.cache == "rotated"
+        if not everything and not p.subject.reads:
+            return p.arena  # only packed weights rotate
         while len(self._variants) <= number:
             positions = frozenset(range(len(problem.graph.inputs))) if everything else weight_positions(problem.graph)
             self._variants.append(_copied(problem, self._base(), positions, device))

@@ -27,6 +27,9 @@ from weft.tune.worker import PipeChannel, TrialRequest
 CANARY_THREADS = 4096
 KEEP_BYTES = 16 << 30
 """Memory that the framework may hold on to between trials."""
+SETTLING = 2
+"""Trials after which nearly everything is loaded."""
+COLLECT_EVERY = 4
 
 
 def canary(gpu: Gpu, object_path: str, entry: str, *, driver: CudaDriver | None = None) -> str:
@@ -61,6 +64,7 @@ def canary(gpu: Gpu, object_path: str, entry: str, *, driver: CudaDriver | None 
 def serve(channel: PipeChannel) -> None:
     """Answer requests until the parent says `bye` or goes away, or the GPU is lost."""
     bench: Bench | None = None
+    trials = 0
     while (message := channel.read()) is not None:
         op = message.get("op")
         if op == "hello":
@@ -78,7 +82,8 @@ def serve(channel: PipeChannel) -> None:
             except RestartError:
                 channel.answers.flush()
                 os._exit(0)  # destructors would call a driver that answers no more
-            _tidy()
+            trials += 1
+            _tidy(trials)
         else:
             raise GarbageError(f"request {op!r}")
 
@@ -88,8 +93,12 @@ def _start(message: Message) -> Bench:
     return Bench(CudaGpu(int(cast("int", message["device"]))), bool(message["allow_tf32"]))
 
 
-def _tidy() -> None:
-    gc.collect()
+def _tidy(trials: int) -> None:
+    """Free what the trials left in cycles. What the first trials loaded stays, so it is not walked again and again."""
+    if trials <= SETTLING or trials % COLLECT_EVERY == 0:
+        gc.collect()
+    if trials <= SETTLING:
+        gc.freeze()
     if torch.cuda.memory_reserved() > KEEP_BYTES:
         torch.cuda.empty_cache()
 

@@ -3,8 +3,8 @@
 A *trial* is one problem with the kernels that compete for it, because they are timed in interleaved rounds. The order
 is: database first (a warm run starts no worker and no compiler), then kernels without a binary are compiled by a
 thread pool of compiler processes, then the worker verifies and times. Compiling and timing do not overlap on the
-same cores: trials are taken in groups, each built before it is measured. Where a GPU measures, the next group is
-built meanwhile.
+same cores: trials are taken in groups, each built before it is measured. Where a GPU measures, the next trials are
+taken and built meanwhile, as many as a group has.
 
 Faults. A worker that dies, hangs, floods its log or sends garbage is killed with its group and replaced; the new
 one first runs a canary with a known answer, and a wrong canary ends tuning with a DeviceError. The kernel that was
@@ -19,14 +19,18 @@ what was measured: the generator ends, the worker is killed, the exception goes 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as futures_wait
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
+from queue import Empty, Full, Queue
 from typing import Self, cast, final
 
 from weft.device.any import DeviceFacts
@@ -51,6 +55,8 @@ MAX_GROUP = 24
 """Problems that are built before their measuring begins, at most: two per compiler process, so that none idles long
 and little was built in vain when the time is up."""
 MARGIN = 0.02
+LOOK_S = 0.005
+"""How long the next trial's kernels are waited for before new trials are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Progress:
 
 
 Callback = Callable[[Progress], None]
+Futures = dict[str, "Future[Built | Refused | None]"]
 
 
 def winner(measurements: Sequence[Measurement], incumbent: Schedule | None) -> Measurement | None:
@@ -166,6 +173,88 @@ class _Work:
     def left(self) -> list[int]:
         """Kernels without an outcome."""
         return [k for k in range(len(self.trial.kernels)) if k not in self.done]
+
+
+@dataclass(slots=True)
+class _Build:
+    """A trial whose kernels are being compiled."""
+
+    work: _Work
+    futures: Mapping[int, Future[Built | Refused | None]]
+    """By position in its kernels."""
+
+    def is_done(self, wait_s: float) -> bool:
+        """Whether all are, within so many seconds."""
+        return not futures_wait(self.futures.values(), timeout=wait_s).not_done
+
+    def take(self) -> _Work:
+        """The trial with its paths and refusals, once all are there."""
+        for number, future in self.futures.items():
+            result = future.result()
+            if isinstance(result, Refused):
+                self.work.reject(number, result.verdict, result.error)
+            elif result is not None:
+                self.work.paths[number], self.work.compile_s[number] = result.path, result.seconds
+        return self.work
+
+
+@contextlib.contextmanager
+def _cancelling(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """What has not begun when the block is left early is not done."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+
+
+@final
+class _Feeder:
+    """Takes trials in a thread of its own, because making one may wait for the process that writes its kernels."""
+
+    def __init__(self, trials: Iterable[ProblemTrial], most: int) -> None:
+        self._queue: Queue[ProblemTrial | BaseException | None] = Queue(most)
+        self._ended = self._stopped = False
+        self._thread = threading.Thread(target=self._run, args=(trials,), daemon=True)
+        self._thread.start()
+
+    def _run(self, trials: Iterable[ProblemTrial]) -> None:
+        end: BaseException | None = None
+        try:
+            for trial in trials:
+                self._put(trial)
+                if self._stopped:
+                    break
+        except BaseException as error:
+            end = error  # the taker raises it
+        self._put(end)
+
+    def _put(self, item: ProblemTrial | BaseException | None) -> None:
+        while not self._stopped:
+            with contextlib.suppress(Full):
+                self._queue.put(item, timeout=0.1)
+                return
+
+    def take(self, *, wait: bool, most: int) -> Iterator[ProblemTrial]:
+        """What is there, up to `most`; with `wait` at least one, if any is left. Raises what making one raised."""
+        while most > 0 and not self._ended:
+            try:
+                item = self._queue.get(block=wait)
+            except Empty:
+                return
+            if isinstance(item, BaseException):
+                self._ended = True
+                raise item
+            if item is None:
+                self._ended = True
+                return
+            yield item
+            wait, most = False, most - 1
+
+    def close(self) -> None:
+        """End the thread, once the trial that it is taking is there."""
+        self._stopped = True
+        self._thread.join()
 
 
 @final
@@ -267,37 +356,44 @@ class Tuner:
             DeviceError: the canary computes wrongly or no worker can be started [W301].
         """
         start = self._clock()
-        source = iter(trials)
-        size = min(MAX_GROUP, 2 * max(1, self._site.jobs))
-        groups = iter(lambda: [self._look_up(t) for t in islice(source, size)], [])
-        for group in self._built(groups, deadline):
+        for work in self._rolling(trials, deadline) if self._site.builds_ahead else self._grouped(trials, deadline):
             # lookups are free, so what comes after the deadline is still answered from the database
             late = self._expired(deadline)
-            for work in group:
-                yield from self._finish(work, deadline)
-                if progress is not None and not late:
-                    progress(self._progress(start, total))
+            yield from self._finish(work, deadline)
+            if progress is not None and not late:
+                progress(self._progress(start, total))
 
-    def _built(self, groups: Iterator[list[_Work]], deadline: float | None) -> Iterator[list[_Work]]:
-        """The groups with their kernels built; one group ahead where that does not disturb measuring."""
+    @property
+    def _ahead(self) -> int:
+        return min(MAX_GROUP, 2 * max(1, self._site.jobs))
 
-        def build(group: list[_Work]) -> list[_Work]:
-            if not self._expired(deadline):
-                self._build([w for w in group if w.left], deadline)
-            return group
+    def _grouped(self, trials: Iterable[ProblemTrial], deadline: float | None) -> Iterator[_Work]:
+        """Trials whose kernels are built, a group at a time: nothing is built while one is measured."""
+        source = iter(trials)
+        while group := [self._look_up(t) for t in islice(source, self._ahead)]:
+            with ThreadPoolExecutor(max(1, self._site.jobs)) as pool, _cancelling(pool):
+                known: Futures = {}
+                for build in [self._start_build(w, pool, known, deadline) for w in group]:
+                    build.take()
+            yield from group
 
-        if not self._site.builds_ahead:
-            yield from map(build, groups)
-            return
-        with ThreadPoolExecutor(1) as ahead:
-            waiting: Future[list[_Work]] | None = None
-            for group in groups:
-                following = ahead.submit(build, group)
-                if waiting is not None:
-                    yield waiting.result()
-                waiting = following
-            if waiting is not None:
-                yield waiting.result()
+    def _rolling(self, trials: Iterable[ProblemTrial], deadline: float | None) -> Iterator[_Work]:
+        """Trials in their order, each when its kernels are built, while the next ones are taken and built."""
+        jobs = max(1, self._site.jobs)
+        with (
+            ThreadPoolExecutor(jobs) as pool,
+            _cancelling(pool),
+            contextlib.closing(_Feeder(trials, self._ahead)) as feeder,
+        ):
+            known: Futures = {}
+            waiting: deque[_Build] = deque()
+            while True:
+                for trial in feeder.take(wait=not waiting, most=self._ahead - len(waiting)):
+                    waiting.append(self._start_build(self._look_up(trial), pool, known, deadline))
+                if not waiting:
+                    return
+                if waiting[0].is_done(LOOK_S):
+                    yield waiting.popleft().take()
 
     def _expired(self, deadline: float | None) -> bool:
         return deadline is not None and self._clock() >= deadline
@@ -324,33 +420,20 @@ class Tuner:
         self._lookups += len(work.known)
         return work
 
-    def _build(self, works: Sequence[_Work], deadline: float | None) -> None:
-        """Compile what has no binary; equal sources are compiled once."""
-        futures: dict[str, Future[Built | Refused | None]] = {}
-        waiting: list[tuple[_Work, int, str]] = []
-        with ThreadPoolExecutor(max(1, self._site.jobs)) as pool:
-            for work in works:
-                for number in work.left:
-                    _, kernel, binary = work.trial.kernels[number]
-                    if isinstance(kernel, LibraryCall):
-                        work.paths[number] = ""
-                    elif binary is not None:
-                        work.paths[number], work.compile_s[number] = binary.path, binary.compile_s
-                    else:
-                        key = kernel.sha256
-                        if key not in futures:
-                            futures[key] = pool.submit(self._compile, kernel, deadline)
-                        waiting.append((work, number, key))
-            try:
-                for work, number, key in waiting:
-                    result = futures[key].result()
-                    if isinstance(result, Refused):
-                        work.reject(number, result.verdict, result.error)
-                    elif result is not None:
-                        work.paths[number], work.compile_s[number] = result.path, result.seconds
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+    def _start_build(self, work: _Work, pool: ThreadPoolExecutor, known: Futures, deadline: float | None) -> _Build:
+        """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
+        futures: dict[int, Future[Built | Refused | None]] = {}
+        for number in () if self._expired(deadline) else work.left:
+            _, kernel, binary = work.trial.kernels[number]
+            if isinstance(kernel, LibraryCall):
+                work.paths[number] = ""
+            elif binary is not None:
+                work.paths[number], work.compile_s[number] = binary.path, binary.compile_s
+            else:
+                if kernel.sha256 not in known:
+                    known[kernel.sha256] = pool.submit(self._compile, kernel, deadline)
+                futures[number] = known[kernel.sha256]
+        return _Build(work, futures)
 
     def _compile(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Built | Refused | None:
         """The object, or why not; None: no time was left."""

@@ -77,6 +77,17 @@ class Buffer:
         """Both guard zones are as they were made."""
         return bool((self._before == self._guard).all()) and bool((self._after == self._guard).all())
 
+    @staticmethod
+    def all_guarded(buffers: Sequence[Buffer]) -> bool:
+        """Every guard zone is as it was made; on a GPU one wait for all of them."""
+        if not buffers or buffers[0].bytes.is_cpu:
+            return all(b.is_guarded() for b in buffers)
+        zones: dict[int, list[torch.Tensor]] = {}
+        for b in buffers:
+            zones.setdefault(b._guard, []).extend((b._before, b._after))
+        whole = [(torch.cat(z) == guard).all() for guard, z in zones.items()]
+        return bool(torch.stack(whole).all())
+
     def tensor(self, t: TensorType, format: Format) -> torch.Tensor:
         """The bytes as a tensor of logical shape `t.shape`, strides by `format`."""
         typed = self.bytes.view(TORCH_DTYPE[t.dtype])
@@ -137,7 +148,7 @@ class Arena:
 
     def is_guarded(self) -> bool:
         """No guard zone of an input or output was touched."""
-        return all(b.is_guarded() for b in (*self.inputs, *self.outputs))
+        return Buffer.all_guarded([*self.inputs, *self.outputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,10 +638,9 @@ def verify(
 
 
 def _after_call(arena: Arena, binding: Binding, kind: InputSet) -> Finding:
-    if not arena.is_guarded():
-        return Finding(Verdict.GUARD, f"{kind.value}: wrote outside an input or output")
-    if not all(b.is_guarded() for b in binding.scratch):
-        return Finding(Verdict.GUARD, f"{kind.value}: wrote outside the workspace or a packed weight")
+    if not Buffer.all_guarded([*arena.inputs, *arena.outputs, *binding.scratch]):
+        ours = "the workspace or a packed weight" if arena.is_guarded() else "an input or output"
+        return Finding(Verdict.GUARD, f"{kind.value}: wrote outside {ours}")
     if not arena.inputs_unmodified():
         return Finding(Verdict.INPUT_MODIFIED, f"{kind.value}: an input has other bytes than before")
     return Finding(Verdict.OK)
