@@ -31,16 +31,19 @@ from weft.errors import ArtifactError, OptionError, WeftError
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
+from weft.runtime.any import AnyExecutable, place_of
+from weft.runtime.cuda_executable import CudaExecutable
 
 if TYPE_CHECKING:
     from weft.cli.peers import Peer
+    from weft.pipeline.finish import Sample
 
 PEERS = ("eager", "inductor", "onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
 Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: library plan, nothing is measured")]
 Dims = Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")]
-Device = Annotated[str, typer.Option(help="cpu")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=weft.__doc__, rich_markup_mode=None,
                   pretty_exceptions_enable=False)  # fmt: skip
@@ -192,8 +195,8 @@ def run_command(
     """Run a saved plan on .npy files. Example: weft run candy.weft --input x.npy."""
     screen = Screen(format)
     loaded = load(plan, trust=trust, options=Options.from_environment(os.environ))
-    result = loaded(*[_tensor(path) for path in input])
-    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    result = loaded(*[_tensor(path).to(place_of(loaded.executable)) for path in input])
+    outputs = [x.cpu() for x in ([result] if isinstance(result, torch.Tensor) else result)]
     if output is not None:
         with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
             np.savez(file, *[(x.float() if x.dtype == torch.bfloat16 else x).numpy() for x in outputs])
@@ -226,39 +229,45 @@ def _statistics(x: torch.Tensor) -> dict[str, object]:
 @with_limits
 def bench(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
-    against: Annotated[str, typer.Option(help=f"comma separated: {', '.join(PEERS)}")] = "onnxruntime",
+    against: Annotated[
+        str, typer.Option(help=f"comma separated: {', '.join(PEERS)}; default: onnxruntime, on a GPU eager")
+    ] = "",
     budget: Budget = None,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 15,
     dim: Dims = [],  # noqa: B006
+    device: Device = "cpu",
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Compile an ONNX file and time it against its peers in one interleaved run.
 
     Example: weft bench model.onnx --against eager,inductor,onnxruntime. `eager` calls torch's own operator for each
-    operator of the file, `inductor` compiles that, `library` is Weft's plan of library calls, untuned.
+    operator of the file, `inductor` compiles that, `library` is Weft's plan of library calls, untuned. On a GPU all
+    are CUDA graphs on inputs that lie in their buffers.
     """
     from weft.cli.peers import disagreement
     from weft.pipeline.finish import interleave
     from weft.pipeline.reference import example_inputs
 
     screen = Screen(format)
+    against = against or ("onnxruntime" if device == "cpu" else "eager")
     names = [name for name in dict.fromkeys(against.split(",")) if name]
     for name in names:
         if name not in PEERS:
             raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
-    compiled = _compile(model, _options(budget), dim, "cpu", limits, screen)
+    compiled = _compile(model, _options(budget), dim, device, limits, screen)
 
-    inputs = example_inputs(compiled.executable.graph, 0)
-    peers = _peers(names, model, inputs, dim, limits)
+    place = place_of(compiled.executable)
+    inputs = [x.to(place) for x in example_inputs(compiled.executable.graph, 0)]
+    peers = _peers(names, model, inputs, dim, limits, device)
     wanted = compiled.executable(*inputs)
-    runs: dict[str, Callable[[], object]] = {"weft": partial(compiled, *inputs)}
+    runs: dict[str, Callable[[], object]] = {"weft": _timed(compiled.executable, inputs)}
     notes = {name: peer.note for name, peer in peers.items()}
     for name, peer in peers.items():
         if peer.run is not None:
             runs[name] = peer.run
             notes[name] = "; ".join(x for x in (peer.note, disagreement(peer.run(), wanted)) if x)
-    samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
+    samples = interleave(runs, rounds=rounds, seed=1, budget_s=120, sample=_sample(place))
     median = {k: statistics.median(v) for k, v in samples.items()}
     if screen.json:
         screen.data({"model": model.name, "median_us": median, "samples_us": samples, "notes": notes})
@@ -271,8 +280,25 @@ def bench(
                 screen.out.print(f"{name}: {plain(note, 400)}")
 
 
+def _timed(executable: AnyExecutable, inputs: list[torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """What is timed of a plan: the call, on a GPU its graph on inputs that were copied before."""
+    if isinstance(executable, CudaExecutable):
+        executable(*inputs)
+        return executable.replay
+    return partial(executable, *inputs)
+
+
+def _sample(place: torch.device) -> Sample | None:
+    """How a run on this device is timed; None: by the host's clock."""
+    if place.type == "cpu":
+        return None
+    from weft.pipeline.gpu import sample_us
+
+    return sample_us
+
+
 def _peers(
-    names: list[str], model: Path, inputs: list[torch.Tensor], dim: list[str], limits: Mapping[str, str]
+    names: list[str], model: Path, inputs: list[torch.Tensor], dim: list[str], limits: Mapping[str, str], device: str
 ) -> dict[str, Peer]:
     from weft.cli.peers import Peer, onnxruntime_peer, torch_peers
     from weft.frontends.onnx import import_onnx
@@ -286,8 +312,8 @@ def _peers(
         imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim), example_inputs=arrays)
         found.update(torch_peers(of_torch, imported, inputs))
     if "library" in names:
-        library = compile_model(model, options=_options(0.0), dims=_dims(dim), limits=limits_of(limits))
-        found["library"] = Peer(lambda: library.executable(*inputs))
+        library = compile_model(model, options=_options(0.0), device=device, dims=_dims(dim), limits=limits_of(limits))
+        found["library"] = Peer(_timed(library.executable, inputs))
     return {name: found[name] for name in names}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from weft.cli.show import visible
 from weft.errors import OptionError, UnsupportedError
 from weft.frontends.imported import Imported
 from weft.frontends.torch.dtypes import FROM_TORCH
+from weft.ir.declined import Declined
+from weft.options import Options
 from weft.tune.tolerance import gate_b
 
 Tensors = Sequence[torch.Tensor]
@@ -42,11 +45,13 @@ def onnxruntime_session(model: Path, threads: int = 0) -> Any:
 
 
 def onnxruntime_peer(model: Path, inputs: Tensors) -> Peer:
-    """The ONNX file as it stands.
+    """The ONNX file as it stands, on the CPU.
 
     Raises:
         OptionError: ONNX Runtime is not installed, or refuses the model [W001].
     """
+    if any(x.is_cuda for x in inputs):
+        return Peer(None, "ONNX Runtime is a peer on the CPU only")
     try:
         session = onnxruntime_session(model)
     except ImportError:
@@ -67,6 +72,8 @@ def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> di
 
     try:
         model = eager_model(imported.graph)
+        for tensor in inputs[:1]:
+            model.module.to(tensor.device)
     except UnsupportedError as error:
         reason = visible(str(error).splitlines()[0], 200)
         return dict.fromkeys(names, Peer(None, f"no baseline of torch's own operators: {reason}"))
@@ -82,6 +89,8 @@ def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> di
 
 
 def _tried(module: Callable[..., Tensors], inputs: Tensors, note: str) -> Peer:
+    """The module as something to call, on a GPU recorded into a CUDA graph."""
+
     def run() -> Tensors:
         with torch.no_grad():
             return module(*inputs)
@@ -90,7 +99,14 @@ def _tried(module: Callable[..., Tensors], inputs: Tensors, note: str) -> Peer:
         run()
     except Exception as error:  # whatever torch and its compilers raise
         return Peer(None, f"fails: {type(error).__name__}: {visible(_first_line(error), 200)}")
-    return Peer(run, note)
+    if not any(x.is_cuda for x in inputs):
+        return Peer(run, note)
+    from weft.pipeline.gpu import capture
+
+    captured = capture(module, inputs, Options.from_environment(os.environ))
+    if isinstance(captured, Declined):
+        return Peer(run, f"{note}; not in a CUDA graph: {visible(captured.reason, 200)}")
+    return Peer(captured.replay, f"{note}; in a CUDA graph")
 
 
 def _first_line(error: Exception) -> str:
