@@ -160,7 +160,8 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
     return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
 
 
-def _wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
+def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
+    """Statements: `values` to neighbouring elements from `address` on, rounded once."""
     width = len(values)
     if dtype in (DType.F16, DType.BF16) and width >= 2:
         pairs = [f"w_narrow2_{dtype.value}({values[i]}, {values[i + 1]})" for i in range(0, width, 2)]
@@ -226,5 +227,5 @@ def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", 
             place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
         names_of = [f"{acc}[{i}]" if slot < 0 else values[slot][i].name for i in range(width)]
-        lines += _wide_store(names_of, dtype, f"{prefix}y{k}")
+        lines += wide_store(names_of, dtype, f"{prefix}y{k}")
     return lines
