@@ -1,5 +1,5 @@
-// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=4,stages=5,template=mma,wk=2,wm=16,wn=16)
-extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in3, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+// cuda(bk=64,bm=16,bn=16,cluster=False,group=False,split=1,stages=5,template=mma,wk=4,wm=16,wn=16)
+extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in3, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
 const u32 sb = w_shared(sm);
@@ -9,14 +9,14 @@ const int g = blockIdx.z / 1, b = blockIdx.z % 1;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 9216;
-const int first = blockIdx.y * 9 / 4, last = (blockIdx.y + 1) * 9 / 4;
-int ao[2], ay[2], ax[2];
+const int first = blockIdx.y * 9 / 1, last = (blockIdx.y + 1) * 9 / 1;
+int ao[1], ay[1], ax[1];
 _Pragma("unroll")
-for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; const int img = m / 196, py = m / 14 % 14, px = m % 14; ay[i] = m < 196 ? py * 1 - 1 : -(1 << 20); ax[i] = px * 1 - 1; ao[i] = 0 + img * 12544 + ay[i] * 896 + ax[i] * 64; } }
+for (int i = 0; i < 1; ++i) { const int x = t + i * 128; { const int m = m0 + x / 8; const int img = m / 196, py = m / 14 % 14, px = m % 14; ay[i] = m < 196 ? py * 1 - 1 : -(1 << 20); ax[i] = px * 1 - 1; ao[i] = 0 + img * 12544 + ay[i] * 896 + ax[i] * 64; } }
 auto fill_a = [&](int kb, u32 to) { const int k = kb * 64 + t % 8 * 8, tap = k / 64, ch = k % 64, ky = tap / 3, kx = tap % 3; const int dy = ky * 1, dx = kx * 1, dk = dy * 896 + dx * 64 + ch;_Pragma("unroll")
-for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const bool ok = (u32)(ay[i] + dy) < 14u && (u32)(ax[i] + dx) < 14u; w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, (ok ? A + ao[i] + dk : A), (ok ? 16u : 0u)); } } };
+for (int i = 0; i < 1; ++i) { const int x = t + i * 128; { const bool ok = (u32)(ay[i] + dy) < 14u && (u32)(ax[i] + dx) < 14u; w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, (ok ? A + ao[i] + dk : A), (ok ? 16u : 0u)); } } };
 auto fill_w = [&](int kb, u32 to) { const char* const from = (const char*)(W + kb * 1024);_Pragma("unroll")
-for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { w_copy16(to + x * 16, from + x * 16); } } };
+for (int i = 0; i < 1; ++i) { const int x = t + i * 128; { w_copy16(to + x * 16, from + x * 16); } } };
 auto store_a = [&](u32 to) {  (void)to; };
 auto store_w = [&](u32 to) {  (void)to; };
 const int wk = warp / 1, row0 = warp / 1 % 1 * 16, col0 = warp % 1 * 16;
@@ -30,8 +30,8 @@ for (int j = 0; j < 2; ++j)
 for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
 auto multiply = [&](u32 a, u32 w) {
 #pragma unroll
-for (int q = 0; q < 2; ++q) {
-const int kk = wk * 2 + q;
+for (int q = 0; q < 1; ++q) {
+const int kk = wk * 1 + q;
 u32 fa[1][4], fw[1][4];
 #pragma unroll
 for (int i = 0; i < 1; ++i) w_matrices(fa[i], a + ((row0 + i * 16 + (lane & 15)) * 8 + ((kk * 2 + (lane >> 4)) ^ ((row0 + i * 16 + (lane & 15)) & 7))) * 16);
@@ -70,20 +70,14 @@ float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 24 + col0 + j * 8 + (la
 *(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
 *(float2*)(at + 192) = make_float2(acc[i][j][2], acc[i][j][3]);
 }
-w_cluster_sync();
-for (int x = t + (int)blockIdx.y * 64; x < 32; x += 256) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
+__syncthreads();
+for (int x = t; x < 32; x += 128) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
 if (m < 196) { float acc[8];
-
 #pragma unroll
-for (int i = 0; i < 8; ++i) acc[i] = 0.0f;
+for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 24 + q + i];
 #pragma unroll
-for (int rank = 0; rank < 4; ++rank)
-#pragma unroll
-for (int y = 0; y < 2; ++y)
-#pragma unroll
-for (int i = 0; i < 2; ++i) {
-const float4 h = w_read_cluster(sb + (u32)(((y * 16 + r) * 24 + q + 4 * i) * 4), (u32)rank);
-acc[4 * i + 0] += h.x; acc[4 * i + 1] += h.y; acc[4 * i + 2] += h.z; acc[4 * i + 3] += h.w; }
+for (int y = 1; y < 4; ++y) acc[i] += sums[(y * 16 + r) * 24 + q + i];
+}
 const u16* const x1p = (const u16*)in3 + ((m) * 64 + n);
 w_f32 x1[8];
 const uint4 x1w = *(const uint4*)(x1p);
@@ -125,7 +119,6 @@ const w_f32 e5_7 = w_max_const(e4_7, 0.0f);
 u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e5_0, e5_1), w_narrow2_f16(e5_2, e5_3), w_narrow2_f16(e5_4, e5_5), w_narrow2_f16(e5_6, e5_7));
 } }
-w_cluster_sync();
 }
 
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
