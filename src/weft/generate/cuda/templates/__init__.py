@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import choose, depthwise, gemv, mma
+from weft.generate.cuda.templates import choose, depthwise, gemv, halo, halo_choose, mma
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -33,6 +33,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
     name = "simt" if p.dtype is DType.F32 else "mma"
     ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
+    ranked += [(cycles, s.schedule()) for cycles, s in halo_choose.shapes(p, facts)]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
     return _ordered(ranked)[:_MOST]
@@ -60,4 +61,6 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule, entry)
     if schedule.param("template") == "gemv":
         return gemv.emit(p, schedule, entry)
+    if schedule.param("template") == "halo":
+        return halo.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)

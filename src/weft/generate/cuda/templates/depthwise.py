@@ -15,7 +15,7 @@ from weft.generate.cpp.templates.match import Walk
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.pack import pack_vectors
 from weft.generate.cuda.templates.prelude import prelude, storage
-from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.product import Product, image_steps
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
@@ -88,7 +88,7 @@ def _candidates(p: Product) -> Iterable[Shape]:
     c = p.c
     last = c.a_walk.channel == 1
     widest = epilogue.plan(p).width if last else 1
-    steps = [c.a_walk.offset, c.a_walk.dims[0], *_row_steps(p)]
+    steps = [c.a_walk.offset, c.a_walk.dims[0], *image_steps(p)]
     while widest > 1 and any(x % widest for x in steps):
         widest //= 2
     for width in dict.fromkeys((widest, max(1, widest // 2))):
@@ -98,16 +98,6 @@ def _candidates(p: Product) -> Iterable[Shape]:
                 if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 64:
                     continue
                 yield from (Shape(th, tw, width, threads) for threads in (64, 128, 256))
-
-
-def _row_steps(p: Product) -> tuple[int, int]:
-    """Steps of a between padded rows and columns of the image."""
-    c = p.c
-    if c.pack is not None:
-        return c.pack.row_step, c.pack.col_step
-    rows = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_walk.dims[1] // c.strides[0]
-    cols = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_walk.dims[2] // c.strides[1]
-    return rows, cols
 
 
 def _field(p: Product, s: Shape) -> tuple[int, int]:
@@ -150,7 +140,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     else:
         place = f"tx = i % {wide}, ty = i / {wide} % {tall}, cv = i / {wide * tall} % {vectors}"
         place += f", img = i / {vectors * wide * tall}"
-    row_step, col_step = _row_steps(p)
+    row_step, col_step = image_steps(p)
     top, left = (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
     taps = math.prod(c.kernel)
     near = taps * s.width <= 80

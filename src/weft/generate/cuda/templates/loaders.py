@@ -41,7 +41,7 @@ class Loader:
     """Shared memory for index tables, at `sm + TABLES`."""
 
 
-def _each(count: int, threads: int, body: str) -> str:
+def each(count: int, threads: int, body: str) -> str:
     """`body` for every i-th piece `x = t + i * threads` below `count`."""
     rounds = -(-count // threads)
     guard = f"if (x < {count}) " if count % threads else ""
@@ -86,7 +86,7 @@ def _rows(p: Product, tile: Tile) -> Loader:
     rounds = -(-count // tile.threads)
     full = p.m % tile.bm == 0
     offset = f"{_base(p)} + {offset_of(p.c.a_walk, p.c.dims, p.rows, 'm')}"
-    setup = f"int ao[{rounds}];\n" + _each(
+    setup = f"int ao[{rounds}];\n" + each(
         count,
         tile.threads,
         f"const int m = m0 + x / {chunks}; ao[i] = " + (offset if full else f"m < {p.m} ? {offset} : -1") + ";",
@@ -105,7 +105,7 @@ def _rows(p: Product, tile: Tile) -> Loader:
     if bytes_ != "16":
         head += f" const u32 n16 = {bytes_};"
     to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
-    return Loader(setup=setup, begin=head + _each(count, tile.threads, _copy(to, source, size)))
+    return Loader(setup=setup, begin=head + each(count, tile.threads, _copy(to, source, size)))
 
 
 def _pixel(p: Product) -> str:
@@ -129,7 +129,7 @@ def _taps(p: Product, tile: Tile) -> Loader:
     tail = "" if p.k % tile.bk == 0 else f" && k < {p.k}"
     if c.pack is None:
         # no padding: every tap of a pixel is inside
-        setup = f"int ao[{rounds}];\n" + _each(
+        setup = f"int ao[{rounds}];\n" + each(
             count,
             tile.threads,
             f"const int m = m0 + x / {chunks};"
@@ -137,12 +137,12 @@ def _taps(p: Product, tile: Tile) -> Loader:
         )
         head += f" const int dk = ky * {c.a_kernel[0]} + kx * {c.a_kernel[1]} + ch;"
         body = f"const bool ok = ao[i] >= 0{tail}; " + _copy(to, "(ok ? A + ao[i] + dk : A)", "(ok ? 16u : 0u)")
-        return Loader(setup=setup, begin=head + _each(count, tile.threads, body))
+        return Loader(setup=setup, begin=head + each(count, tile.threads, body))
     pack = c.pack
     sh, sw = c.strides
     if p.borders is not None:
         top, left = p.borders
-        setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + _each(
+        setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + each(
             count,
             tile.threads,
             f"const int m = m0 + x / {chunks}; {_pixel(p)} ay[i] = m < {p.m} ? py * {sh} - {top.lo} : -(1 << 20);"
@@ -155,9 +155,9 @@ def _taps(p: Product, tile: Tile) -> Loader:
         body = f"const bool ok = (u32)(ay[i] + dy) < {top.size}u && (u32)(ax[i] + dx) < {left.size}u{tail}; " + _copy(
             to, "(ok ? A + ao[i] + dk : A)", "(ok ? 16u : 0u)"
         )
-        return Loader(setup=setup, begin=head + _each(count, tile.threads, body))
-    tables, before, size = _tables(p, tile)
-    setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + _each(
+        return Loader(setup=setup, begin=head + each(count, tile.threads, body))
+    places, before, size = tables(p, tile.threads)
+    setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + each(
         count,
         tile.threads,
         f"const int m = m0 + x / {chunks}; {_pixel(p)} ao[i] = m < {p.m} ? {_base(p)} + img * {c.a_walk.dims[0]} : -1;"
@@ -172,10 +172,10 @@ def _taps(p: Product, tile: Tile) -> Loader:
         " const bool ok = ao[i] >= 0 && (oy | ox) >= 0; "
         + _copy(to, "(ok ? A + ao[i] + oy + ox + ch : A)", "(ok ? 16u : 0u)")
     )
-    return Loader(tables, before, setup, head + _each(count, tile.threads, body), "", size)
+    return Loader(places, before, setup, head + each(count, tile.threads, body), "", size)
 
 
-def _tables(p: Product, tile: Tile) -> tuple[str, str, int]:
+def tables(p: Product, threads: int) -> tuple[str, str, int]:
     """Places of padded rows and columns: constants, text that copies them to shared memory, bytes there."""
     pack = p.c.pack
     assert pack is not None
@@ -184,7 +184,7 @@ def _tables(p: Product, tile: Tile) -> tuple[str, str, int]:
     text = f"__device__ const int w_places[] = {{{','.join(map(str, places))}}};\n"
     before = (
         "int* const w_place = (int*)(sm + TABLES);\n"
-        f"for (int i = t; i < {len(places)}; i += {tile.threads}) w_place[i] = w_places[i];\n"
+        f"for (int i = t; i < {len(places)}; i += {threads}) w_place[i] = w_places[i];\n"
     )
     return text, before, 4 * len(places)
 
@@ -206,7 +206,7 @@ def _columns(p: Product, tile: Tile) -> Loader:
         body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : A)", "(ok ? 16u : 0u)")
     else:
         body += _copy(to, place, "16")
-    return Loader(setup=setup, begin=_each(count, tile.threads, body))
+    return Loader(setup=setup, begin=each(count, tile.threads, body))
 
 
 def _gather(kind: str, chunk: int, name: str, value: str) -> str:
@@ -226,7 +226,7 @@ def _elements(p: Product, tile: Tile) -> Loader:
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
     to = f"to + (x % {tile.bm} * {chunks} + {swizzle(f'x % {tile.bm}', f'x / {tile.bm}', chunks)}) * 16"
-    end = _each(count, tile.threads, f"w_store16({to}, ra[i]);")
+    end = each(count, tile.threads, f"w_store16({to}, ra[i]);")
     decl = f"uint4 ra[{rounds}];\n"
     step_y, step_x = c.dilations
     text, before, size = "", "", 0
@@ -247,7 +247,7 @@ def _elements(p: Product, tile: Tile) -> Loader:
         test = f"(u32)(ay[i] + (d.y >> 16)) < {top.size}u && (u32)(ax[i] + (d.y & 65535)) < {left.size}u"
         place = "ao[i] + d.x"
     else:
-        text, before, size = _tables(p, tile)
+        text, before, size = tables(p, tile.threads)
         state = (
             f"{_pixel(p)} ao[i] = m < {p.m} ? {_base(p)} + img * {c.a_walk.dims[0]} : -1;"
             f" ay[i] = m < {p.m} ? py * {c.strides[0]} : 0; ax[i] = px * {c.strides[1]} + {len(c.pack.rows)};"
@@ -261,13 +261,13 @@ def _elements(p: Product, tile: Tile) -> Loader:
         "int "
         + ", ".join(f"{f}[{rounds}]" for f in fields.split())
         + ";\n"
-        + _each(count, tile.threads, f"const int m = m0 + x % {tile.bm}; {state}")
+        + each(count, tile.threads, f"const int m = m0 + x % {tile.bm}; {state}")
         + decl
     )
     tail = "" if p.k % tile.bk == 0 else f"k < {p.k} && "
     value = f"const int k = k0 + e; v[e] = 0; if ({tail or ''}true) {{ {fetch} if ({test}) v[e] = A[{place}]; }}"
     body = f"const int k0 = kb * {tile.bk} + x / {tile.bm} * {p.chunk}; " + _gather(kind, p.chunk, "ra", value)
-    return Loader(text + more, before, setup, _each(count, tile.threads, body), end, size)
+    return Loader(text + more, before, setup, each(count, tile.threads, body), end, size)
 
 
 def _k_places(p: Product, steps: list[int]) -> tuple[str, str]:
@@ -299,7 +299,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
     if p.w_load == "packed":
         count = tile.bn * chunks
         step = tile.bn * tile.bk
-        begin = f"const char* const from = (const char*)(W + kb * {step});" + _each(
+        begin = f"const char* const from = (const char*)(W + kb * {step});" + each(
             count, tile.threads, _copy("to + x * 16", "from + x * 16", "16")
         )
         return Loader(begin=begin)
@@ -320,7 +320,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
             ok = ([] if full_n else [f"n < {p.n}"]) + ([] if bytes_ == "16" else ["n16 != 0"])
             size = "16u" if bytes_ == "16" else "n16"
             body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : W)", f"(ok ? {size} : 0u)")
-        return Loader(begin=head + _each(count, tile.threads, body))
+        return Loader(begin=head + each(count, tile.threads, body))
     if p.w_load == "kn":
         chunks = tile.bn // p.chunk
         count = tile.bk * chunks
@@ -332,7 +332,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
             body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : W)", "(ok ? 16u : 0u)")
         else:
             body += _copy(to, place, "16")
-        return Loader(begin=_each(count, tile.threads, body))
+        return Loader(begin=each(count, tile.threads, body))
     kind = storage(p.dtype)
     count = tile.bn * chunks
     rounds = -(-count // tile.threads)
@@ -343,6 +343,6 @@ def load_w(p: Product, tile: Tile) -> Loader:
     )
     return Loader(
         setup=f"uint4 rw[{rounds}];\n",
-        begin=_each(count, tile.threads, body),
-        end=_each(count, tile.threads, f"w_store16({to}, rw[i]);"),
+        begin=each(count, tile.threads, body),
+        end=each(count, tile.threads, f"w_store16({to}, rw[i]);"),
     )

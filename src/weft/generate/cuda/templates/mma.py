@@ -158,7 +158,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines += _loop(s, a_bytes, stage, slot)
     lines += [
         "float* const sums = (float*)sm;",
-        wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else _to_shared(s, tensor),
+        wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s, tensor),
     ]
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
     lines.append("}")
@@ -303,7 +303,7 @@ acc[i][j] = fmaf(x[i].w, y[j].w, acc[i][j]);
 }};"""
 
 
-def _to_shared(s: Shape, tensor: bool) -> str:
+def to_shared(s: Shape, tensor: bool = True) -> str:
     """The warp's sums into its own copy of the tile in shared memory."""
     row = s.bn + PAD
     to = f"float* const mine = sums + wk * {s.bm * row};\n"

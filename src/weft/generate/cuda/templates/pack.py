@@ -63,7 +63,7 @@ class Packing:
 
 def pack_launch(p: Product, entry: str, bn: int, bk: int) -> Packing:
     """Repacking into tiles of bn columns by bk of the sum."""
-    return _packing(p, packed_elements(p, bn, bk), entry, lambda w, x: pack_kernel(p, entry, w, x, bn, bk))
+    return packing(p, packed_elements(p, bn, bk), entry, lambda w, x: pack_kernel(p, entry, w, x, bn, bk))
 
 
 def pack_vectors(p: Product, entry: str, width: int) -> Packing:
@@ -82,10 +82,67 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
 }}
 """
 
-    return _packing(p, p.n * taps, entry, kernel)
+    return packing(p, p.n * taps, entry, kernel)
 
 
-def _packing(p: Product, total: int, entry: str, kernel: Callable[[str, str], str]) -> Packing:
+@dataclass(frozen=True, slots=True)
+class FragmentOrder:
+    """How a convolution's sum is walked: blocks of `bc` channels, in each a number of steps of 16."""
+
+    columns: int
+    bn: int
+    bc: int
+    """4: a step is four taps of up to four channels; else a step is 16 channels of a tap."""
+    blocks: int
+    taps: int
+    steps: int
+    wide: bool
+    """Columns are (kx, output channel), taps are rows of the kernel."""
+
+
+def pack_fragments(p: Product, entry: str, order: FragmentOrder) -> Packing:
+    """Repacking into [group][column tile][channel block][step][16 columns][lane][8].
+
+    Those are fragments of m16n8k16 as lanes hold them, two neighbouring tiles of 8 columns side by side.
+    """
+    c, kind, o = p.c, storage(p.dtype), order
+    tiles = -(-o.columns // o.bn)
+    total = c.groups * tiles * o.blocks * o.steps * o.bn * 16
+    per = o.bc // 16
+    if o.bc == 4:
+        place = "tap = step * 4 + q, ch = high * 2 + (e & 1)"
+    else:
+        place = f"tap = step / {per}, ch = cb * {o.bc} + step % {per} * 16 + high * 8 + 2 * q + (e & 1)"
+    if o.wide:
+        split = f"o = n % {c.oc}, ky = tap, kx = n / {c.oc}"
+    else:
+        split = f"o = n, ky = tap / {c.kernel[1]}, kx = tap % {c.kernel[1]}"
+    w = c.w_walk
+
+    def kernel(weight: str, parameter: str) -> str:
+        return f"""
+extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= {total}u) return;
+  const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % {o.bn // 16}, step = i / {16 * o.bn} % {o.steps};
+  const int rest = i / {16 * o.bn * o.steps}, cb = rest % {o.blocks}, nt = rest / {o.blocks} % {tiles};
+  const int g = rest / {o.blocks * tiles}, q = lane & 3, high = e >> 1 & 1;
+  const int n = nt * {o.bn} + pair * 16 + (e >> 2) * 8 + (lane >> 2);
+  const int {place};
+  const int {split};
+  {kind} v = 0;
+  if (n < {o.columns} && tap < {o.taps} && ch < {c.ic})
+    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + o * {w.channel} + ky * {c.w_kernel[0]}
+                                  + kx * {c.w_kernel[1]} + ch * {c.w_k}];
+  (({kind}*)pk)[i] = v;
+}}
+"""
+
+    return packing(p, total, entry, kernel)
+
+
+def packing(p: Product, total: int, entry: str, kernel: Callable[[str, str], str]) -> Packing:
+    """What repacks a weight by `kernel` (the text, from the weight's name and parameter) into `total` elements."""
     source = p.c.w
     if source.kind == "input":
         text = kernel("w", "const void* __restrict__ w")

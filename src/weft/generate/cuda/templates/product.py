@@ -181,3 +181,13 @@ def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: 
             terms.append(f"({part}) * {step}" if step != 1 else f"({part})")
         inner *= n
     return " + ".join(terms) or "0"
+
+
+def image_steps(p: Product) -> tuple[int, int]:
+    """Steps of a between padded rows and columns of the image."""
+    c = p.c
+    if c.pack is not None:
+        return c.pack.row_step, c.pack.col_step
+    rows = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_walk.dims[1] // c.strides[0]
+    cols = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_walk.dims[2] // c.strides[1]
+    return rows, cols

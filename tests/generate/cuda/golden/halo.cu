@@ -1,0 +1,126 @@
+// cuda(bc=32,bn=32,cluster=False,split=1,stages=2,template=halo,th=7,tw=7,wide=False,wk=2,wm=32,wn=32)
+extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+W_DYNAMIC(sm);
+enum { TABLES = 49824, TAPS = 49824, FLAG = 49824 };
+const u32 sb = w_shared(sm); (void)sb;
+const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int tile = blockIdx.x / 2, n0 = blockIdx.x % 2 * 32, g = blockIdx.z, b = 0;
+const int img = tile / 4, y0 = tile / 2 % 2 * 7, x0 = tile % 2 * 7;
+(void)g; (void)b; (void)n0;
+const u16* const A = (const u16*)in0 + 0 + img * 12544;
+const char* const W = (const char*)pk + ((long long)g * 2 + blockIdx.x % 2) * 36864;
+const int first = blockIdx.y * 2 / 1, last = (blockIdx.y + 1) * 2 / 1;
+auto fill_w = [&](int cb, u32 to) { const char* const from = W + cb * 18432; _Pragma("unroll")
+for (int i = 0; i < 9; ++i) { const int x = t + i * 128; { w_copy16(to + x * 16, from + x * 16); } } };
+_Pragma("unroll") for (int i = 0; i < 2; ++i) if (first + i < last) fill_w(first + i, sb + i * 24912 + 6480);
+int ao[3], at[3];
+_Pragma("unroll")
+for (int i = 0; i < 3; ++i) { const int x = t + i * 128; if (x < 324) { const int pix = x / 4, iy = pix / 9, ix = pix % 9; at[i] = iy * 720 + ix * 80 + (x % 4) * 16; const int py = y0 * 1 + iy, px = x0 * 1 + ix; ao[i] = (u32)(py - 1) < 14u && (u32)(px - 1) < 14u ? (py - 1) * 896 + (px - 1) * 64 : -1; } }auto fill_a = [&](int cb, int to) { (void)cb; _Pragma("unroll")
+for (int i = 0; i < 3; ++i) { const int x = t + i * 128; if (x < 324) {  const int ch = cb * 32 + (x % 4) * 8; const bool ok = ao[i] >= 0; w_copy16(sb + to + at[i], (ok ? A + ao[i] + ch : A), (ok ? 16u : 0u)); } } };
+const int wk = warp / 2, row0 = warp / 1 % 2 * 32, col0 = warp % 1 * 32;
+(void)wk;
+int from[2][1];
+#pragma unroll
+for (int i = 0; i < 2; ++i) { { int m = row0 + i * 16 + (lane & 15); m = m < 49 ? m : 0; from[i][0] = m / 7 * 720 + m % 7 * 80; } }
+float acc[2][4][4];
+#pragma unroll
+for (int i = 0; i < 2; ++i)
+#pragma unroll
+for (int j = 0; j < 4; ++j)
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+auto multiply = [&](int a, int w) {
+const u32 mine = sb + a + (lane >> 4) * 16 + wk * 32;
+const uint4* const fragments = (const uint4*)(sm + w) + (col0 >> 4) * 32 + lane;
+u32 fa[2][2][4];
+uint4 fw[2][2];
+#pragma unroll 1
+for (int turn = 0; turn < 1; ++turn) {
+auto fetch = [&](int u, int to) {
+const int tap = u / 1, ky = tap / 3, kx = tap % 3; const int off = ky * 720 + kx * 1 * 80 + u % 1 * 32; _Pragma("unroll") for (int i = 0; i < 2; ++i) w_matrices(fa[to][i], mine + from[i][0] + off + turn * 720);
+#pragma unroll
+for (int j = 0; j < 2; ++j) fw[to][j] = fragments[((u / 1 * 2 + wk * 1 + u % 1) * 2 + j) * 32];
+};
+fetch(0, 0);
+#pragma unroll
+for (int u = 0; u < 9; ++u) {
+if (u + 1 < 9) fetch(u + 1, (u + 1) & 1);
+#pragma unroll
+for (int i = 0; i < 2; ++i)
+#pragma unroll
+for (int j = 0; j < 2; ++j) {
+w_mma_f16(acc[i][2 * j], fa[u & 1][i], fw[u & 1][j].x, fw[u & 1][j].y);
+w_mma_f16(acc[i][2 * j + 1], fa[u & 1][i], fw[u & 1][j].z, fw[u & 1][j].w);
+}
+}
+}
+};
+w_wait(); w_release();
+_Pragma("unroll") for (int i = 0; i < 2; ++i) { if (first + i < last) fill_a(first + i, i * 24912); w_commit(); }
+for (int i = 0; i < last - first; ++i) {
+w_arrived<1>(); __syncthreads();
+multiply(i * 24912, i * 24912 + 6480);
+w_commit();
+}
+w_arrived<0>(); __syncthreads();
+float* const sums = (float*)sm;
+float* const mine = sums + wk * 2560;
+#pragma unroll
+for (int i = 0; i < 2; ++i)
+#pragma unroll
+for (int j = 0; j < 4; ++j) {
+float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 40 + col0 + j * 8 + (lane & 3) * 2;
+*(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
+*(float2*)(at + 320) = make_float2(acc[i][j][2], acc[i][j][3]);
+}
+__syncthreads();
+for (int x = t; x < 256; x += 128) { const int r = x / 4, q = x % 4 * 8; const int m = (img * 14 + y0 + r / 7) * 14 + x0 + r % 7, n = n0 + q;
+if (r < 49) { float acc[8];
+#pragma unroll
+for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i];
+#pragma unroll
+for (int y = 1; y < 2; ++y) acc[i] += sums[(y * 64 + r) * 40 + q + i];
+}
+const u16* const x1p = (const u16*)in2 + (0 + n);
+w_f32 x1[8];
+const uint4 x1w = *(const uint4*)(x1p);
+{ const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.y); x1[2] = h.x; x1[3] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.z); x1[4] = h.x; x1[5] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.w); x1[6] = h.x; x1[7] = h.y; }
+const w_f32 e2_0 = (acc[0] + x1[0]);
+const w_f32 e2_1 = (acc[1] + x1[1]);
+const w_f32 e2_2 = (acc[2] + x1[2]);
+const w_f32 e2_3 = (acc[3] + x1[3]);
+const w_f32 e2_4 = (acc[4] + x1[4]);
+const w_f32 e2_5 = (acc[5] + x1[5]);
+const w_f32 e2_6 = (acc[6] + x1[6]);
+const w_f32 e2_7 = (acc[7] + x1[7]);
+const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
+const w_f32 e3_1 = w_max_const(e2_1, 0.0f);
+const w_f32 e3_2 = w_max_const(e2_2, 0.0f);
+const w_f32 e3_3 = w_max_const(e2_3, 0.0f);
+const w_f32 e3_4 = w_max_const(e2_4, 0.0f);
+const w_f32 e3_5 = w_max_const(e2_5, 0.0f);
+const w_f32 e3_6 = w_max_const(e2_6, 0.0f);
+const w_f32 e3_7 = w_max_const(e2_7, 0.0f);
+u16* const y0 = (u16*)out0 + ((m) * 64 + n);
+*(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7));
+} }
+}
+
+extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= 36864u) return;
+  const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 2, step = i / 512 % 18;
+  const int rest = i / 9216, cb = rest % 2, nt = rest / 2 % 2;
+  const int g = rest / 4, q = lane & 3, high = e >> 1 & 1;
+  const int n = nt * 32 + pair * 16 + (e >> 2) * 8 + (lane >> 2);
+  const int tap = step / 2, ch = cb * 32 + step % 2 * 16 + high * 8 + 2 * q + (e & 1);
+  const int o = n, ky = tap / 3, kx = tap % 3;
+  u16 v = 0;
+  if (n < 64 && tap < 9 && ch < 64)
+    v = ((const u16*)w)[0 + g * 36864 + o * 576 + ky * 3
+                                  + kx * 1 + ch * 9];
+  ((u16*)pk)[i] = v;
+}
