@@ -1,12 +1,14 @@
 """A stand-in for `torch.cuda`, so that the executable for GPUs runs its library calls on the CPU.
 
 Streams and events keep order only; a recorded graph runs its launches again when it is replayed, because the recording
-of one is the list of what was called meanwhile (see `Recorded`).
+of one is the list of what was called meanwhile (see `Recorded`). What streams and events leave open, a replay does in
+random order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,9 +26,18 @@ class FakeStream:
     name: str
     waited_for: list[str] = field(default_factory=list)
     cuda_stream: int = 0
+    ended: frozenset[int] = frozenset()
+    """Launches of the graph being recorded that come before whatever is put here next."""
 
     def wait_stream(self, other: FakeStream) -> None:
         self.waited_for.append(other.name)
+        self.ended |= other.ended
+
+    def record_event(self) -> frozenset[int]:
+        return self.ended
+
+    def wait_event(self, event: frozenset[int]) -> None:
+        self.ended |= event
 
     def synchronize(self) -> None:
         pass
@@ -42,12 +53,23 @@ class Recorded:
     """A graph: how often it ran, and the launches that it holds."""
 
     launches: list[object] = field(default_factory=list)
+    needs: list[frozenset[int]] = field(default_factory=list)
+    """Per launch those before it."""
     replays: int = 0
+
+    def add(self, launch: object, stream: FakeStream) -> None:
+        self.launches.append(launch)
+        self.needs.append(stream.ended)
+        stream.ended |= {len(self.launches) - 1}
 
     def replay(self) -> None:
         self.replays += 1
-        for launch in self.launches:
-            launch()  # type: ignore[operator]
+        left = set(range(len(self.launches)))
+        while left:
+            ready = sorted(i for i in left if not self.needs[i] & left)
+            chosen = random.Random(self.replays * 1000 + len(left)).choice(ready)
+            self.launches[chosen]()  # type: ignore[operator]
+            left.remove(chosen)
 
 
 @dataclass
@@ -71,10 +93,12 @@ class FakeCuda:
             self.current = before
 
     @contextlib.contextmanager
-    def graph(self, graph: Recorded, **_: object) -> Iterator[None]:
+    def graph(self, graph: Recorded, *, stream: FakeStream, **_: object) -> Iterator[None]:
         self.recording = graph
+        stream.ended = frozenset()
         try:
-            yield
+            with self.stream(stream):
+                yield
         finally:
             self.recording = None
             self.graphs.append(graph)
@@ -101,7 +125,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         def launch() -> None:
             fake.policies.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark))
             if fake.recording is not None:
-                fake.recording.launches.append(real)
+                fake.recording.add(real, fake.current)
             real()
 
         return launch

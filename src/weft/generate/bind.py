@@ -129,13 +129,15 @@ class BoundCuda:
             self._functions[entry] = self._module.function(entry)
             self._functions[entry].prepare(shared, cluster)
 
-    def prepare(self, addresses: Addresses) -> Prepared:
+    def prepare(self, addresses: Addresses, *, dependent: bool = True) -> Prepared:
         """Resolve the arguments of the run launches for one set of addresses.
+
+        Without `dependent` the first launch begins only when all before it has ended, even if it could wait itself.
 
         Raises:
             ArtifactError: an argument without an address [W401].
         """
-        return self._resolve(self.source.launches, addresses)
+        return self._resolve(self.source.launches, addresses, dependent=dependent)
 
     def pack(self, inputs: Sequence[int], packed: Sequence[int], stream: int) -> None:
         """Repack the weights; `inputs` holds 0 for what is no weight. Nothing to do without pack launches.
@@ -145,7 +147,7 @@ class BoundCuda:
         """
         self._resolve(self.source.pack, Addresses(inputs, packed=packed))(stream)
 
-    def _resolve(self, launches: Sequence[Launch], addresses: Addresses) -> Prepared:
+    def _resolve(self, launches: Sequence[Launch], addresses: Addresses, *, dependent: bool = True) -> Prepared:
         bound = [
             self._functions[launch.entry].bind(
                 launch.grid,
@@ -153,9 +155,9 @@ class BoundCuda:
                 tuple(self._argument(x, addresses) for x in launch.arguments),
                 shared_bytes=launch.shared_bytes,
                 cluster=launch.cluster,
-                dependent=launch.dependent,
+                dependent=launch.dependent and (dependent or number > 0),
             )
-            for launch in launches
+            for number, launch in enumerate(launches)
         ]
 
         def run(stream: int) -> None:

@@ -9,6 +9,9 @@ from weft.kernels.candidate import Kind
 from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, Schedule
 
+MOST_BRANCHES = 16
+"""Of one plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -51,6 +54,8 @@ class Plan:
     """`solution-1`, `library`, `heuristic`, ..."""
     steps: tuple[Step, ...]
     solver: SolverReport | None = None
+    branches: int = 1
+    """On a GPU: chains of kernels that may run side by side, at most."""
 
     @property
     def predicted_us(self) -> float:

@@ -39,6 +39,8 @@ from weft.pipeline.search import Known, Pace, search
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
+from weft.runtime.lanes import order_of
+from weft.runtime.values import survey as survey_values
 from weft.tune.keys import GPU_WORDS, PACKAGE, PLAN_PARTS, source_hash
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Progress, Tuner
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from weft.device.cuda.nvrtc import Nvrtc
 
 Tensors = Sequence[torch.Tensor]
+BRANCHES = (2, 4)
+"""Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
 
 @dataclass(frozen=True)
@@ -320,8 +324,8 @@ def link_all(
     """Every plan as something that can be run on the example inputs; equal plans once."""
     contenders: list[finish.Contender] = []
     seen: set[tuple[object, ...]] = set()
-    for plan in plans:
-        identity = tuple((s.kernel, s.inputs, s.outputs) for s in plan.steps)
+    for plan in branched(graph, plans) if setting.on_gpu else plans:
+        identity = (plan.branches, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
         if identity in seen:
             continue
         seen.add(identity)
@@ -341,6 +345,19 @@ def link_all(
         free = not setting.options.memory_limit_bytes
         contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders
+
+
+def branched(graph: Graph, plans: Sequence[Plan]) -> list[Plan]:
+    """The plans, and the solutions also with kernels side by side, in as many chains as that makes sense for."""
+    found = list(plans)
+    for plan in (p for p in plans if p.name.startswith("solution")):
+        values, widths = survey_values(graph, plan), set()
+        for most in BRANCHES:
+            width = order_of(plan, values, most).width
+            if width > 1 and width not in widths:
+                widths.add(width)
+                found.append(replace(plan, name=f"{plan.name}/{width}", branches=most))
+    return found
 
 
 def record_eager(

@@ -31,7 +31,7 @@ from weft.ir.types import Array
 from weft.kernels.candidate import Kind
 from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
 from weft.kernels.formats import Format
-from weft.kernels.plan import Plan, SolverReport, Step
+from weft.kernels.plan import MOST_BRANCHES, Plan, SolverReport, Step
 from weft.kernels.source import CudaSource, KernelSource
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
@@ -57,6 +57,7 @@ def plan_to_json(plan: Plan) -> Json:
         "name": plan.name,
         "solver": None if solver is None else {f: getattr(solver, f) for f in SolverReport.__dataclass_fields__},
         "steps": [_step_to_json(s) for s in plan.steps],
+        **({"branches": plan.branches} if plan.branches != 1 else {}),
     }
 
 
@@ -88,9 +89,16 @@ def plan_from_json(data: Json) -> Plan:
             name=str(record["name"]),
             steps=tuple(_step_from_json(s) for s in cast("Sequence[Json]", record["steps"])),
             solver=None if solver is None else SolverReport(**cast("dict[str, object]", solver)),  # type: ignore[arg-type]
+            branches=_branches(record.get("branches", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(problem=f"malformed plan ({error})", remedy="save the plan again") from None
+
+
+def _branches(data: Json) -> int:
+    if not isinstance(data, int) or not 1 <= data <= MOST_BRANCHES:
+        raise ValueError(f"{data!r} branches")
+    return data
 
 
 def _step_from_json(data: Json) -> Step:

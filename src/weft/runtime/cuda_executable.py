@@ -7,6 +7,9 @@ they share the buffers.
 Inside a caller's own stream capture the launches are issued one by one, so that they become part of that graph. It
 uses the same buffers: the caller must not replay it while another call of the executable runs on another stream.
 
+A plan with several branches is recorded with as many streams, so that kernels which do not need each other may run
+side by side; memory is laid out for that (see `lanes`). Outside of graphs its steps run one after another.
+
 Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
 set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
 """
@@ -31,6 +34,7 @@ from weft.kernels.formats import Format
 from weft.kernels.plan import Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.executable import InputError, Linked, to_torch, typed
+from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
 from weft.runtime.values import Key, Values, survey
 
@@ -60,6 +64,8 @@ class CudaExecutable:
         self.device = device or torch.device("cuda", torch.cuda.current_device())
         self._lock = threading.Lock()
         self._values: Values = survey(self.graph, self.plan)
+        hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
+        self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._packed: list[torch.Tensor] = []
         self._state: list[torch.Tensor] = []
@@ -86,17 +92,21 @@ class CudaExecutable:
         end = len(self.plan.steps)
         kept = {(n, Format.ROW) for n in self._values.finals}
         lifetimes: list[Lifetime] = []
+        uses: list[Use] = []
         slots: dict[Key, int] = {}
         for key, first in self._values.first_write.items():
             last = end if key in kept else self._values.last_use(key)
             slots[key] = len(lifetimes)
             lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
+            uses.append(Use(first, self._values.users(key), key in kept))
         self._workspaces: dict[int, int] = {}
         for i, step in enumerate(self.plan.steps):
             if isinstance(step.kernel, CudaSource) and step.kernel.workspace_bytes:
                 self._workspaces[i] = len(lifetimes)
                 lifetimes.append(Lifetime(step.kernel.workspace_bytes, i, i))
-        memory = plan_memory(lifetimes, alignment=ALIGNMENT)
+                uses.append(Use(i, (i,)))
+        conflict = self.order.conflict(uses) if self.order.width > 1 else None
+        memory = plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict)
         self._arena = torch.empty(max(memory.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         self._static: dict[Key, torch.Tensor] = {
             key: typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
@@ -140,7 +150,9 @@ class CudaExecutable:
         work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
         self._packed += packed
         self._bound.append(bound)
-        prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state))
+        # a kernel that waits for other lanes may not start before its predecessor in its own has ended
+        alone = bool(self.order.waits[i])
+        prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state), dependent=not alone)
         return lambda: prepared(torch.cuda.current_stream().cuda_stream)
 
     def _cubin(self, source: CudaSource) -> Path:
@@ -180,6 +192,12 @@ class CudaExecutable:
         run: list[Run] = []
         self._graphs: list[torch.cuda.CUDAGraph] = []
         pool = torch.cuda.graph_pool_handle()
+        if self.order.width > 1:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._in_lanes(stream)
+            self._graphs.append(graph)
+            return [graph.replay]
 
         def flush() -> None:
             if run:
@@ -200,6 +218,24 @@ class CudaExecutable:
                 run.append(launch)
         flush()
         return segments
+
+    def _in_lanes(self, main: torch.cuda.Stream) -> None:
+        """Put all steps on the streams of their lanes, beginning and ending on `main`, which is lane 0."""
+        count = max(self.order.lanes) + 1
+        lanes = [main, *(torch.cuda.Stream(self.device) for _ in range(1, count))]  # type: ignore[no-untyped-call]
+        awaited = {p for waits in self.order.waits for p in waits}
+        ended: dict[int, torch.cuda.Event] = {}
+        for lane in lanes[1:]:
+            lane.wait_stream(main)
+        for i, (number, launch) in enumerate(zip(self.order.lanes, self._launches, strict=True)):
+            with torch.cuda.stream(lanes[number]):
+                for p in self.order.waits[i]:
+                    lanes[number].wait_event(ended[p])
+                launch()
+                if i in awaited:
+                    ended[i] = lanes[number].record_event()
+        for lane in lanes[1:]:
+            main.wait_stream(lane)
 
     # -- calling
 

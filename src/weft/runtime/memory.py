@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -33,9 +33,17 @@ class MemoryPlan:
         return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
-def plan_memory(lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT) -> MemoryPlan:
+Conflict = Callable[[int, int], bool]
+"""May two buffers, by position, be needed at the same time?"""
+
+
+def plan_memory(
+    lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT, conflict: Conflict | None = None
+) -> MemoryPlan:
     """Best of several first-fit orders (by size, by length, by area, by start); offsets are multiples of `alignment`.
 
+    `conflict` replaces the rule that buffers conflict where their steps overlap, for steps that run side by side;
+    it must hold wherever that rule does.
     Cost: O(n^2) per order. Source: greedy by size, as in Pisarchyk and Lee, arXiv:2001.03288, section 5.
     """
     sizes = [-(-x.size // alignment) * alignment for x in lifetimes]
@@ -46,9 +54,10 @@ def plan_memory(lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT) ->
         lambda i: (lifetimes[i].first, -sizes[i]),
     )
     live = _largest_live_set(lifetimes, sizes)
+    conflict = conflict or (lambda i, j: _overlap(lifetimes[i], lifetimes[j]))
     best: tuple[int, list[int]] | None = None
     for key in keys:
-        offsets, top = _first_fit(lifetimes, sizes, sorted(range(len(sizes)), key=key))
+        offsets, top = _first_fit(conflict, sizes, sorted(range(len(sizes)), key=key))
         if best is None or top < best[0]:
             best = top, offsets
         if best[0] == live:
@@ -57,17 +66,19 @@ def plan_memory(lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT) ->
     return MemoryPlan(tuple(offsets), top, live)
 
 
-def _first_fit(lifetimes: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
+def _overlap(x: Lifetime, y: Lifetime) -> bool:
+    return x.first <= y.last and y.first <= x.last
+
+
+def _first_fit(conflict: Conflict, sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
     offsets = [0] * len(sizes)
     placed: list[int] = []
     """Placed buffers by ascending offset."""
     top = 0
     for i in order:
-        mine = lifetimes[i]
         best_gap, best_offset, cursor = None, None, 0
         for j in placed:
-            other = lifetimes[j]
-            if other.last < mine.first or mine.last < other.first:
+            if not conflict(i, j):
                 continue
             gap = offsets[j] - cursor
             if gap >= sizes[i] and (best_gap is None or gap < best_gap):

@@ -21,9 +21,14 @@ class Values:
     first_write: dict[Key, int]
     last_write: dict[Key, int]
     """A value may be computed twice."""
+    writers: dict[Key, list[int]]
     readers: dict[Key, list[int]]
     finals: tuple[NodeId, ...]
     """Per graph output: the stored node behind the views at its end."""
+
+    def users(self, key: Key) -> tuple[int, ...]:
+        """All steps that write or read a value which some step writes."""
+        return tuple(sorted({*self.writers[key], *self.readers.get(key, [])}))
 
     def last_use(self, key: Key) -> int:
         """The last step that touches a value."""
@@ -39,6 +44,7 @@ def survey(graph: Graph, plan: Plan) -> Values:
     ready: set[Key] = {(n, Format.ROW) for n in graph.inputs}
     first: dict[Key, int] = {}
     last: dict[Key, int] = {}
+    writers: dict[Key, list[int]] = {}
     readers: dict[Key, list[int]] = {}
     for i, step in enumerate(plan.steps):
         for key in step.inputs:
@@ -48,9 +54,10 @@ def survey(graph: Graph, plan: Plan) -> Values:
         for key in step.outputs:
             ready.add(key)
             first.setdefault(key, i)
+            writers.setdefault(key, []).append(i)
             last[key] = i
     finals = tuple(_core(graph, n, first) for n in graph.outputs)
-    return Values(first, last, readers, finals)
+    return Values(first, last, writers, readers, finals)
 
 
 def _core(graph: Graph, node: NodeId, written: dict[Key, int]) -> NodeId:
