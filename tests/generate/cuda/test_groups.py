@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 from tests.generate.cpp.random_groups import random_problem
 from tests.generate.cpp.test_groups import NAMED, f32, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.parts import in_parts
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -94,11 +97,49 @@ LONG = {
     "several-rows-per-block": (norm(37, 520), Form(threads=256, per_row=64)),
     "in-registers": (norm(5, 640), Form(threads=64, per_row=64)),
     "columns": (norm(20, 77, columns=True), Form(threads=128, columns=2)),
+    "parts": (norm(3, 4100), Form(threads=128, per_row=64, parts=10, spread=12)),
+    "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
+    "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),
+    "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, parts=4, spread=30)),
 }
 
 
 def test_long_rows() -> None:
     check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
+
+
+def test_rows_in_parts_take_two_launches() -> None:
+    for name in ("parts", "parts-columns", "parts-norm-pad", "parts-norm-pad-row"):
+        p, form = LONG[name]
+        source = trial(p, form.schedule(), []).source
+        assert len(source.launches) == 2, name
+        assert source.launches[1].grid[0] > source.launches[0].grid[0] // form.parts, name
+        assert not source.state_bytes, name
+
+
+@pytest.mark.parametrize("name", ["parts", "parts-columns"])
+def test_variance_in_parts_keeps_its_digits(name: str) -> None:
+    p, form = LONG[name]
+    rng = np.random.default_rng(5)
+    shape = p.graph.type_of(p.graph.inputs[0]).shape
+    data = (3000 + rng.standard_normal(shape)).astype(np.float32)
+    data.reshape(shape[0], -1)[:, 0] = 0  # a value far away, where a formula might look for the typical one
+    one = trial(p, form.schedule(), [data])
+    got, want = run(one, build([one]))[0], evaluate(p.graph, [data], precise=True)[0]
+    assert np.abs(np.asarray(got) - np.asarray(want)).max() < 2e-3  # |mean| / deviation is 3000: eps costs as much
+
+
+def test_only_whole_parts_and_known_chains_are_cut() -> None:
+    graph = LONG["parts"][0].graph
+    assert in_parts(graph, 10) is not None
+    assert in_parts(graph, 3) is None  # 4100 elements
+    assert in_parts(graph, 1) is None
+    assert in_parts(NAMED["softmax(33, 100)/1"]().graph, 4) is None  # the sum needs the whole row's maximum
+    b = GraphBuilder()
+    x = b.input(f32(2, 64))
+    total = b.reduce(Prim.REDUCE_SUM, x, [1])
+    d = b.apply(Prim.SUB, x, b.apply(Prim.MUL, total, 1 / 32))  # not the mean
+    assert in_parts(b.build([b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [1])]), 4) is None
 
 
 def test_one_read_of_the_input() -> None:

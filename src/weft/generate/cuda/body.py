@@ -15,8 +15,10 @@ from weft.generate.cpp.body import Access, Body, Place, Placed
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
+from weft.generate.cuda.rough import FUNCTIONS
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 UNROLLED_TAPS = 5
@@ -115,12 +117,25 @@ class CudaBody(Body):
         """Values that were read or computed since the set was last emptied, wherever they came from."""
         self.view: TileView | None = None
         self.arrays = 0
+        self.rough = False
+        """Whether the machine's own functions are exact enough."""
         self._numbers: dict[str, int] = {}
 
     def value(self, node: NodeId, place: Place) -> Placed:
         """As in the base, noting what was asked for."""
         self.asked.add((node, place))
         return super().value(node, place)
+
+    def _make(self, node: NodeId, place: Place) -> Placed:
+        record = self.graph.nodes[node]
+        rough = self.rough and record.prim in FUNCTIONS and c_type(record.type.dtype) == "w_f32"
+        if not rough or node in self.busy or node in self.buffers:
+            return super()._make(node, place)
+        operands = [self.value(x, place) for x in record.inputs]
+        if record.prim is Prim.DIV and operands[1].value.constant is not None:
+            return super()._make(node, place)
+        text = FUNCTIONS[record.prim].format(*(x.value.name for x in operands))
+        return self.define(record.type.dtype, False, text, max(x.level for x in operands))
 
     def known(self, node: NodeId, place: Place) -> Placed | None:
         """The value, if it is at hand."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.parts import in_parts, long_reductions, possible_parts
 from weft.ir import attrs as a
 from weft.kernels.candidate import Problem
+
+LEAST_COLUMNS = 4
+"""Vectors of neighbouring rows that a block takes: 64 bytes, two sectors of memory."""
+THREADS = 256
+MOST_HELD = 1 << 14
+"""Elements of a row that a block keeps in registers."""
 
 
 def forms(problem: Problem, facts: GpuFacts) -> list[Form]:
@@ -64,16 +73,59 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     elif length <= 256:
         found += [Form(threads=128, per_row=32), Form(threads=128, per_row=8)]
     blocks = -(-rows // 32) if beside else rows
+    clusters = [_cluster(length, c) for c in (8, 4, 2) if length >= c * 2048] if facts.capability >= 90 else []
     if operand.size >= 1 << 15 and blocks < facts.sms:  # rows alone do not fill the machine
         spread = [Form(threads=256, fuse=False, spread=k * facts.sms) for k in (2, 4, 1)]
-        clusters = [_cluster(length, c) for c in (8, 4, 2) if length >= c * 2048 and not beside]
         if blocks * 16 < facts.sms:  # a handful of blocks is hopeless
             found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
-        found = [*(clusters if facts.capability >= 90 else []), *spread, *found]
+        divided = _in_parts(problem, facts, beside=beside) if dependent or operand.size in _sizes(problem) else []
+        alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
+        held = [] if beside else clusters
+        found = [*alone, *held[:1], *divided, *held[1:], *spread[: 3 - len(divided)], *found]
+    elif dependent and length > MOST_HELD and not beside:
+        found = [*clusters[::-1], *found]
     elif dependent:
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
     return list(dict.fromkeys(found))[:8]
+
+
+def _sizes(problem: Problem) -> set[int]:
+    return {problem.graph.type_of(n).size for n in problem.graph.outputs}
+
+
+def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
+    """Long rows in parts, of which one or two make a block: enough parts for all multiprocessors, and few of them.
+
+    What follows repeats the sums over parts in each of its blocks, so that many parts cost.
+    """
+    graph = problem.graph
+    long = long_reductions(graph)
+    if not long:
+        return []
+    operand = graph.type_of(graph.nodes[long[0]].inputs[0])
+    rows = graph.type_of(long[0]).size
+    large = [graph.type_of(n) for n in graph.inputs if graph.type_of(n).size >= operand.size // 2]
+    itemsize = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
+    lanes = max(1, 16 // itemsize)
+    columns = min(LEAST_COLUMNS, max(1, rows // lanes)) if beside else 1
+    groups = max(1, rows // (lanes * columns)) if beside else rows
+    least = 2 * lanes * (64 // columns) if not beside else THREADS // columns
+    found = []
+    for wave in (0.85, 1.7):
+        wanted = wave * facts.sms / groups
+        able = [p for p in possible_parts(graph, long[0]) if p > 1 and operand.size // rows // p >= least // 2]
+        if not able:
+            continue
+        parts = min(able, key=lambda p: abs(math.log(p / wanted)))
+        if in_parts(graph, parts) is not None:
+            spread = 2 * facts.sms
+            found.append(
+                Form(threads=THREADS, columns=columns, parts=parts, spread=spread)
+                if beside
+                else Form(threads=THREADS, per_row=THREADS, parts=parts, spread=spread)
+            )
+    return list(dict.fromkeys(found))
 
 
 def _cluster(length: int, blocks: int) -> Form:

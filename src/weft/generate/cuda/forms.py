@@ -32,12 +32,20 @@ class Form:
     """Blocks in all among which few long rows are divided where no cluster is used; 0: a row has one block."""
     tile: bool = False
     """Elementwise kernels go through shared memory where input and output run along different axes."""
+    parts: int = 1
+    """Parts into which the longest rows are cut; each is reduced by itself, all of them by whoever needs the result."""
 
     def schedule(self) -> Schedule:
-        """The schedule with these parameters."""
-        return Schedule("cuda", tuple(sorted((f.name, getattr(self, f.name)) for f in fields(self))))
+        """The schedule with these parameters; those that came later stand in it only where they matter."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Schedule("cuda", tuple(sorted((k, v) for k, v in values.items() if k not in LATER or v != LATER[k])))
 
     @staticmethod
     def of(schedule: Schedule) -> Form:
         """Inverse of `schedule`; KeyError where a parameter is missing."""
-        return Form(**{f.name: cast("Any", schedule.param(f.name)) for f in fields(Form)})
+        given = dict(schedule.params)
+        return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
+
+
+LATER = {"parts": 1}
+"""Parameters that schedules of old do not have, and what they mean by that."""

@@ -18,7 +18,9 @@ from weft.generate.cuda.body import Accesses, CudaBody, TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
+from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
+from weft.generate.cuda.rough import may_be_rough, rough_header
 from weft.generate.cuda.rows import Rows
 from weft.generate.cuda.stages import Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.tile import Tiled
@@ -54,6 +56,8 @@ class CudaText:
         self.form = form
         self.entry = entry
         self.graph: Graph = separate_windows(problem.graph, live_nodes(problem.graph))
+        if form.parts > 1:
+            self.graph = in_parts(self.graph, form.parts) or self.graph
         cut: set[NodeId] = set()
         for _ in range(32):  # each turn takes one more value out of registers
             try:
@@ -70,6 +74,7 @@ class CudaText:
     def _build(self, cut: frozenset[NodeId]) -> None:
         graph = self.graph
         live = live_nodes(graph)
+        self.rough = may_be_rough(graph)
         self.layout = Layout(graph, live)
         self.roots = choose_roots(graph, live, keep=self.form.keep)
         stages, self.reads = build_stages(graph, self.layout, self.roots, frozenset())
@@ -186,7 +191,9 @@ class CudaText:
         nest = Nest()
         number = len(self.drafts)
         entry = f"{self.entry}_{number}" if number else self.entry
-        return Draft(entry, threads, nest, CudaBody(self.graph, scene.readable, nest, self.accesses))
+        body = CudaBody(self.graph, scene.readable, nest, self.accesses)
+        body.rough = self.rough
+        return Draft(entry, threads, nest, body)
 
     def _launch(self, segments: Sequence[Segment], scene: Scene) -> None:
         if segments[0].rows is not None:
@@ -226,6 +233,8 @@ class CudaText:
         if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
             bodies = [f"W_KERNEL(32) {self.entry}() {{\n  w_wait();\n  w_release();\n}}"]
             launches = [Launch(self.entry, (1, 1, 1), (32, 1, 1), ())]
+        if any("w_rough_" in body for body in bodies):
+            texts.append(rough_header().rstrip())
         texts += [self.tables[t] for t in sorted(tables, key=_natural)]
         return CudaSource(
             schedule,

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 MAX_CARRIED = 64
 """Registers of a thread for values that wait for a later stage; half of what it has, in large blocks."""
+MAX_EXCHANGE = 40 * 1024
+"""Bytes of shared memory for the exchange among threads that own neighbouring rows."""
+MAX_AHEAD = 32
+"""Registers of a thread for what an elementwise stage reads before the reductions that it waits for."""
 MAX_TURNS = 16
 """Turns of a loop over elements that are written out."""
 FULL = 132 * 1024
@@ -46,6 +50,9 @@ class Space:
     variables: list[Var]
     lanes: int = 1
     turns: int = 1
+    """Vectors that a thread goes through."""
+    split: int = 1
+    """Blocks among which the vectors of a row are divided."""
     stages: list[int] = field(default_factory=list)
 
     @property
@@ -90,6 +97,7 @@ class Rows:
         self.text, self.draft, self.scene, self.segment = text, draft, scene, segment
         self.form = text.form
         self.body, self.nest = draft.body, draft.nest
+        self.exchange: list[tuple[str, str]] = []
 
     # loops
 
@@ -173,8 +181,10 @@ class Rows:
         vectors = math.prod(v.size for v in self.rows) // self.row_lanes
         self.vectors = vectors
         turns = max(-(-s.vectors // max(self.across, 1)) for s in self.spaces)
+        self.repeated = False
         self.cluster = min(form.cluster, _power(turns)) if not self.by_columns and self.across >= 128 else 1
         self.split = 1
+        """Blocks that share the rows of a block."""
         if self.by_columns:
             draft.threads = max(32, self.columns * self.across)
             self.across = draft.threads // self.columns
@@ -192,18 +202,21 @@ class Rows:
                 put("const w_index y = threadIdx.x;")
         groups = -(-vectors // self.width)
         self.groups = groups
-        if form.spread and len(self.segment.stages) == 1 and self.cluster == 1:
-            self.split = max(1, min(form.spread // groups, turns))
+        if form.spread and self.cluster == 1:
+            self._divide(max(1, form.spread // groups), turns)
         draft.cluster = self.cluster
         draft.blocks = groups * self.cluster * self.split
         block = "blockIdx.x"
+        if self.repeated:  # what was read last is read first: it may still be in the cache
+            put(f"const w_index block = {draft.blocks - 1}u - blockIdx.x;")
+            block = "block"
         self.member = "y"
         if self.cluster > 1:
             put("const w_index rank = w_cluster_rank();")
             put(f"const w_index member = rank * {draft.threads}u + y;")
             block, self.member = f"blockIdx.x / {self.cluster}u", "member"
         if self.split > 1:
-            put(f"const w_index share = blockIdx.x % {self.split}u, group = blockIdx.x / {self.split}u;")
+            put(f"const w_index share = {block} % {self.split}u, group = {block} / {self.split}u;")
             block = "group"
         x = " + x" if self.width > 1 else ""
         scale = f" * {self.width}u" if self.width > 1 else ""
@@ -219,7 +232,21 @@ class Rows:
             put(line)
         self._bind(self.rows)
         for space in self.spaces:
-            space.turns = -(-space.vectors // (self.across * self.cluster))
+            space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
+
+    def _divide(self, blocks: int, turns: int) -> None:
+        """Several blocks for the same rows: of one reduction, or of what follows short ones that all of them repeat."""
+        if len(self.segment.stages) == 1:
+            self.split = self.spaces[0].split = min(blocks, turns)
+            return
+        reducing = {id(self.space_of[k]) for k, stage in enumerate(self.segment.stages) if stage.reductions}
+        longest = max((s.vectors for s in self.spaces if id(s) in reducing), default=0)
+        others = [s for s in self.spaces if id(s) not in reducing and s.vectors > longest]
+        if others and len(others) + len(reducing) == len(self.spaces):
+            self.split = min(blocks, turns)
+            self.repeated = self.split > 1
+            for space in others:
+                space.split = self.split
 
     def _bind(self, variables: Sequence[Var]) -> None:
         for var in variables:
@@ -242,6 +269,7 @@ class Rows:
             self.level = level
             self._owners()
             self._plan_carried()
+            self._read_ahead()
             for number, stage in enumerate(self.segment.stages):
                 self._stage(number, stage)
             if self.cluster > 1:
@@ -257,13 +285,30 @@ class Rows:
             for number in space.stages:
                 for key in asked.get(number, ()):
                     wanted[key] = wanted.get(key, 0) + 1
-            keys = sorted((key for key, n in wanted.items() if n > 1), key=repr)
+            ahead = self.repeated
+            keys = sorted((k for k, n in wanted.items() if n > 1 or (ahead and k[0] in self.scene.readable)), key=repr)
+            if ahead and len(keys) * space.turns > MAX_AHEAD:
+                continue
             if space.turns > MAX_TURNS or len(keys) * space.turns > min(MAX_CARRIED, 32768 // self.draft.threads):
                 continue
             for node, place in keys:
                 name = self.draft.name("h")
                 self.arrays[which, node, place] = name
                 self.nest.put(f"{c_type(self.scene.graph.type_of(node).dtype)} {name}[{space.turns}];")
+
+    def _read_ahead(self) -> None:
+        """What the stages of a divided row read is on its way while the reductions before them go on."""
+        if not self.repeated:
+            return
+        for which, space in sorted(enumerate(self.spaces), key=lambda pair: pair[1].split):
+            keys = [k for k in self.arrays if k[0] == which and k[1] in self.scene.readable]
+            if not keys:
+                continue
+            with self._turns(space):
+                for key in keys:
+                    value = self.body.value(key[1], key[2]).value
+                    self.nest.put(f"{self.arrays[key]}[u] = {value.name};")
+                    self.kept.add(key)
 
     def _place(self, number: int, r: int, k: int) -> dict[Key, Index]:
         """Loops of a stage at row lane r and element lane k."""
@@ -277,14 +322,12 @@ class Rows:
         which = self.spaces.index(space)
         step = self.across * self.cluster
         held = any(key[0] == which for key in self.arrays)
-        first, last = "0u", f"{space.turns}u"
-        if self.split > 1:
-            chunk = -(-space.turns // self.split)
-            first, last = f"share * {chunk}u", f"(w_index)w_least({space.turns}, (share + 1u) * {chunk}u)"
-        self.nest.put("#pragma unroll" if held or space.turns <= 4 else "#pragma unroll 4")
-        with self.body.block(f"for (w_index u = {first}; u < {last}; ++u)"):
-            self.nest.put(f"const w_index p = u * {step}u + {self.member};")
-            with self.body.block("" if space.vectors % step == 0 else f"if (p < {space.vectors}u)"):
+        unroll = "" if held or space.turns <= 4 else " 4"
+        with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {space.turns}u; ++u)'):
+            position = f"(share * {space.turns}u + u)" if space.split > 1 else "u"
+            self.nest.put(f"const w_index p = {position} * {step}u + {self.member};")
+            even = space.vectors == step * space.turns * space.split
+            with self.body.block("" if even else f"if (p < {space.vectors}u)"):
                 for line in digits(space.variables, "p", space.lanes):
                     self.nest.put(line)
                 self._bind(space.variables)
@@ -388,7 +431,7 @@ class Rows:
 
     def _finish(self, number: int, stage: Stage, totals: list[Accumulator]) -> None:
         self._exchange(totals)
-        if self.split == 1:
+        if self.split == 1 or self.repeated:
             self._results(number, stage, totals)
             return
         count = self.vectors * self.row_lanes
@@ -429,6 +472,8 @@ class Rows:
     def _one(self) -> str:
         """Condition that holds for one thread of each row."""
         first = f"{self.member} == 0u" if self.across * self.cluster > 1 else ""
+        if self.repeated:
+            first = " && ".join(["share == 0u", *([first] if first else [])])
         return " && ".join(t for t in (first, self.live) if t) or "true"
 
     def _results(self, number: int, stage: Stage, totals: list[Accumulator]) -> None:
@@ -450,6 +495,9 @@ class Rows:
 
     def _exchange(self, totals: Sequence[Accumulator]) -> None:
         """All threads of a row get the sum of their parts."""
+        if self._through_memory(totals):
+            self._exchange_columns(totals)
+            return
         side_by_side = self.columns if self.by_columns else 1
         low, high = (side_by_side, 32) if self.by_columns else (1, min(self.across, 32))
         for total in totals:
@@ -461,6 +509,67 @@ class Rows:
             self._exchange_warps(totals, warps, side_by_side)
         if self.cluster > 1:
             self._exchange_blocks(totals)
+
+    def _sums_of(self) -> tuple[int, int, int]:
+        """Sums of a block's rows, threads that form each of them, and the distance of rows in shared memory."""
+        n = self.columns * self.row_lanes
+        each = max(1, min(32, self.across, self.draft.threads // n))
+        return n, each, n + max(4, 32 // each)
+
+    def _through_memory(self, totals: Sequence[Accumulator]) -> bool:
+        """Whether many partial results of neighbouring rows go through shared memory at once."""
+        if not self.by_columns or self.row_lanes < 4 or self.across < 4:
+            return False
+        n, each, pitch = self._sums_of()
+        plain = all(not t.is_arg and c_type(t.dtype) == "w_f32" for t in totals)
+        memory = len(totals) // self.row_lanes * self.across * pitch * 4
+        return plain and self.draft.threads >= n and n * each % 32 == 0 and memory <= MAX_EXCHANGE
+
+    def _exchange_arrays(self, count: int) -> list[tuple[str, str]]:
+        """Shared arrays for the parts and the sums of so many roots; two barriers guard their reuse."""
+        n, _, pitch = self._sums_of()
+        while len(self.exchange) < count:
+            pair = self.draft.name("m"), self.draft.name("m")
+            self.draft.shared.append(f"W_SHARED w_chunk<16> {pair[0]}[{self.across * pitch // 4}];")
+            self.draft.shared.append(f"W_SHARED w_chunk<16> {pair[1]}[{n // 4}];")
+            self.exchange.append(pair)
+        return self.exchange[:count]
+
+    def _exchange_columns(self, totals: Sequence[Accumulator]) -> None:
+        """Each thread leaves its partial results; each sum of a block is then formed by a few threads."""
+        lanes, put = self.row_lanes, self.nest.put
+        n, each, pitch = self._sums_of()
+        by_root = [totals[k : k + lanes] for k in range(0, len(totals), lanes)]
+        arrays = self._exchange_arrays(len(by_root))
+        for (left, _), group in zip(arrays, by_root, strict=True):
+            for k in range(0, lanes, 4):
+                q = self.draft.name("q_")
+                put(f"const w_f32 {q}[4] = {{{', '.join(t.name for t in group[k : k + 4])}}};")
+                put(f"w_stv<4>((w_f32*){left} + (y * {pitch}u + x * {lanes}u + {k}u), {q});")
+        put("w_sync();")
+        with self.body.block("" if each * n == self.draft.threads else f"if (threadIdx.x < {each * n}u)"):
+            put(f"const w_index o_ = threadIdx.x / {each}u, g_ = threadIdx.x % {each}u;")
+            for (left, _), group in zip(arrays, by_root, strict=True):
+                t = group[0]
+                self._reset(t, declare=False)
+                put("#pragma unroll")
+                step = t.take(f"((const w_f32*){left})[(g_ + w * {each}u) * {pitch}u + o_]", "")
+                put(f"for (w_index w = 0u; w < {self.across // each}u; ++w) {{ {step} }}")
+            if each > 1:
+                put("#pragma unroll")
+                steps = " ".join(self._shuffle(group[0]) for group in by_root)
+                put(f"for (int o = 1; o < {each}; o *= 2) {{ {steps} }}")
+            with self.body.block("if (g_ == 0u)"):
+                for (_, joined), group in zip(arrays, by_root, strict=True):
+                    put(f"((w_f32*){joined})[o_] = {group[0].name};")
+        put("w_sync();")
+        for (_, joined), group in zip(arrays, by_root, strict=True):
+            for k in range(0, lanes, 4):
+                q = self.draft.name("q_")
+                put(f"w_f32 {q}[4];")
+                put(f"w_ldv<4>((const w_f32*){joined} + (x * {lanes}u + {k}u), {q});")
+                for i, t in enumerate(group[k : k + 4]):
+                    put(f"{t.name} = {q}[{i}];")
 
     @staticmethod
     def _shuffle(total: Accumulator) -> str:

@@ -14,6 +14,8 @@ from weft.generate.cpp.plan import EXPENSIVE, REDUCTIONS, WINDOWS, Key, Layout, 
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 
+FEW = 1 << 12
+"""Elements of a row that blocks may reduce again and again for the sake of what follows."""
 MAX_ROW = 1 << 17
 """Elements of a row that the threads of one block or cluster may go through several times."""
 
@@ -109,7 +111,11 @@ def _continues(
     rows = set(last.rows)
     if stage.reductions:
         return set(stage.free) == rows and _row_size(layout, stage, rows) <= MAX_ROW
-    return rows <= set(stage.free) and _row_size(layout, stage, rows) <= MAX_ROW
+    if not rows <= set(stage.free):
+        return False
+    inner = {k for s in last.stages if s.reductions for k in s.reduced}
+    apart = inner.isdisjoint(stage.free) and math.prod(layout.sizes[k] for k in inner) <= FEW
+    return apart or _row_size(layout, stage, rows) <= MAX_ROW
 
 
 def _closure(roots: set[NodeId], reads: Mapping[NodeId, frozenset[NodeId]]) -> set[NodeId]:
