@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.gpu.small_networks import DTYPES, Case, network
 
+import weft
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+
+BUDGET_S = 8.0
 
 
 @pytest.fixture
@@ -27,3 +32,43 @@ def nvrtc() -> Nvrtc:
     found = find_nvrtc({})
     assert isinstance(found, Nvrtc), found.reason
     return found
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests of the session: a GPU is calibrated once, a network tuned once."""
+    return tmp_path_factory.mktemp("shared")
+
+
+Tell = Callable[[str], None]
+_TOLD = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def tell(pytestconfig: pytest.Config) -> Tell:
+    """Adds a line with a number to the end of the report."""
+    lines = pytestconfig.stash.setdefault(_TOLD, [])
+    return lines.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(_TOLD, []):
+        terminalreporter.write_line(line)
+
+
+Compile = Callable[[str, str], Case]
+
+
+@pytest.fixture(scope="session")
+def compiled(shared_cache: Path) -> Compile:
+    """(`cnn` or `transformer`, element type) -> the network, tuned when it is first asked for."""
+    made: dict[tuple[str, str], Case] = {}
+    options = weft.Options(device="cuda", budget_s=BUDGET_S, cache_dir=shared_cache)
+
+    def get(name: str, dtype: str) -> Case:
+        if (name, dtype) not in made:
+            module, inputs = network(name, DTYPES[dtype])
+            made[name, dtype] = Case(module, inputs, weft.compile(module, inputs, options=options), options)
+        return made[name, dtype]
+
+    return get

@@ -23,7 +23,7 @@ from weft.generate.registry import generators
 from weft.ir.passes import clean_up
 from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
-from weft.kernels.source import Kernel, KernelSource, LibraryCall, Schedule
+from weft.kernels.source import CudaSource, Kernel, KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
@@ -53,7 +53,7 @@ class Untuned:
     def generated(self) -> int:
         """Distinct generated kernels in all plans."""
         steps = [s for e in self.executables.values() for s in e.plan.steps]
-        return len({s.kernel.sha256 for s in steps if isinstance(s.kernel, KernelSource)})
+        return len({s.kernel.sha256 for s in steps if isinstance(s.kernel, KernelSource | CudaSource)})
 
 
 def build(imported: Imported, options: Options, ways: Sequence[str] = WAYS) -> Untuned:
@@ -119,7 +119,8 @@ class _Maker:
         self._problems = problems
         self._setting = setting
         self._way = way
-        self._generators = generators(library=False, generated=setting.compiler is not None)
+        self._device = setting.device.type
+        self._generators = generators(library=False, generated=setting.compiler is not None, device=self._device)
 
     def price(self, entry: Entry) -> float:
         """What the plan is charged: the estimate, or a random number; library calls only where nothing else is."""
@@ -149,7 +150,8 @@ class _Maker:
         """Library calls of a problem, the operator's own before primitive by primitive."""
         alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
-        return tuple(make_kernels(alone, self._problems, generators(generated=False), setting.facts, setting.options))
+        makers = generators(generated=False, device=self._device)
+        return tuple(make_kernels(alone, self._problems, makers, setting.facts, setting.options))
 
     def _own(self, entry: Entry) -> list[tuple[Schedule, Kernel]]:
         alone = replace(entry, kernels=None, widened=True)

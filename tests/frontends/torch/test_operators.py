@@ -183,3 +183,10 @@ def test_a_recurrent_layer_stays_whole():
 
     imported = check(Last(), torch.randn(2, 3, 4), opaque_ops=("aten.lstm.input",))
     assert "loop over time" in imported.opaque[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_sign_of_nan_is_zero_as_in_torch(dtype):
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0, 2.0, -3.0], dtype=dtype)
+    assert torch.sign(x)[0] == 0
+    check(lambda x: x.sign(), x, dtype=dtype)

@@ -65,6 +65,14 @@ def keep_bool(prim: Prim) -> Handler:
     return handler
 
 
+def sign(c: Call) -> NodeId:
+    """sign: the identity on bool; zero of NaN, where the primitive gives NaN."""
+    x = c.ref("self")
+    if not c.type(x).dtype.is_float:
+        return keep_bool(Prim.SIGN)(c)
+    return c.b.apply(Prim.SELECT, c.b.add(Prim.ISNAN, x), 0.0, c.b.add(Prim.SIGN, x))
+
+
 def classify(prim: Prim) -> Handler:
     """isnan, isinf: false on integers."""
 
@@ -393,7 +401,7 @@ TABLE: Mapping[str, Handler] = {
     **_both(arithmetic, _ARITHMETIC),
     **{f"aten.logical_{name}.default": logical(prim) for name, prim in _BITS.items()},
     "aten.abs.default": keep_bool(Prim.ABS),
-    "aten.sign.default": keep_bool(Prim.SIGN),
+    "aten.sign.default": sign,
     "aten.isnan.default": classify(Prim.ISNAN),
     "aten.isinf.default": classify(Prim.ISINF),
     "aten.log2.default": log_base(2.0),

@@ -1,0 +1,163 @@
+"""Compiled networks on a real GPU: right, the same every time, the same after saving, warm, within their memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.gpu.conftest import Compile, Tell
+from tests.gpu.small_networks import DTYPES, NETWORKS, check, network
+
+import weft
+from weft.pipeline import gpu
+from weft.runtime.artifact import plan_to_json
+from weft.runtime.cuda_executable import CudaExecutable
+
+pytestmark = pytest.mark.gpu
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The same bytes as integers, for which NaN equals NaN."""
+    return x.contiguous().view(BITS[x.element_size()])
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and torch.equal(bits(x), bits(y))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_outputs_are_within_the_tolerance_table(name: str, dtype: str, compiled: Compile) -> None:
+    case = compiled(name, dtype)
+    assert isinstance(case.exe.executable, CudaExecutable)
+    for seed in (0, 1):
+        inputs = network(name, DTYPES[dtype], seed)[1]
+        (got,) = case.exe.executable(*inputs)
+        check(got, case.module, inputs)
+        check(case.exe(*inputs), case.module, inputs)
+    best = next(p for p in case.exe.record.plans if p.name == case.exe.record.chosen)
+    assert best.verified and best.median_us > 0
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_a_thousand_runs_give_the_same_bits(name: str, compiled: Compile) -> None:
+    case = compiled(name, "f16")
+    exe = case.exe.executable
+    assert isinstance(exe, CudaExecutable)
+    first = bits(exe(*case.inputs)[0])
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for run in range(1000):
+        got = exe.replay() if run % 2 else exe(*case.inputs)
+        different += (bits(got[0]) != first).any()
+    assert int(different) == 0
+
+
+LOADING = """
+import hashlib, json, sys
+from pathlib import Path
+import torch, weft
+plan, inputs, cache, about = sys.argv[1:]
+shape, kind = json.loads(about)
+x = torch.frombuffer(bytearray(Path(inputs).read_bytes()), dtype=torch.uint8)
+x = x.view(getattr(torch, kind)).reshape(shape).cuda()
+exe = weft.load(plan, options=weft.Options(device="cuda", cache_dir=Path(cache)))
+y = exe(x)
+held = torch.cuda.memory_allocated()
+same = all(torch.equal(exe(x).view(torch.uint8), y.view(torch.uint8)) for _ in range(20))
+sha = hashlib.sha256(y.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+print(json.dumps({"sha": sha, "same": same, "grown": torch.cuda.memory_allocated() - held}))
+"""
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_saved_loaded_in_a_new_process_and_the_same_bits(name: str, compiled: Compile, tmp_path: Path) -> None:
+    case = compiled(name, "f16")
+    exe = case.exe.executable
+    path, values = tmp_path / "net.weft", tmp_path / "x.bin"
+    case.exe.save(path)
+    (x,) = case.inputs
+    values.write_bytes(bits(x).cpu().numpy().tobytes())
+    about = json.dumps([list(x.shape), str(x.dtype).removeprefix("torch.")])
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, str(path), str(values), str(case.options.cache), about],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    mine = hashlib.sha256(bits(exe(x)[0]).cpu().numpy().tobytes()).hexdigest()
+    assert found["same"] and found["grown"] <= 0, found
+    assert found["sha"] == mine, [str(s.kernel.schedule) for s in exe.plan.steps]
+
+
+def held_and_peak(make: Callable[[], Callable[[], object]]) -> tuple[int, int]:
+    """Bytes that something keeps, and the most that there are while it runs."""
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    run = make()
+    gc.collect()
+    held = torch.cuda.memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return held, torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_memory_is_no_more_than_the_frameworks(name: str, compiled: Compile, tmp_path: Path, tell: Tell) -> None:
+    case = compiled(name, "f16")
+    path = tmp_path / "net.weft"
+    case.exe.save(path)
+
+    def loaded() -> Callable[[], object]:
+        exe = weft.load(path, options=case.options)
+        return lambda: exe(*case.inputs)
+
+    def eager() -> Callable[[], object]:
+        module = copy.deepcopy(case.module)  # its weights count, as a plan's do
+        captured = gpu.capture(lambda *x: [module(*x)], case.inputs, case.options)
+        assert isinstance(captured, gpu.Captured), captured
+        return lambda: captured(*case.inputs)
+
+    for make in (loaded, eager):
+        held_and_peak(make)  # libraries set themselves up
+    mine, theirs = held_and_peak(loaded), held_and_peak(eager)
+    tell(
+        f"{name} f16: peak {mine[1] / 2**20:.2f} MiB (held {mine[0] / 2**20:.2f}), eager in a graph"
+        f" {theirs[1] / 2**20:.2f} MiB (held {theirs[0] / 2**20:.2f})"
+    )
+    assert mine[1] <= 1.1 * theirs[1] + (1 << 20)
+
+
+def test_a_second_compilation_is_warm(compiled: Compile, tell: Tell) -> None:
+    case = compiled("cnn", "f16")
+    start = time.perf_counter()
+    again = weft.compile(case.module, case.inputs, options=case.options)
+    seconds = time.perf_counter() - start
+    tell(f"warm compilation: {seconds:.2f} s, {again.record.measured} trials")
+    assert again.record.measured == 0 and seconds < 3.0
+    assert plan_to_json(again.executable.plan) == plan_to_json(case.exe.executable.plan)
+    assert same(again.executable(*case.inputs)[0], case.exe.executable(*case.inputs)[0])
+
+
+def test_a_call_allocates_its_outputs_and_nothing_else(compiled: Compile) -> None:
+    case = compiled("transformer", "f16")
+    exe = case.exe.executable
+    exe(*case.inputs)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = exe(*case.inputs)
+    outputs = sum(-(-t.nbytes // 512) * 512 for t in y)
+    assert torch.cuda.max_memory_allocated() - before <= outputs
+    assert exe.memory.arena_bytes < sum(exe.graph.type_of(n).nbytes for s in exe.plan.steps for n, _ in s.outputs)
