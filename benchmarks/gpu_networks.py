@@ -90,6 +90,11 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
 
     exe = weft.compile(module, inputs, options=options, name=name, say=say)
     tuning_s = time.perf_counter() - start
+    warm_s = 0.0
+    if not given.cold_only:
+        again = time.perf_counter()
+        weft.compile(module, inputs, options=options, name=name)
+        warm_s = time.perf_counter() - again
     for p in exe.record.plans:
         times = f"{p.median_us:.1f} us, predicted {p.predicted_us:.1f}"
         print(f"   {p.name}: {times}, {p.kernels} kernels {p.note}", flush=True)
@@ -126,7 +131,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             "speedup_best": round(peers[best] / ms["weft"], 3) if best else 0.0,
             "floor_ms": round(floor_ms(exe, dtype), 5),
             "errors": errors, "plan": r.chosen, "kernels": len(r.steps),
-            "tuning_s": round(tuning_s, 1), "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
+            "tuning_s": round(tuning_s, 1), "warm_s": round(warm_s, 2), "branches": executable.plan.branches,
+            "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
             "peak_bytes": weft_peak, "peer_peak_bytes": peaks,
             "measured": r.measured, "reused": r.reused, "rejected": list(r.rejected_kernels)[:8],
             "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
@@ -167,6 +173,7 @@ def main() -> None:
     parser.add_argument("--peers", default="eager,inductor")
     parser.add_argument("--layouts", choices=("both", "last"), default="both", help="memory formats given to compilers")
     parser.add_argument("--all", action="store_true", help="torch.compile max-autotune too")
+    parser.add_argument("--cold-only", action="store_true", help="do not compile once more from the tuning database")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
     given = parser.parse_args()
     if given.all:
