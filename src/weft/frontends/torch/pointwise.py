@@ -68,9 +68,11 @@ def keep_bool(prim: Prim) -> Handler:
 def sign(c: Call) -> NodeId:
     """sign: the identity on bool; zero of NaN, where the primitive gives NaN."""
     x = c.ref("self")
-    if not c.type(x).dtype.is_float:
-        return keep_bool(Prim.SIGN)(c)
-    return c.b.apply(Prim.SELECT, c.b.add(Prim.ISNAN, x), 0.0, c.b.add(Prim.SIGN, x))
+    dtype = c.type(x).dtype
+    if dtype is DType.BOOL:
+        return x
+    found = c.b.add(Prim.SIGN, x)
+    return c.b.apply(Prim.SELECT, c.b.add(Prim.ISNAN, x), 0.0, found) if dtype.is_float else found
 
 
 def classify(prim: Prim) -> Handler:
