@@ -1,0 +1,69 @@
+"""Attention as one kernel on tensor cores: online softmax over tiles of keys, the scores stay in registers.
+
+A block owns some rows of one head. Its warps share the rows, and the keys of the same rows: every warp keeps its own
+maximum, sum and result, which meet in shared memory at the end, in a fixed order. Keys and values arrive by
+asynchronous copies in a ring of tiles, or all at once where they fit; what must be computed first (a bias, say) goes
+through registers. Scores, maxima and sums are f32; the exponentials are rounded to the operands' type for the second
+product, and divided by their sum behind it.
+
+Source: Milakov and Gimelshein, arXiv:1805.02867 (online softmax); Dao et al., arXiv:2205.14135 (attention by tiles);
+note on matrix products, section 5 (fragments).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates.attention_load import constant_arrays
+from weft.generate.cuda.templates.attention_match import attention
+from weft.generate.cuda.templates.attention_shapes import WIDEST, Shape, shapes, shared_bytes
+from weft.generate.cuda.templates.attention_text import Kernel
+from weft.generate.cuda.templates.prelude import prelude
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+
+_EXP2 = """#ifdef W_EMULATED
+#define w_exp2 exp2f
+#else
+W_FN float w_exp2(float x) {  // within 2 ulp
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+#endif
+"""
+
+
+def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
+    """Shapes worth measuring, the most promising first; Declined for what is no attention in f16 or bf16."""
+    p = attention(problem)
+    if isinstance(p, Declined):
+        return p
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; attention needs 8.0")
+    if max(p.qk, p.head) > WIDEST:
+        return Declined(f"heads of {p.qk} and {p.head} columns; attention takes {WIDEST}")
+    found = [s.schedule() for s in shapes(p, facts)]
+    return found or Declined("no shape of attention fits")
+
+
+def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+    """The kernel of one of `schedules`; depends on its arguments only."""
+    p = attention(problem)
+    if isinstance(p, Declined):
+        return p
+    s = Shape.of(schedule)
+    blocks = -(-p.m // s.bm) * p.blocks
+    if blocks >= 1 << 31:
+        return Declined("2^31 blocks or more")
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
+    parameters = ", ".join((*(f"const void* __restrict__ in{i}" for i in sources), "void* __restrict__ out0"))
+    head = f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({parameters}) {{'
+    text = "\n".join((prelude() + _EXP2 + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
+    pointers = (*(Pointer("in", i) for i in sources), Pointer("out", 0))
+    launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
+    return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=80)

@@ -1,0 +1,230 @@
+"""q, k and v on their way to shared memory, and the C expressions of places and values that attention needs.
+
+Operands that lie in memory in chunks of 16 bytes are copied asynchronously; what must be computed first (a bias), has
+another type or lies otherwise goes through registers, several chunks of a thread at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.generate.cuda.templates.attention_match import Attention
+from weft.generate.cuda.templates.attention_shapes import PAD, padded
+from weft.generate.cuda.templates.attention_views import Expr, View
+from weft.generate.cuda.templates.prelude import load, storage
+from weft.generate.expr.ctype import c_type, literal
+from weft.generate.expr.elementwise import Value, elementwise
+from weft.ir.types import DType
+
+_RAW = 8
+"""Chunks that one thread holds between loads and stores."""
+
+
+def each(name: str, count: int) -> str:
+    """Head of an unrolled loop."""
+    return f"#pragma unroll\nfor (int {name} = 0; {name} < {count}; ++{name})"
+
+
+def added(*terms: str) -> str:
+    """A sum without its zeros."""
+    return " + ".join(t for t in terms if t != "0") or "0"
+
+
+def times(index: str, step: int) -> str:
+    """index * step."""
+    return "0" if not step else index if step == 1 else f"{index} * {step}"
+
+
+def dims_offset(p: Attention, view: View, positions: Sequence[int], index: str) -> str:
+    """The part of an offset that some dimensions of rows make, from their joint `index`."""
+    steps: list[tuple[int, int]] = []  # (size, step), neighbours that act as one joined
+    for i in positions:
+        n, step = p.dims[i], view.strides[i]
+        if n == 1:
+            continue
+        if steps and steps[-1][1] == step * n:
+            steps[-1] = (steps[-1][0] * n, step)
+        else:
+            steps.append((n, step))
+    terms = []
+    inner = 1
+    for at, (n, step) in reversed(list(enumerate(steps))):
+        if step:
+            part = index if inner == 1 else f"{index} / {inner}"
+            part = part if at == 0 else f"{part} % {n}"
+            terms.append(times(part if part == index else f"({part})", step))
+        inner *= n
+    return added(*terms)
+
+
+def block_offset(p: Attention, leaf: Expr) -> str:
+    """Offset of a leaf in the block's part z of it."""
+    assert leaf.view is not None
+    return added(dims_offset(p, leaf.view, p.z, "z"), str(leaf.view.offset))
+
+
+def source_of(leaf: Expr) -> str:
+    """Name of the array of a leaf."""
+    return f"in{leaf.index}" if leaf.kind == "input" else f"kc{leaf.index}"
+
+
+def value_at(leaf: Expr, base: str, place: str) -> str:
+    """C expression of one element; `base` is a typed pointer, or an offset for what only counts."""
+    if leaf.kind == "iota":
+        return f"({c_type(leaf.dtype)})({added(base, place)})"
+    return load(leaf.dtype, added(base, place))
+
+
+def expression(x: Expr, known: Mapping[int, Value]) -> tuple[list[str], Value]:
+    """Statements that compute an expression whose leaves have values (by identity), and its value."""
+    lines = []
+    found = dict(known)
+    for i, y in enumerate(x.parts()):
+        if id(y) in found:
+            continue
+        if y.kind == "number":
+            value = bool(y.number) if y.dtype is DType.BOOL else y.number
+            found[id(y)] = Value(literal(value, y.dtype), y.dtype, constant=float(y.number))
+            continue
+        text, _ = elementwise(y.prim, [found[id(z)] for z in y.args], y.dtype)
+        found[id(y)] = Value(f"e{i}", y.dtype)
+        lines.append(f"const {c_type(y.dtype)} e{i} = {text};")
+    return lines, found[id(x)]
+
+
+def constant_arrays(p: Attention) -> str:
+    """Constants of several elements as arrays, bits exactly as in memory."""
+    text = ""
+    leaves = {x.index: x for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "constant"}
+    for node, leaf in leaves.items():
+        data = np.ravel(np.asarray(p.problem.graph.constant(node)))
+        if leaf.dtype is DType.BF16:
+            items = [str(x) for x in (data.astype(np.float32).view(np.uint32) >> 16).tolist()]
+        elif leaf.dtype is DType.F16:
+            items = [str(x) for x in data.view(np.uint16).tolist()]
+        elif leaf.dtype is DType.BOOL:
+            items = [str(int(x)) for x in data]
+        else:
+            items = [literal(x, leaf.dtype) for x in data.tolist()]
+        text += f"__device__ __align__(16) const {storage(leaf.dtype)} kc{node}[] = {{{','.join(items)}}};\n"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """q, k or v as it lies in shared memory: `rows` of which `limit` exist, `width` columns."""
+
+    name: str
+    expr: Expr
+    rows: int
+    limit: int
+    width: int
+    keyed: bool
+    """True: rows are keys; False: rows of q."""
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row."""
+        return padded(self.width) + PAD
+
+    @property
+    def bytes(self) -> int:
+        """Of shared memory."""
+        return 2 * self.rows * self.pitch
+
+    def in_chunks(self, leaf: Expr) -> bool:
+        """Whether 8 neighbouring columns of a leaf are 16 aligned bytes."""
+        assert leaf.view is not None
+        steps = [s for n, s in zip(leaf.view.shape[:-1], leaf.view.strides[:-1], strict=True) if n > 1]
+        dense = leaf.kind == "input" and leaf.dtype in (DType.F16, DType.BF16) and leaf.view.strides[-1] == 1
+        return dense and self.width % 8 == 0 and all(s % 8 == 0 for s in (*steps, leaf.view.offset))
+
+
+def fill(p: Attention, x: Operand, threads: int) -> str:
+    """The lambda fill_<name>(first, to): rows first.. into shared memory at `to`; what is missing becomes zeros."""
+    chunks = padded(x.width) // 8
+    copied = x.expr.kind == "input" and x.expr.dtype is p.dtype and x.in_chunks(x.expr)
+    body = _copied(p, x, x.rows * chunks, threads) if copied else _computed(p, x, x.rows * chunks, threads)
+    return (
+        f"auto fill_{x.name} = [&](int first, u32 to) {{\n"
+        f"auto place = [&](int x, int& r, int& c) {{ r = x / {chunks}; c = x % {chunks} * 8; }};\n{body}\n}};"
+    )
+
+
+def _row(p: Attention, x: Operand, leaf: Expr) -> str:
+    assert leaf.view is not None
+    if x.keyed:
+        return times("(first + r)", leaf.view.strides[-2])
+    return dims_offset(p, leaf.view, p.rows, "(first + r)")
+
+
+def _inside(x: Operand) -> str:
+    return f"first + r < {x.limit}" + (f" && c < {x.width}" if padded(x.width) - x.width >= 8 else "")
+
+
+def _copied(p: Attention, x: Operand, total: int, threads: int) -> str:
+    leaf = x.expr
+    return (
+        f"const u16* const base = (const u16*){source_of(leaf)} + ({block_offset(p, leaf)});\n"
+        f"#pragma unroll\nfor (int x = t; x < {total}; x += {threads}) {{ int r, c; place(x, r, c);\n"
+        f"const bool inside = {_inside(x)};\n"
+        f"const u16* const from = base + (inside ? {added(_row(p, x, leaf), 'c')} : 0);\n"
+        f"w_copy16(to + (u32)(r * {x.pitch} + c) * 2u, from, inside ? 16u : 0u);\n}}"
+    )
+
+
+def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
+    leaves = x.expr.leaves
+    wide = [y for y in leaves if x.in_chunks(y)]
+    unroll = max(1, min(-(-total // threads), _RAW // max(1, len(wide))))
+    base: dict[int, str] = {}
+    lines = []
+    for i, y in enumerate(leaves):
+        base[id(y)] = block_offset(p, y) if y.kind == "iota" else f"l{i}"
+        if y.kind != "iota":
+            kind = storage(y.dtype)
+            lines.append(f"const {kind}* const l{i} = (const {kind}*){source_of(y)} + ({block_offset(p, y)});")
+    lines += [f"uint4 {base[id(y)]}w[{unroll}];" for y in wide]
+    lines.append(f"for (int x0 = t; x0 < {total}; x0 += {threads * unroll}) {{")
+    at = f"const int x = x0 + u * {threads}; int r, c; place(x, r, c);"
+    at += f" const bool inside = x < {total} && {_inside(x)};"
+    if wide:
+        lines.append(f"{each('u', unroll)} {{ {at}")
+        for y in wide:
+            chunk = f"*(const uint4*)({added(base[id(y)], _row(p, x, y), 'c')})"
+            lines.append(f"{base[id(y)]}w[u] = make_uint4(0, 0, 0, 0); if (inside) {base[id(y)]}w[u] = {chunk};")
+        lines.append("}")
+    lines += [f"{each('u', unroll)} {{ {at}", f"if (x < {total}) {{ float v[8];", f"{each('e', 8)} v[e] = 0.0f;"]
+    lines += ["if (inside) {", *_elements(p, x, leaves, wide, base), "}"]
+    words = ", ".join(f"w_narrow2_{p.dtype.value}(v[{i}], v[{i + 1}])" for i in range(0, 8, 2))
+    lines.append(f"w_store16(to + (u32)(r * {x.pitch} + c) * 2u, make_uint4({words}));\n}}\n}}\n}}")
+    return "\n".join(lines)
+
+
+def _elements(
+    p: Attention, x: Operand, leaves: Sequence[Expr], wide: Sequence[Expr], base: Mapping[int, str]
+) -> list[str]:
+    """The operand's expression at 8 columns from c on, into v."""
+    lines = []
+    for y in wide:
+        name = base[id(y)]
+        lines.append(f"float {name}v[8];")
+        for i, f in enumerate("xyzw"):
+            pair = f"const float2 h = w_unpack_{y.dtype.value}({name}w[u].{f});"
+            lines.append(f"{{ {pair} {name}v[{2 * i}] = h.x; {name}v[{2 * i + 1}] = h.y; }}")
+    guard = f" if (c + e < {x.width})" if x.width % 8 else ""
+    lines.append(f"{each('e', 8)}{guard} {{")
+    values: dict[int, Value] = {}
+    for i, y in enumerate(leaves):
+        assert y.view is not None
+        if y in wide:
+            values[id(y)] = Value(f"{base[id(y)]}v[e]", y.dtype)
+            continue
+        place = added(_row(p, x, y), times("(c + e)", y.view.strides[-1]))
+        lines.append(f"const {c_type(y.dtype)} y{i} = {value_at(y, base[id(y)], place)};")
+        values[id(y)] = Value(f"y{i}", y.dtype)
+    text, value = expression(x.expr, values)
+    return [*lines, *text, f"v[e] = (float){value.name};", "}"]

@@ -1,0 +1,313 @@
+"""The text of the attention kernel; see `attention` for what it does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from weft.generate.cuda.templates.attention_load import (
+    Operand,
+    added,
+    block_offset,
+    dims_offset,
+    each,
+    expression,
+    fill,
+    source_of,
+    times,
+    value_at,
+)
+from weft.generate.cuda.templates.attention_match import Attention
+from weft.generate.cuda.templates.attention_shapes import IN_REGISTERS, SUM_PAD, Shape, padded, tiles
+from weft.generate.cuda.templates.epilogue import wide_store
+from weft.generate.cuda.templates.prelude import storage
+from weft.generate.expr.ctype import c_type, literal
+from weft.generate.expr.elementwise import Value
+from weft.ir.types import DType
+
+_QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
+_QUAD_SUM = "x += __uint_as_float(w_shfl_word(__float_as_uint(x), {}));"
+
+
+class Kernel:
+    """One shape of one attention."""
+
+    def __init__(self, p: Attention, s: Shape) -> None:
+        self.p, self.s = p, s
+        self.count = tiles(p, s)
+        self.ring = self.count > s.stages
+        self.ahead = s.stages - 1 if self.ring else s.stages
+        self.q = Operand("q", p.q, s.bm, p.m, p.qk, False)
+        self.k = Operand("k", p.k, s.bn, p.keys, p.qk, True)
+        self.v = Operand("v", p.v, s.bn, p.keys, p.head, True)
+        self.stage = self.k.bytes + self.v.bytes
+        self.resident = p.qk <= IN_REGISTERS
+        self.steps = padded(p.qk) // 16
+        self.columns = padded(p.head) // 8
+        # scores in registers times this are exponents of two
+        self.base2 = literal(float(np.float32(math.log2(math.e) * (p.scale or 1.0))), DType.F32)
+
+    def lines(self) -> list[str]:
+        """The body of the kernel."""
+        p, s = self.p, self.s
+        mt = -(-p.m // s.bm)
+        found = [
+            "W_DYNAMIC(sm);",
+            "const u32 sb = w_shared(sm);",
+            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+            f"const int z = blockIdx.x / {mt}, m0 = blockIdx.x % {mt} * {s.bm};",
+            f"const int row0 = warp / {s.wk} * {16 * s.mi}, key0 = warp % {s.wk} * {s.nb};",
+            "(void)z; (void)m0; (void)key0;",
+            *(fill(p, x, s.threads) for x in (self.q, self.k, self.v)),
+            f"float o[{s.mi}][{self.columns}][4], top[{s.mi}][2], total[{s.mi}][2];",
+            f"{each('a', s.mi)} {{ {each('j', self.columns)} {each('e', 4)} o[a][j][e] = 0.0f;".replace(" #", "\n#"),
+            "top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;\n}",
+            "w_wait(); w_release();",
+            *self._first_copies(),
+            *self._score_rows(),
+        ]
+        if self.resident:
+            found.append(f"u32 fq[{s.mi}][{self.steps}][4];")
+        if self.count > 1:
+            found.append(f"#pragma unroll 1\nfor (int i = 0; i < {self.count}; ++i) {{")
+        else:
+            found.append("{ const int i = 0; (void)i;")
+        found += [*self._step(), "}", *self._meet(), *self._store()]
+        return [x for x in found if x]
+
+    def _first_copies(self) -> list[str]:
+        """q and the first tiles; the groups of copies are q with k 0, v 0, k 1, v 1, ..."""
+        lines = ["fill_q(m0, sb);"]
+        for i in range(min(self.ahead, self.count)):
+            at = self.q.bytes + i * self.stage
+            lines.append(f"fill_k({i * self.s.bn}, sb + {at}u); w_commit();")
+            lines.append(f"fill_v({i * self.s.bn}, sb + {at + self.k.bytes}u); w_commit();")
+        return lines
+
+    def _arrived(self, values: bool) -> str:
+        """Wait for the keys or the values of tile i. In a ring two groups are committed between the two waits."""
+        if self.ring:
+            return f"w_arrived<{2 * self.ahead if values else 2 * self.ahead - 1}>();"
+        last = 2 * self.count - 1 - values
+        return " else ".join(f"if (i == {i}) w_arrived<{last - 2 * i}>();" for i in range(self.count))
+
+    def _score_rows(self) -> list[str]:
+        """Where this thread's rows begin in what the scores read besides the product."""
+        lines = []
+        for i, y in enumerate([] if self.p.scale else self.p.score.leaves):
+            assert y.view is not None
+            place = added(block_offset(self.p, y), dims_offset(self.p, y.view, self.p.rows, "m"))
+            row = "const int r = m0 + row0 + a * 16 + (lane >> 2) + h * 8"
+            lines += [
+                f"int s{i}[{self.s.mi}][2];",
+                f"{each('a', self.s.mi)}\n{each('h', 2)} {{",
+                f"{row}, m = r < {self.p.m} ? r : {self.p.m - 1}; (void)m;\ns{i}[a][h] = {place};\n}}",
+            ]
+        return lines
+
+    def _step(self) -> list[str]:
+        """One tile of keys."""
+        p, s = self.p, self.s
+        lines = [self._arrived(values=False), "__syncthreads();"]
+        if self.resident:
+            read = f"{each('a', s.mi)}\n{each('kk', self.steps)} {self._read_q('fq[a][kk]')}"
+            lines.append(read if self.count == 1 else f"if (i == 0) {{\n{read}\n}}")
+        place = f"sb + {self.q.bytes}u + (u32)(i * {self.stage})"
+        if self.ring:
+            place = f"sb + {self.q.bytes}u + (u32)(i % {s.stages} * {self.stage})"
+            more = f"if (i + {self.ahead} < {self.count})"
+            lines += [
+                f"const u32 next = sb + {self.q.bytes}u + (u32)((i + {self.ahead}) % {s.stages} * {self.stage});",
+                f"{more} fill_k((i + {self.ahead}) * {s.bn}, next);\nw_commit();",
+                f"{more} fill_v((i + {self.ahead}) * {s.bn}, next + {self.k.bytes}u);\nw_commit();",
+            ]
+        return [
+            *lines,
+            f"const u32 here = {place};",
+            f"const int n0 = i * {s.bn} + key0;",
+            f"const bool some = n0 < {p.keys};",
+            f"float s[{s.mi}][{s.nb // 8}][4];",
+            "if (some) {",
+            *self._products(),
+            *self._scores(),
+            *self._exponentials(),
+            "}",
+            self._arrived(values=True),
+            "__syncthreads();",
+            "if (some) {",
+            *self._weighted(),
+            "}",
+        ]
+
+    def _read_q(self, to: str) -> str:
+        row = "row0 + a * 16 + (lane & 15)"
+        return f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 16 + (lane >> 4) * 8) * 2u);"
+
+    def _products(self) -> list[str]:
+        """s = q kᵀ of this warp's rows and keys."""
+        s = self.s
+        mma = f"w_mma_{self.p.dtype.value}"
+        row = "key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
+        kk = "kk" if self.resident else "0"
+        again = "" if self.resident else f"u32 fq[{s.mi}][1][4];\n{each('a', s.mi)} {self._read_q('fq[a][0]')}"
+        return [
+            f"{each('a', s.mi)}\n{each('j', s.nb // 8)}\n{each('e', 4)} s[a][j][e] = 0.0f;",
+            f"{each('kk', self.steps)} {{",
+            again,
+            f"{each('j', s.nb // 16)} {{ u32 f[4];",
+            f"w_matrices(f, here + (u32)(({row}) * {self.k.pitch} + kk * 16 + ((lane >> 3) & 1) * 8) * 2u);",
+            f"{each('a', s.mi)} {{",
+            f"{mma}(s[a][2 * j], fq[a][{kk}], f[0], f[1]);",
+            f"{mma}(s[a][2 * j + 1], fq[a][{kk}], f[2], f[3]);",
+            "}\n}\n}",
+        ]
+
+    def _scores(self) -> list[str]:
+        """The expression over the products; -inf for keys that do not exist."""
+        p, s = self.p, self.s
+        ragged = p.keys % s.bn != 0
+        if p.scale and not ragged:
+            return []
+        return [
+            f"{each('j', s.nb // 8)}\n{each('e', 4)} {{",
+            "const int at = n0 + j * 8 + (lane & 3) * 2 + (e & 1);",
+            f"const int n = at < {p.keys} ? at : {p.keys - 1}; (void)n;" if not p.scale else "",
+            f"{each('a', s.mi)} {{",
+            *([] if p.scale else self._score()),
+            f"if (at >= {p.keys}) s[a][j][e] = -__builtin_inff();" if ragged else "",
+            "}\n}",
+        ]
+
+    def _score(self) -> list[str]:
+        lines = []
+        values: dict[int, Value] = {}
+        for i, y in enumerate(self.p.score.leaves):
+            assert y.view is not None
+            place = added(f"s{i}[a][e >> 1]", times("n", y.view.strides[-1]))
+            base = "0" if y.kind == "iota" else f"(const {storage(y.dtype)}*){source_of(y)}"
+            lines.append(f"const {c_type(y.dtype)} y{i} = {value_at(y, base, place)};")
+            values[id(y)] = Value(f"y{i}", y.dtype)
+        for y in self.p.score.parts():
+            if y.kind == "scores":
+                values[id(y)] = Value("s[a][j][e]", DType.F32)
+        text, value = expression(self.p.score, values)
+        return [*lines, *text, f"s[a][j][e] = (float){value.name};"]
+
+    def _exponentials(self) -> list[str]:
+        """s = exp(s - maximum so far), o and total on that scale. A row of -inf alone stays 0."""
+        s = self.s
+        pairs = "x = w_max_f32(x, s[a][j][2 * h]); x = w_max_f32(x, s[a][j][2 * h + 1]);"
+        lines = [
+            f"{each('a', s.mi)}\n{each('h', 2)} {{",
+            "float x = s[a][0][2 * h];",
+            f"{each('j', s.nb // 8)} {{ {pairs} }}",
+            _QUAD_MAX.format(1),
+            _QUAD_MAX.format(2),
+        ]
+        if self.count > 1:
+            lines.append("x = w_max_f32(x, top[a][h]);")
+        lines.append(f"const float base = x == -__builtin_inff() ? 0.0f : x * {self.base2};")
+        if self.count > 1:
+            lines += [
+                f"const float old = w_exp2(fmaf(top[a][h], {self.base2}, -base));",
+                "total[a][h] *= old;",
+                f"{each('j', self.columns)} {{ o[a][j][2 * h] *= old; o[a][j][2 * h + 1] *= old; }}",
+            ]
+        return [
+            *lines,
+            "top[a][h] = x;",
+            f"{each('j', s.nb // 8)}\n{each('e', 2)} {{",
+            f"s[a][j][2 * h + e] = w_exp2(fmaf(s[a][j][2 * h + e], {self.base2}, -base));",
+            "total[a][h] += s[a][j][2 * h + e];",
+            "}\n}",
+        ]
+
+    def _weighted(self) -> list[str]:
+        """o += exponentials, rounded to the operands' type, times v."""
+        s, kind = self.s, self.p.dtype.value
+        pairs = [(f"s[a][2 * q + {i // 2}][{i % 2 * 2}]", f"s[a][2 * q + {i // 2}][{i % 2 * 2 + 1}]") for i in range(4)]
+        words = [f"w[a][{i}] = w_narrow2_{kind}({lo}, {hi});" for i, (lo, hi) in enumerate(pairs)]
+        row = "key0 + q * 16 + (lane & 15)"
+        at = f"here + {self.k.bytes}u + (u32)(({row}) * {self.v.pitch} + j * 16 + (lane >> 4) * 8) * 2u"
+        return [
+            f"{each('q', s.nb // 16)} {{ u32 w[{s.mi}][4];",
+            f"{each('a', s.mi)} {{",
+            *words,
+            "}",
+            f"{each('j', self.columns // 2)} {{ u32 f[4];",
+            f"w_matrices_transposed(f, {at});",
+            f"{each('a', s.mi)} {{",
+            f"w_mma_{kind}(o[a][2 * j], w[a], f[0], f[1]);",
+            f"w_mma_{kind}(o[a][2 * j + 1], w[a], f[2], f[3]);",
+            "}\n}\n}",
+        ]
+
+    def _meet(self) -> list[str]:
+        """Results, sums and maxima of all warps in shared memory."""
+        s = self.s
+        row = padded(self.p.head) + SUM_PAD
+        to = f"sums + r * {row} + j * 8 + (lane & 3) * 2"
+        return [
+            "w_arrived<0>(); __syncthreads();",
+            "float* const sums = (float*)sm;",
+            f"float* const tops = sums + {s.wk * s.bm * row}, * const totals = tops + {s.wk * s.bm};",
+            "(void)tops;",
+            f"{each('a', s.mi)}\n{each('h', 2)} {{",
+            "float x = total[a][h];",
+            _QUAD_SUM.format(1),
+            _QUAD_SUM.format(2),
+            f"const int r = warp % {s.wk} * {s.bm} + row0 + a * 16 + (lane >> 2) + h * 8;",
+            "if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }",
+            f"{each('j', self.columns)} *(float2*)({to}) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);",
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _store(self) -> list[str]:
+        """The output: results over sums, those of the warps of a row on the scale of its maximum."""
+        p, s = self.p, self.s
+        row = padded(p.head) + SUM_PAD
+        width = self._out_width()
+        across = p.head // width
+        if s.wk == 1:
+            joined = ["all = totals[r];", f"{each('e', width)} v[e] = sums[r * {row} + c + e];"]
+        else:
+            part = f"sums[(y * {s.bm} + r) * {row} + c + e]"
+            joined = [
+                "float top = tops[r];",
+                f"{each('y', s.wk)} top = w_max_f32(top, tops[y * {s.bm} + r]);",
+                f"const float base = top == -__builtin_inff() ? 0.0f : top * {self.base2};",
+                "all = 0.0f;",
+                f"{each('e', width)} v[e] = 0.0f;",
+                f"{each('y', s.wk)} {{",
+                f"const float f = w_exp2(fmaf(tops[y * {s.bm} + r], {self.base2}, -base));",
+                f"all = fmaf(totals[y * {s.bm} + r], f, all);",
+                f"{each('e', width)} v[e] = fmaf({part}, f, v[e]);",
+                "}",
+            ]
+        kind = storage(p.out_dtype)
+        z, m = dims_offset(p, p.out, p.z, "z"), dims_offset(p, p.out, p.rows, "m")
+        place = added(z, m, times("c", p.out.strides[-1]), str(p.out.offset))
+        return [
+            f"for (int x = t; x < {s.bm * across}; x += {s.threads}) {{",
+            f"const int r = x / {across}, c = x % {across} * {width}, m = m0 + r;",
+            f"if (m < {p.m}) {{ float v[{width}], all;",
+            *joined,
+            "if (all == 0.0f) all = 1.0f;" if p.safe else "",
+            "all = 1.0f / all;",
+            f"{each('e', width)} v[e] *= all;",
+            f"{kind}* const y = ({kind}*)out0 + ({place});",
+            *wide_store([f"v[{i}]" for i in range(width)], p.out_dtype, "y"),
+            "}\n}",
+        ]
+
+    def _out_width(self) -> int:
+        """Neighbouring columns that are stored at once."""
+        view = self.p.out
+        steps = [s for n, s in zip(view.shape[:-1], view.strides[:-1], strict=True) if n > 1]
+        for width in (8, 4, 2):
+            by = min(width, 16 // self.p.out_dtype.itemsize)
+            if view.strides[-1] == 1 and self.p.head % width == 0 and all(x % by == 0 for x in (*steps, view.offset)):
+                return width
+        return 1

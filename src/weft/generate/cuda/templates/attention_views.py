@@ -1,0 +1,237 @@
+"""Values of a problem as expressions over strided views of its inputs: index maps cost nothing.
+
+Reshapes, transposes, slices and broadcasts between an input and its reader become strides of the input; elementwise
+primitives stay as a tree. What no stride can say (a reshape that would copy, a concatenation, padding) is declined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from weft.ir import attrs as a
+from weft.ir.graph import NodeId
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+
+
+class NotStridedError(Exception):
+    """A value is no expression over strided views; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Index i is at element offset + sum of strides[d] * i[d]."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    def transpose(self, perm: Sequence[int]) -> View:
+        """Dimension i of the result is dimension perm[i]."""
+        return View(tuple(self.shape[p] for p in perm), tuple(self.strides[p] for p in perm), self.offset)
+
+    def slice(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> View:
+        """Element i of the result is starts + i * steps."""
+        offset = self.offset + sum(s * t for s, t in zip(self.strides, starts, strict=True))
+        strides = tuple(s * t for s, t in zip(self.strides, steps, strict=True))
+        return View(tuple(sizes), strides, offset)
+
+    def broadcast(self, shape: Sequence[int]) -> View:
+        """As NumPy: aligned to the right, missing and size-1 dimensions repeat."""
+        missing = len(shape) - len(self.shape)
+        strides = tuple(0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True))
+        return View(tuple(shape), (0,) * missing + strides, self.offset)
+
+    def reshape(self, shape: Sequence[int]) -> View:
+        """The same elements in row-major order under another shape.
+
+        Raises:
+            NotStridedError: no strides say that.
+        """
+        runs: list[tuple[int, int]] = []  # (size, step) of dimensions that act as one, slowest first
+        for n, step in zip(self.shape, self.strides, strict=True):
+            if n == 1:
+                continue
+            if runs and runs[-1][1] == step * n:
+                runs[-1] = (runs[-1][0] * n, step)
+            else:
+                runs.append((n, step))
+        strides = [0] * len(shape)
+        left, inner = 1, 0
+        for d in reversed(range(len(shape))):
+            if shape[d] == 1:
+                continue
+            if left == 1 and runs:
+                left, inner = runs.pop()
+            if left % shape[d]:
+                raise NotStridedError("a reshape that would copy")
+            strides[d] = inner
+            inner *= shape[d]
+            left //= shape[d]
+        return View(tuple(shape), tuple(strides), self.offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expr:
+    """A value: a leaf (`kind`) with its view, a number, or a primitive of operands; compared by identity."""
+
+    kind: Literal["input", "constant", "iota", "number", "scores", "apply"]
+    dtype: DType
+    view: View | None = None
+    """Of input, constant and iota (the value of an iota is the position that its view gives)."""
+    index: int = -1
+    """Position among the problem's inputs, or the node of a constant."""
+    number: float = 0.0
+    prim: Prim = Prim.CAST
+    args: tuple[Expr, ...] = ()
+
+    def mapped(self, change: Callable[[View], View], done: dict[int, Expr] | None = None) -> Expr:
+        """The same value with every view changed; operands that occur twice stay one."""
+        done = {} if done is None else done
+        if id(self) not in done:
+            if self.kind == "apply":
+                args = tuple(x.mapped(change, done) for x in self.args)
+                done[id(self)] = Expr("apply", self.dtype, prim=self.prim, args=args)
+            elif self.view is None:
+                done[id(self)] = self
+            else:
+                done[id(self)] = Expr(self.kind, self.dtype, change(self.view), self.index)
+        return done[id(self)]
+
+    def parts(self) -> list[Expr]:
+        """This and all below it, operands first, each once."""
+        found: dict[int, Expr] = {}
+
+        def walk(x: Expr) -> None:
+            if id(x) not in found:
+                for y in x.args:
+                    walk(y)
+                found[id(x)] = x
+
+        walk(self)
+        return list(found.values())
+
+    @property
+    def leaves(self) -> list[Expr]:
+        """What is read from memory, or counted."""
+        return [x for x in self.parts() if x.view is not None]
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the result of the first product is inside."""
+        return any(x.kind == "scores" for x in self.parts())
+
+
+def number(value: float, dtype: DType) -> Expr:
+    """A known value, the same everywhere."""
+    return Expr("number", dtype, number=value)
+
+
+_VIEWS = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.SLICE, Prim.BROADCAST})
+
+
+class Reader:
+    """Finds the expressions of a problem's nodes; `scores` is the node whose value lies in registers."""
+
+    def __init__(self, problem: Problem, scores: NodeId) -> None:
+        self._problem = problem
+        self._graph = problem.graph
+        self._scores = scores
+        self._positions = {node: i for i, node in enumerate(problem.graph.inputs)}
+        self._found: dict[NodeId, Expr] = {}
+
+    def read(self, node: NodeId) -> Expr:
+        """The expression of a node in its own shape.
+
+        Raises:
+            NotStridedError: it is none.
+        """
+        if node not in self._found:
+            self._found[node] = self._make(node)
+        return self._found[node]
+
+    def _make(self, node: NodeId) -> Expr:
+        n = self._graph.nodes[node]
+        if node == self._scores:
+            return Expr("scores", DType.F32)
+        if n.prim is Prim.INPUT:
+            position = self._positions[node]
+            strides = self._problem.input_formats[position].strides(n.type.shape)
+            return Expr("input", n.type.dtype, View(n.type.shape, strides), position)
+        if n.prim is Prim.CONSTANT:
+            return self._constant(node)
+        if n.prim is Prim.IOTA:
+            axis = cast("a.IotaAttrs", n.attrs).axis
+            return Expr("iota", n.type.dtype, View(n.type.shape, tuple(int(d == axis) for d in range(n.type.rank))))
+        if n.prim in _VIEWS:
+            return self._viewed(node)
+        if CATEGORY[n.prim] is Category.ELEMENTWISE:
+            return Expr("apply", n.type.dtype, prim=n.prim, args=tuple(map(self.read, n.inputs)))
+        raise NotStridedError(f"{n.prim.value} in front of a product of attention")
+
+    def _constant(self, node: NodeId) -> Expr:
+        t = self._graph.type_of(node)
+        data = np.asarray(self._graph.constant(node))
+        if data.size == 1:
+            return number(data.reshape(()).item(), t.dtype)
+        if t.nbytes > 4096:
+            raise NotStridedError(f"a constant of {t.nbytes} B in the text of a kernel")
+        strides = [0] * t.rank
+        step = 1
+        for d in reversed(range(t.rank)):
+            strides[d] = step
+            step *= t.shape[d]
+        return Expr("constant", t.dtype, View(t.shape, tuple(strides)), node)
+
+    def _viewed(self, node: NodeId) -> Expr:
+        n = self._graph.nodes[node]
+        source = self.read(n.inputs[0])
+        if source.has_scores:
+            before = self._graph.type_of(n.inputs[0]).shape
+            if n.prim is not Prim.RESHAPE or before[-1] != n.type.shape[-1]:
+                raise NotStridedError(f"{n.prim.value} of the scores")
+        shape = n.type.shape
+        if n.prim is Prim.RESHAPE:
+            return source.mapped(lambda v: v.reshape(shape))
+        if n.prim is Prim.TRANSPOSE:
+            perm = cast("a.TransposeAttrs", n.attrs).perm
+            return source.mapped(lambda v: v.transpose(perm))
+        if n.prim is Prim.SLICE:
+            s = cast("a.SliceAttrs", n.attrs)
+            return source.mapped(lambda v: v.slice(s.starts, s.sizes, s.steps))
+        return source.mapped(lambda v: v.broadcast(shape))
+
+
+def written(problem: Problem, chain: Sequence[NodeId], shape: tuple[int, ...]) -> View:
+    """Where the elements of the value in front of `chain` (views and casts, last first) lie in the problem's output.
+
+    Raises:
+        NotStridedError: no strides say that.
+    """
+    graph = problem.graph
+    sink = graph.outputs[0]
+    view = View(graph.type_of(sink).shape, problem.output_formats[0].strides(graph.type_of(sink).shape))
+    for node in chain:
+        n = graph.nodes[node]
+        before = graph.type_of(n.inputs[0]).shape
+        if n.prim is Prim.TRANSPOSE:
+            perm = cast("a.TransposeAttrs", n.attrs).perm
+            strides = [0] * len(perm)
+            for i, p in enumerate(perm):
+                strides[p] = view.strides[i]
+            view = View(before, tuple(strides))
+        elif n.prim is Prim.RESHAPE:
+            view = view.reshape(before)
+        elif n.prim is not Prim.CAST:
+            raise NotStridedError(f"{n.prim.value} behind attention")
+    assert view.shape == shape
+    return view
