@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import choose, depthwise, gemv, halo, halo_choose, mma
+from weft.generate.cuda.templates import attention, choose, depthwise, gemv, halo, halo_choose, mma
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
+from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
@@ -21,8 +22,11 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     """Parameter sets worth measuring, the most promising first; Declined for what no template takes.
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
-    result, or renamings, padding and constant gathers of its input. Schedules carry `template`.
+    result, or renamings, padding and constant gathers of its input; and attention (two MATMULs around a softmax).
+    Schedules carry `template`.
     """
+    if sum(n.prim is Prim.MATMUL for n in problem.graph.nodes) == 2:
+        return attention.schedules(problem, facts)
     p = product(problem)
     if isinstance(p, Declined):
         return p
@@ -52,6 +56,8 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
+    if schedule.param("template") == "attention":
+        return attention.emit(problem, schedule)
     p = product(problem)
     if isinstance(p, Declined):
         return p
