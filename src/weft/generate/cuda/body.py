@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from weft.generate.cpp.body import Access, Body, Place, Placed
-from weft.generate.cpp.index import Index, Var, index_of
+from weft.generate.cpp.index import Index, Loaded, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
-from weft.generate.cuda.rough import FUNCTIONS
+from weft.generate.cuda.rough import FUNCTIONS, NARROW
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -32,6 +32,8 @@ class Accesses:
     max_bytes: int
     seen: dict[tuple[str, int, Index], set[int]] = field(default_factory=dict)
     frozen: bool = False
+    names: dict[tuple[NodeId, Place], str] = field(default_factory=dict)
+    """Names of indices that are read at run time."""
 
     def note(self, buffer: Buffer, address: Index) -> None:
         """Count one read."""
@@ -119,6 +121,8 @@ class CudaBody(Body):
         self.arrays = 0
         self.rough = False
         """Whether the machine's own functions are exact enough."""
+        self._before_rounding: dict[str, tuple[Value, DType]] = {}
+        """Casts to 16 bits and what they round."""
         self._numbers: dict[str, int] = {}
 
     def value(self, node: NodeId, place: Place) -> Placed:
@@ -128,14 +132,51 @@ class CudaBody(Body):
 
     def _make(self, node: NodeId, place: Place) -> Placed:
         record = self.graph.nodes[node]
+        if node in self.busy or node in self.buffers:
+            return super()._make(node, place)
+        if record.prim is Prim.CAST and record.type.dtype in NARROW:
+            placed = super()._make(node, place)
+            self._before_rounding[placed.value.name] = self.value(record.inputs[0], place).value, record.type.dtype
+            return placed
         rough = self.rough and record.prim in FUNCTIONS and c_type(record.type.dtype) == "w_f32"
-        if not rough or node in self.busy or node in self.buffers:
+        if not rough:
             return super()._make(node, place)
         operands = [self.value(x, place) for x in record.inputs]
         if record.prim is Prim.DIV and operands[1].value.constant is not None:
             return super()._make(node, place)
-        text = FUNCTIONS[record.prim].format(*(x.value.name for x in operands))
+        names = [x.value.name for x in operands]
+        if record.prim is Prim.DIV and operands[1].level < operands[0].level:
+            text = f"{names[0]} * {self._inverse(operands[1])}"
+        else:
+            text = FUNCTIONS[record.prim].format(*names)
         return self.define(record.type.dtype, False, text, max(x.level for x in operands))
+
+    def _inverse(self, divisor: Placed) -> str:
+        """Name of 1 / divisor, outside of the loop that divides by it."""
+        key = (-(1 << 21), (Index(0, ((Var(divisor.value.name, 2), 1),)),))
+        memo = self._memo[divisor.level]
+        if key not in memo:
+            text = FUNCTIONS[Prim.RECIPROCAL].format(divisor.value.name)
+            memo[key] = self.define(DType.F32, False, text, divisor.level)
+        return memo[key].value.name
+
+    def run_time(self, indices: NodeId, place: Place, size: int) -> Index:
+        """As in the base, but once per place, so that neighbours that read at one index share wide loads.
+
+        Its name is that of its first occurrence in any pass, as addresses of passes are compared.
+        """
+        key = (-(1 << 20) - indices, (*place, Index(size)))
+        depends = frozenset(v for i in place for v in i.variables)
+        for memo in reversed(self._memo):
+            if key in memo:
+                return Index(0, ((Loaded(memo[key].value.name, size, lanes=False, depends=depends), 1),))
+        placed = self.value(indices, place)
+        names = self.wide.names if self.wide is not None else {}
+        name = names.setdefault(key, f"g{len(names)}")
+        self.nest.put(f"const {self.index} {name} = {self.clamp}{placed.value.name}, {size});", placed.level)
+        self._levels[name] = placed.level
+        self._memo[placed.level][key] = Placed(Value(name, DType.I64), placed.level)
+        return Index(0, ((Loaded(name, size, lanes=False, depends=depends), 1),))
 
     def known(self, node: NodeId, place: Place) -> Placed | None:
         """The value, if it is at hand."""
@@ -179,6 +220,9 @@ class CudaBody(Body):
         """Keep a store until `flush`."""
         address = buffer.address(place)
         self.accesses.append(Access(address, buffer.dtype.itemsize, True))
+        before, rounded = self._before_rounding.get(value.name, (value, None))
+        if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
+            value = before
         self.pending.append((buffer, address, value))
 
     def flush(self, guard: str = "") -> None:
