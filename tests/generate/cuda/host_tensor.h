@@ -40,7 +40,7 @@ struct Warp { Barrier bar; float fa[2][32][8], fb[2][32][4]; u32 at[2][32]; floa
 struct Copy { u32 to; const void* from; u32 bytes; };
 struct Block;
 typedef unsigned long long u64;
-struct Product { float* d; int half; u64 a, b; int add; float2 (*unpack)(u32); };
+struct Product { float* d; int half; u64 a, b; int add; float2 (*unpack)(u32); void (*how)(const Product&) = nullptr; };
 struct Thread {
   ucontext_t context;
   std::vector<char> stack;
@@ -217,6 +217,7 @@ inline float w_operand(u64 at, int row, int k, float2 (*unpack)(u32)) {
   return unpack(x).x;
 }
 inline void w_do(const Product& p) {
+  if (p.how) return p.how(p);
   const int lane = w_self->lane, warp = w_self->index.x / 32 % 4;
   for (int j = 0; j < p.half; ++j) {
     const int row = warp * 16 + lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;

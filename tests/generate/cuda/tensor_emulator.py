@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 import weft.generate.cuda
+from weft.device.cuda import tensor_map
 from weft.ir.types import DType, round_bf16
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Launch, Pointer
+from weft.kernels.source import CudaSource, Launch, TensorMap
 
 _HERE = Path(__file__).parent
 _PACKAGE = Path(weft.generate.cuda.__file__).parent
@@ -54,6 +55,17 @@ class Buffer:
         return bool((self.raw[: self.start] == 0xFF).all() and (self.raw[self.stop :] == 0xFF).all())
 
 
+def _record(m: TensorMap, address: int) -> ctypes.Array[ctypes.c_longlong]:
+    """What the emulation knows of a tensor map; DeviceError for one that CUDA would refuse."""
+    tensor_map._check(address, m.dtype, m.sizes, m.strides_bytes, m.box, m.element_strides, m.swizzle_bytes)
+    size = {"f16": 2, "bf16": 2, "f32": 4}[m.dtype]
+    fields = [
+        (*values, *(5 - len(values)) * (0,)) for values in (m.sizes, (size, *m.strides_bytes), m.box, m.element_strides)
+    ]
+    numbers = [address, size, len(m.sizes), m.swizzle_bytes, *(x for field in fields for x in field)]
+    return (ctypes.c_longlong * len(numbers))(*numbers)
+
+
 @cache
 def _headers() -> tuple[str, str, str]:
     files = (
@@ -69,7 +81,8 @@ class Emulated:
     """Many kernels compiled for the host in one go; a namespace each."""
 
     def __init__(self, sources: Sequence[CudaSource]) -> None:
-        parts = [(_HERE / "host_tensor.h").read_text(encoding="utf-8"), _headers()[1]]
+        parts = [(_HERE / name).read_text(encoding="utf-8") for name in ("host_tensor.h", "host_tma.h")]
+        parts.append(_headers()[1])
         parts.append(
             'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
             'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
@@ -120,10 +133,13 @@ def run(
         library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
 
     def start(launch: Launch, hidden: tuple[int, ...]) -> None:
-        values = []
+        values, maps = [], []
         for p in launch.arguments:
-            assert isinstance(p, Pointer)
-            if p.kind in pools:
+            if isinstance(p, TensorMap):
+                assert p.base.kind == "in", "only inputs have maps"
+                maps.append(_record(p, ins[p.base.index].address))
+                values.append(ctypes.addressof(maps[-1]))
+            elif p.kind in pools:
                 gone = p.kind == "in" and p.index in hidden
                 values.append(0 if gone else pools[p.kind][p.index].address)
             else:

@@ -30,11 +30,11 @@ A100 = GpuFacts(capability=80, sms=108, shared_per_sm=167936, shared_per_block=1
 
 
 def split(s: Schedule) -> bool:
-    return int(s.param("split")) > 1 and not s.param("cluster")  # type: ignore[arg-type]
+    return int(s.param("split")) > 1 and dict(s.params).get("cluster") is False  # type: ignore[arg-type]
 
 
 def clustered(s: Schedule) -> bool:
-    return bool(s.param("cluster"))
+    return bool(dict(s.params).get("cluster"))
 
 
 def anything(s: Schedule) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import attention, choose, depthwise, gemv, halo, halo_choose, mma
+from weft.generate.cuda.templates import attention, choose, depthwise, gemv, halo, halo_choose, mma, tma, tma_choose
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim
@@ -16,6 +16,8 @@ from weft.kernels.source import CudaSource, Schedule
 
 _MOST = 12
 """Schedules of one problem."""
+_NEAR = 1.5
+"""Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -38,6 +40,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     name = "simt" if p.dtype is DType.F32 else "mma"
     ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
     ranked += [(cycles, s.schedule()) for cycles, s in halo_choose.shapes(p, facts)]
+    near = _NEAR * min(cycles for cycles, _ in ranked) if ranked else 0.0
+    ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts) if cycles <= near]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
     return _ordered(ranked)[:_MOST]
@@ -69,4 +73,6 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         return gemv.emit(p, schedule, entry)
     if schedule.param("template") == "halo":
         return halo.emit(p, schedule, entry)
+    if schedule.param("template") == "tma":
+        return tma.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)

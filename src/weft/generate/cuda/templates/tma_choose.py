@@ -1,0 +1,178 @@
+"""Which shapes of the tma template to measure: the number of tiles of the busiest multiprocessor times their cycles.
+
+A tile costs its k-blocks, each bound by the tensor cores, shared memory or the L2 cache, and its end, which hides
+behind the products of another tile where warpgroups take turns or several blocks are resident. The model ranks;
+measuring decides. Source: note on matrix products, section 9; ports as measured by its probes on an NVIDIA H200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
+from weft.generate.cuda.templates import cost, epilogue
+from weft.generate.cuda.templates.cost import Sizes
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma import Shape
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, left, right, rows_of, stages_of_sum
+from weft.ir.declined import Declined
+
+_PORT = 42.0
+"""Bytes per cycle and multiprocessor from the L2 cache while all load."""
+_BUSY = 0.9
+"""Share of the tensor cores' peak that a stream of products reaches."""
+_LATENCY = 1100.0
+"""Cycles of a copy."""
+_LATE = 300.0
+"""Cycles from the last product of a tile to the first of the next one of the same warpgroup."""
+_ROUND = 60.0
+"""Latency of one vector of results, with one operand more for each that is read."""
+_RANK, _EXCHANGE = 450.0, 24.0
+"""A cluster: cycles per block, and bytes per cycle of its exchange."""
+_SPLITS = (1, 2, 4, 8)
+_STAGES = 8
+_FEWEST = 3
+
+_TILES: tuple[tuple[int, int, int, bool, int], ...] = (
+    *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
+    *((256, n, 2, False, 1) for n in (32, 64, 96, 128)),
+    *((128, n, 2, True, 1) for n in (32, 64, 96, 128)),
+    *((64, n, 2, True, 1) for n in (32, 64, 96, 128, 192, 256)),
+    *((64, n, 1, False, 2) for n in (32, 64, 96, 128)),
+    *((64, n, 1, False, 3) for n in (32, 64)),
+    *((64, n, 1, False, 1) for n in (64, 128, 192, 256)),
+    *((128, n, 1, False, 2) for n in (32, 64)),
+)
+"""Rows, columns, warpgroups, whether they take turns, blocks on a multiprocessor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What decides about shapes, so that a network's many products of the same kind are ranked once."""
+
+    sizes: Sizes
+    rows: Rows
+    stages: tuple[tuple[int, int], ...]
+    """K-blocks by panel."""
+    stride: Three
+    columns: bool
+    """The left operand's rows are neighbours."""
+
+
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape), best first; none for what the template does not take."""
+    rows = rows_of(p)
+    if facts.capability != 90 or isinstance(rows, Declined) or epilogue.plan(p).by_row:
+        return []
+    stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
+    turned = p.a_load == "columns" or p.w_load == "kn"
+    panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
+    stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
+    case = _Case(Sizes.of(p), rows, stages, stride, p.a_load == "columns")
+    found = []
+    for modelled, s in _ranked(case, facts):
+        possible = left(p, rows, s.bm, s.panel, s.box), right(p, s.bn, s.panel)
+        if not any(isinstance(x, Declined) for x in possible):
+            found.append((modelled, s))
+        if len(found) == keep:
+            break
+    return found
+
+
+def _panels(channels: int, taps: bool) -> tuple[int, ...]:
+    """Widths of panels that waste least, wide ones first."""
+    if not taps:
+        return (STEP,)
+    return min(((-(-channels // n) * n * (1.0 + 0.1 * i), (n,)) for i, n in enumerate((64, 32, 16))))[1]
+
+
+@lru_cache(maxsize=1024)
+def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
+    found = [(cycles(case, s, facts), s) for s in _candidates(case, facts)]
+    found = [x for x in found if x[0] < math.inf]
+    found.sort(key=lambda x: (x[0], x[1].bm * x[1].bn, x[1].threads))
+    seen: set[tuple[int, ...]] = set()
+    kept = []
+    for modelled, s in found:
+        alike = (s.bm * s.bn, s.split, int(s.turns))
+        if alike not in seen:
+            seen.add(alike)
+            kept.append((modelled, s))
+    return tuple(kept[:12])
+
+
+def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
+    p = case.sizes
+    for bm, bn, groups, turns, resident in _TILES:
+        if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n) or (p.w_load == "kn" and bn % STEP):
+            continue
+        box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
+        shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
+        for panel, kt in case.stages:
+            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident)
+            most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
+            tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
+            rounds = -(-tiles // (facts.sms * resident))
+            if most < _FEWEST or (turns and rounds == 1):
+                continue
+            blocks = facts.sms * resident if rounds > 1 else 0
+            yield replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            for split in _SPLITS[1:]:
+                stages = max(2, min(most, kt // split))
+                s = replace(base, stages=stages, split=split, resident=1)
+                fits = bm * bn * 4 <= stages * base.stage_bytes
+                if not turns and fits and kt >= 4 * split and tiles * split <= 2 * facts.sms:
+                    yield s
+
+
+@lru_cache(maxsize=4096)
+def best_box(sizes: Three, rows: int, stride: Three) -> Three:
+    """The box of at most so many rows that covers the dimensions with fewest boxes; long runs where that is equal."""
+    n2, n1, n0 = sizes
+    best: tuple[int, int, int, Three] | None = None
+    for b0 in range(1, min(n0, rows, 256 // stride[2]) + 1):
+        for b1 in range(1, min(n1, rows // b0, 256 // stride[1]) + 1):
+            b2 = min(n2, rows // (b0 * b1), 256)
+            key = (-(-n0 // b0) * -(-n1 // b1) * -(-n2 // b2), -b0, -b1, (b2, b1, b0))
+            if best is None or key < best:
+                best = key
+    assert best is not None
+    return best[3]
+
+
+def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel in a chain of kernels."""
+    p = case.sizes
+    kt = dict(case.stages)[s.panel]
+    steps = -(-kt // s.split)
+    tiles = math.prod(case.rows.tiles(s.box)) * -(-p.n // s.bn) * p.z
+    busiest = -(-tiles * s.split // facts.sms)
+    loaded = (s.bm + s.bn) * 2 * STEP
+    high = s.bm // 64
+    products = high * 2 * s.bn / _BUSY
+    reads = high * (64 + s.bn) + loaded / 128
+    bound = max(products, reads, loaded / _PORT)
+    busy = min(busiest, s.resident)
+    alone = max(bound, _LATENCY / s.stages, 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn)
+    step = max(bound, alone / busy)
+    main = steps * step
+    slots = cost.RESULT + cost.PLAIN * p.plain + cost.SPECIAL * p.special
+    area = s.bm * s.bn
+    vectors = area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
+    end = (
+        _LATE + vectors * _ROUND * (1 + p.operands) + area / s.split * (slots / 128 + (p.stored + 2 * p.operands) / 32)
+    )
+    if s.split > 1:
+        end += _RANK * s.split + area * 4 / _EXCHANGE
+    if s.turns or s.resident > 1:
+        inside = busiest * max(main, end / 2) + min(main, end) if busiest > 1 else main + end
+    else:
+        inside = busiest * (main + end)
+    moved = p.m * p.k * p.z * 2.0 / (4.0 if case.rows.image else 1.0)
+    moved += p.n * p.k * p.z * 2.0 + p.m * p.n * p.z * (p.stored + 2.0 * p.operands)
+    memory = moved / (facts.read_bandwidth[-1][1] / facts.clock_ghz)
+    return max(inside, memory) + cost.EXPOSED * min(inside, memory) + _LATENCY + gap_us(facts) * facts.clock_ghz * 1e3

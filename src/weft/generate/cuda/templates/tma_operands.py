@@ -1,0 +1,271 @@
+"""Operands of the tma template: tensor maps, and the copies that fill one stage.
+
+A stage holds 64 elements of the sum of every row of both tiles, as panels of 64, 32 or 16: rows of 128, 64 or 32 bytes,
+swizzled. The rows of the left tile are a box of up to three dimensions, so that a tile of a convolution is a box of
+pixels, and padding is what the copy engine fills in for what lies outside of the tensor.
+Source: CUDA driver API, cuTensorMapEncodeTiled; note on matrix products, sections 2.3 and 11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.generate.cpp.templates.match import Walk
+from weft.generate.cuda.templates.product import Product
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import Pointer, TensorMap
+
+STEP = 64
+"""Elements of the sum in one stage."""
+_RANK = 5
+_BOX = 256
+_TRAVERSAL = 8
+
+Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of a tensor map: size, step in elements, extent of a box, the coordinate's C text."""
+
+    size: int
+    step: int
+    box: int
+    at: str
+    stride: int = 1
+    """Of the elements that a box takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand that a tensor map describes, or packed weights."""
+
+    map: TensorMap | None
+    load: str
+    """Statements: k-block `kb` to the shared address `to`, arriving at the barrier `bar`."""
+    turned: bool = False
+    """True: the sum is not the dimension whose elements are neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of the product as up to three dimensions, slowest first, and the steps of the left operand."""
+
+    sizes: Three
+    steps: Three
+    image: bool
+    """Pixels of a convolution that reads neighbours."""
+
+    @property
+    def linear(self) -> bool:
+        """One dimension."""
+        return self.sizes[0] == self.sizes[1] == 1
+
+    def tiles(self, box: Three) -> Three:
+        """Boxes along each dimension."""
+        a, b, c = (-(-n // size) for n, size in zip(self.sizes, box, strict=True))
+        return a, b, c
+
+
+def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(size, step, size of all faster ones) of dimensions, slowest first; neighbours that act as one are joined."""
+    found: list[tuple[int, int]] = []
+    for i in positions:
+        n, step = dims[i], walk.dims[i]
+        if n == 1:
+            continue
+        if found and found[-1][1] == step * n:
+            found[-1] = (found[-1][0] * n, step)
+        else:
+            found.append((n, step))
+    inner = [math.prod(n for n, _ in found[i + 1 :]) for i in range(len(found))]
+    return [(n, step, faster) for (n, step), faster in zip(found, inner, strict=True)]
+
+
+def rows_of(p: Product) -> Rows | Declined:
+    """How the left operand's rows lie in memory."""
+    c = p.c
+    if p.dtype is DType.F32 or c.a.kind != "input":
+        return Declined("the copy engine's template takes 16-bit inputs")
+    if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
+        return Declined("an operand that does not lie in chunks of 16 bytes")
+    if c.pack is not None and p.borders is None:
+        return Declined("padding that is not by zeros")
+    if c.pack is not None or (c.kernel != (1, 1) and c.a_kernel[1]):
+        if len(c.dims) != 3 or p.batch or (c.a_walk.channel != 1 and c.ic > 1):
+            return Declined("an image whose channels lie apart")
+        return Rows((c.dims[0], c.dims[1], c.dims[2]), (0, 0, 0), True)
+    dims = joined(c.a_walk, c.dims, p.rows)
+    if len(dims) > 3 or any(step <= 0 for _, step, _ in dims):
+        return Declined("rows that are no box in memory")
+    if p.a_load == "columns" and (len(dims) != 1 or dims[0][1] != 1):
+        return Declined("columns that are no box in memory")
+    fill = [(1, 0, 1)] * (3 - len(dims)) + dims
+    return Rows((fill[0][0], fill[1][0], fill[2][0]), (fill[0][1], fill[1][1], fill[2][1]), False)
+
+
+def blocks_of_channels(p: Product, panel: int) -> int:
+    """Panels of one tap."""
+    return -(-p.c.ic // panel)
+
+
+def stages_of_sum(p: Product, panel: int) -> int:
+    """Stages that the whole sum takes."""
+    return -(-p.c.kernel[0] * p.c.kernel[1] * blocks_of_channels(p, panel) * panel // STEP)
+
+
+def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | Declined:
+    """The left operand's map; coordinates of a tile are `i2`, `i1`, `i0`, group and batch `g` and `b`."""
+    c = p.c
+    if p.a_load == "columns":
+        dims = [
+            Dim(p.m + c.a_walk.offset, 1, STEP, f"i0 + {c.a_walk.offset}"),
+            Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
+            *_outer(p, c.a_walk, c.a_walk.group),
+        ]
+        return _turned(p, c.a.index, dims, bm)
+    first = Dim(c.ic + c.a_walk.offset, 1, panel, "c")
+    if rows.image:
+        dims = [first, *_image(p, box)]
+    else:
+        dims = [first]
+        if c.kernel != (1, 1):
+            dims.append(Dim(c.kernel[0], c.a_kernel[0], 1, "tap"))
+        for i in (2, 1, 0):
+            if rows.sizes[i] > 1:
+                dims.append(Dim(rows.sizes[i], rows.steps[i], box[i], f"i{i_name(i)}"))
+        dims += _outer(p, c.a_walk, c.a_walk.group)
+    map_ = _map(p, Pointer("in", c.a.index), dims, 2 * panel)
+    if isinstance(map_, Declined):
+        return map_
+    blocks = blocks_of_channels(p, panel)
+    used = c.kernel[0] * c.kernel[1] * blocks
+    per = STEP // panel
+    lines = []
+    for i in range(per):
+        q = f"kb * {per} + {i}" if per > 1 else "kb"
+        channel = f"q % {blocks} * {panel} + {c.a_walk.offset}" if blocks > 1 else str(c.a_walk.offset)
+        if used % per:
+            channel = f"q < {used} ? {channel} : {first.size}"
+        tap = f"q / {blocks}" if blocks > 1 else "q"
+        taps = f"const int tap = {tap}, kh = tap / {c.kernel[1]}, kw = tap % {c.kernel[1]}; (void)kh; (void)kw;"
+        lines.append(
+            f"{{ const int q = {q}; (void)q; {taps if c.kernel != (1, 1) else ''} const int c = {channel};"
+            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims)} }}"
+        )
+    return Operand(map_, " ".join(lines))
+
+
+def i_name(position: int) -> int:
+    """Suffix of the coordinate of one of three dimensions, the fastest being 0."""
+    return 2 - position
+
+
+def _image(p: Product, box: Three) -> list[Dim]:
+    c = p.c
+    (sh, sw), (dh, dw) = c.strides, c.dilations
+    (kh, kw), (images, high, wide) = c.kernel, c.dims
+    if c.pack is not None and p.borders is not None:
+        top, side = p.borders
+        sizes, lows = (top.size, side.size), (top.lo, side.lo)
+        steps = (c.pack.row_step, c.pack.col_step)
+    else:
+        sizes = ((high - 1) * sh + (kh - 1) * dh + 1, (wide - 1) * sw + (kw - 1) * dw + 1)
+        lows, steps = (0, 0), (c.a_kernel[0] // dh, c.a_kernel[1] // dw)
+    row = steps[0] if steps[0] > 0 else sizes[1] * steps[1]
+    dims = [
+        Dim(sizes[1], steps[1], box[2] * sw, f"i0 * {sw} + kw * {dw} - {lows[1]}", sw),
+        Dim(sizes[0], row, box[1] * sh, f"i1 * {sh} + kh * {dh} - {lows[0]}", sh),
+    ]
+    if images > 1:
+        dims.append(Dim(images, c.a_walk.dims[0], box[0], "i2"))
+    if c.groups > 1:
+        dims.append(Dim(c.groups, c.a_walk.group, 1, "g"))
+    return dims
+
+
+def right(p: Product, bn: int, panel: int) -> Operand | Declined:
+    """The right operand, whose columns start at `n0`."""
+    c, walk = p.c, p.c.w_walk
+    per = STEP // panel
+    if p.w_load == "packed":
+        size = bn * STEP
+        from_ = f"pk_tile + (long long)kb * {size}"
+        return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
+    if c.kernel != (1, 1) or c.w.kind != "input":
+        return Declined("a right operand of several taps that is no weight")
+    pointer = Pointer("in", c.w.index)
+    if p.w_load == "kn":
+        if bn % STEP or panel != STEP:
+            return Declined("columns that are no whole panels")
+        dims = [
+            Dim(p.n + walk.offset, 1, STEP, f"n0 + {walk.offset}"),
+            Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
+            *_outer(p, walk, walk.group),
+        ]
+        return _turned(p, pointer.index, dims, bn, "mw")
+    dims = [Dim(c.ic + walk.offset, 1, panel, "c"), Dim(p.n, walk.channel, bn, "n0"), *_outer(p, walk, walk.group)]
+    map_ = _map(p, pointer, dims, 2 * panel)
+    if isinstance(map_, Declined):
+        return map_
+    lines = [
+        f"{{ const int c = kb * {STEP} + {i * panel + walk.offset};"
+        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims)} }}"
+        for i in range(per)
+    ]
+    return Operand(map_, " ".join(lines))
+
+
+def _turned(p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma") -> Operand | Declined:
+    """An operand along whose rows memory runs: panels of 64 rows."""
+    map_ = _map(p, Pointer("in", index), dims, 2 * STEP)
+    if isinstance(map_, Declined):
+        return map_
+    panel = 2 * STEP * STEP
+    first = dims[0].at
+    lines = [
+        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]])
+        for i in range(rows // STEP)
+    ]
+    return Operand(map_, " ".join(lines), turned=True)
+
+
+def _outer(p: Product, walk: Walk, group: int) -> list[Dim]:
+    """Groups and batch dimensions, as far as they move the operand."""
+    c = p.c
+    found = [Dim(c.groups, group, 1, "g")] if c.groups > 1 and group else []
+    for n, step, faster in reversed(joined(walk, c.dims, p.batch)):
+        if step:
+            at = "b" if faster == 1 else f"b / {faster}"
+            found.append(Dim(n, step, 1, f"{at} % {n}"))
+    return found
+
+
+def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap | Declined:
+    """The map, if there can be one. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+    size = p.dtype.itemsize
+    if len(dims) < 2:
+        dims.append(Dim(1, -(-dims[0].size // 8) * 8, 1, "0"))
+    if len(dims) > _RANK:
+        return Declined(f"an operand of {len(dims)} dimensions; tensor maps have {_RANK}")
+    if any(not 1 <= d.box <= _BOX or d.stride > _TRAVERSAL for d in dims):
+        return Declined("a box beyond what tensor maps can have")
+    strides = tuple(d.step * size for d in dims[1:])
+    if any(s <= 0 or s % 16 or s >= 1 << 40 for s in strides):
+        return Declined("steps that are no multiples of 16 bytes")
+    return TensorMap(
+        base,
+        p.dtype.value,
+        tuple(d.size for d in dims),
+        strides,
+        tuple(d.box for d in dims),
+        tuple(d.stride for d in dims),
+        swizzle,
+    )
+
+
+def _copy(name: str, to: str, dims: Sequence[Dim]) -> str:
+    return f"w_tma(&{name}, {to}, bar, {', '.join(d.at for d in dims)});"

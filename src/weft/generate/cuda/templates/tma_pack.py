@@ -1,0 +1,47 @@
+"""Constant weights in the order in which the tma template's copies take them: one contiguous piece per stage."""
+
+from __future__ import annotations
+
+from weft.generate.cuda.templates.pack import Packing, packing, swizzle
+from weft.generate.cuda.templates.prelude import storage
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_operands import STEP, blocks_of_channels, stages_of_sum
+
+
+def packed_columns(p: Product, bn: int) -> int:
+    """Columns of a group, whole tiles."""
+    return -(-p.n // bn) * bn
+
+
+def pack_panels(p: Product, entry: str, bn: int, panel: int) -> Packing:
+    """[group][column tile][stage][panel][column][swizzled k]; every tap begins a panel, what does not exist is zero.
+
+    Columns of a group of 32 are permuted so that a thread of the product finds 8 neighbours in its registers: register
+    pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor.
+    """
+    c, kind = p.c, storage(p.dtype)
+    chunks, per = panel // p.chunk, STEP // panel
+    blocks, stages, tiles = blocks_of_channels(p, panel), stages_of_sum(p, panel), packed_columns(p, bn) // bn
+    total = c.groups * tiles * bn * stages * STEP
+    taps = c.kernel[0] * c.kernel[1]
+    w = c.w_walk
+
+    def kernel(weight: str, parameter: str) -> str:
+        return f"""
+extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= {total}u) return;
+  const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {panel} % {bn};
+  const int q = i / {panel * bn} % {stages * per}, tile = i / {panel * bn * stages * per};
+  const int nt = tile % {tiles}, g = tile / {tiles};
+  const int c = q % {blocks} * {panel} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = q / {blocks};
+  const int n = nt * {bn} + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
+  {kind} v = 0;
+  if (tap < {taps} && c < {c.ic} && n < {p.n})
+    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}
+                                  + tap % {c.kernel[1]} * {c.w_kernel[1]} + c * {c.w_k}];
+  (({kind}*)pk)[i] = v;
+}}
+"""
+
+    return packing(p, total, entry, kernel)

@@ -1,0 +1,148 @@
+// Stands in for weft_cuda_tma.h on the host, after host_tensor.h: tensor maps, barriers that count bytes, operands by
+// descriptor. W_DEFER 1: copies and products happen as late as the kernel's waits allow; 2: products only.
+#include <map>
+struct w_record { long long address, size, rank, swizzle, sizes[5], strides[5], box[5], steps[5]; };
+struct w_map {
+  const w_record* r;
+  w_map(void* p) : r((const w_record*)p) {}
+};
+struct Arrivals { unsigned total = 0, left = 0, phase = 0; long long bytes = 0; std::vector<std::function<void()>> late; };
+static std::map<std::pair<Block*, u32>, Arrivals> w_arrivals;
+inline Arrivals& w_bar(u32 at) {
+  const auto found = w_arrivals.find({w_self->block, at});
+  if (at % 8 || found == w_arrivals.end()) w_fail("no barrier there");
+  return found->second;
+}
+inline void w_bar_init(u32 at, u32 n) {
+  if (at % 8 || at + 8 > w_self->block->shared_bytes) w_fail("barrier beyond shared memory");
+  w_arrivals[{w_self->block, at}] = Arrivals{n, n};
+}
+inline void w_bar_ready() {}
+inline void w_settle(Arrivals& b) {
+  ++w_progress;
+  if (b.left == 0 && b.bytes == 0) { b.phase ^= 1; b.left = b.total; }
+}
+inline void w_bar_arrive(u32 at) {
+  Arrivals& b = w_bar(at);
+  if (b.left == 0) w_fail("an arrival too many");
+  --b.left;
+  w_settle(b);
+}
+inline void w_bar_expect(u32 at, u32 bytes) { w_bar(at).bytes += bytes; w_bar_arrive(at); }
+inline void w_bar_wait(u32 at, u32 parity) {
+  Arrivals& b = w_bar(at);
+  while (b.phase == parity) {
+    auto late = std::move(b.late);
+    b.late.clear();
+    for (auto& copy : late) copy();
+    if (b.phase == parity) w_yield();
+  }
+  ++w_progress;
+}
+static Barrier w_some[16];
+inline void w_meet_some(int number, int threads) {
+  w_some[number].total = threads * w_cluster->size();  // fibers of a cluster run together: at least this strict
+  w_meet(w_some[number]);
+}
+template <int N> inline void w_fewer_registers() {}
+template <int N> inline void w_more_registers() {}
+inline void w_map_prefetch(const w_map*) {}
+inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swizzle) {
+  u32 at = to + place;
+  if (swizzle) at ^= ((at >> 7) & (swizzle / 16 - 1)) << 4;
+  if (at + bytes > w_self->block->shared_bytes) w_fail("copy beyond shared memory");
+  if (from) memcpy(w_self->block->shared + at, from, bytes); else memset(w_self->block->shared + at, 0, bytes);
+}
+inline void w_later(u32 bar, std::function<void()> copy) {
+  if (w_defer == 1) w_bar(bar).late.push_back(copy); else copy();
+}
+inline void w_box(const w_map* m, u32 to, u32 bar, std::vector<int> x) {
+  const w_record& r = *m->r;
+  if ((long long)x.size() != r.rank) w_fail("coordinates of another rank");
+  if (to % (r.swizzle ? 8 * r.swizzle : 128)) w_fail("misaligned box");
+  Thread* const self = w_self;
+  x.resize(5, 0);
+  w_later(bar, [=, &r] {
+    Thread* const now = w_self;
+    w_self = self;
+    long long count[5], total = 1;
+    for (int i = 0; i < 5; ++i) total *= count[i] = i < r.rank ? (r.box[i] + r.steps[i] - 1) / r.steps[i] : 1;
+    u32 place = 0;
+    for (long long e = 0; e < total; ++e, place += r.size) {
+      long long left = e, at = r.address;
+      bool inside = true;
+      for (int i = 0; i < r.rank; ++i) {
+        const long long c = x[i] + left % count[i] * (i ? r.steps[i] : 1);
+        left /= count[i];
+        inside &= c >= 0 && c < r.sizes[i];
+        at += c * (i ? r.strides[i] : r.size);
+      }
+      bool known = !inside;
+      for (auto& b : w_buffers) known |= (const char*)at >= b.first && (const char*)at + r.size <= b.second;
+      if (!known) w_fail("box beyond every buffer");
+      w_land(to, place, inside ? (const void*)at : nullptr, r.size, r.swizzle);
+    }
+    Arrivals& b = w_bar(bar);
+    b.bytes -= total * r.size;
+    w_settle(b);
+    w_self = now;
+  });
+}
+inline void w_tma(const w_map* m, u32 to, u32 bar, int x, int y) { w_box(m, to, bar, {x, y}); }
+inline void w_tma(const w_map* m, u32 to, u32 bar, int x, int y, int z) { w_box(m, to, bar, {x, y, z}); }
+inline void w_tma(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u) { w_box(m, to, bar, {x, y, z, u}); }
+inline void w_tma(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u, int v) {
+  w_box(m, to, bar, {x, y, z, u, v});
+}
+inline void w_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
+  if (to % 16 || (size_t)from % 16 || bytes % 16) w_fail("misaligned copy");
+  bool known = false;
+  for (auto& b : w_buffers) known |= (const char*)from >= b.first && (const char*)from + bytes <= b.second;
+  if (!known) w_fail("copy from outside of every buffer");
+  Thread* const self = w_self;
+  w_later(bar, [=] {
+    Thread* const now = w_self;
+    w_self = self;
+    w_land(to, 0, from, bytes, 0);
+    Arrivals& b = w_bar(bar);
+    b.bytes -= bytes;
+    w_settle(b);
+    w_self = now;
+  });
+}
+// element `k` (0 to 15) of row `row` of an operand. Source: PTX ISA, canonical layouts of wgmma operands
+inline float w_element(u64 d, int row, int k, bool turned, float2 (*unpack)(u32)) {
+  const u32 start = (u32)(d & 0x3fff) << 4, leading = (u32)(d >> 16 & 0x3fff) << 4, stride = (u32)(d >> 32 & 0x3fff) << 4;
+  const u32 mode = (u32)(d >> 62), line = mode == 1 ? 128 : mode == 2 ? 64 : 32, mask = line / 16 - 1;
+  if (mode == 0) w_fail("an operand without swizzle");
+  u32 at;
+  if (turned) at = start + row / (line / 2) * leading + k / 8 * stride + k % 8 * line + row % (line / 2) * 2;
+  else at = start + row / 8 * stride + row % 8 * line + k * 2;
+  at ^= ((at >> 7) & mask) << 4;
+  if (at + 2 > w_self->block->shared_bytes) w_fail("warpgroup product beyond shared memory");
+  u16 x;
+  memcpy(&x, w_self->block->shared + at, 2);
+  return unpack(x).x;
+}
+template <int A, int B> inline void w_by_descriptor(const Product& p) {
+  const int lane = w_self->lane, warp = w_self->index.x / 32 % 4;
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp * 16 + lane / 4 + h * 8;
+    float x[16];
+    for (int k = 0; k < 16; ++k) x[k] = w_element(p.a, row, k, A, p.unpack);
+    for (int j = 2 * h; j < p.half; j += 4)
+      for (int e = 0; e < 2; ++e) {
+        const int col = j / 4 * 8 + lane % 4 * 2 + e;
+        float sum = p.add ? p.d[j + e] : 0.0f;
+        for (int k = 0; k < 16; ++k) sum += x[k] * w_element(p.b, col, k, B, p.unpack);
+        p.d[j + e] = sum;
+      }
+  }
+}
+#define W_PRODUCT(T, A, B) \
+  template <int H> inline void w_product_##T##_##A##B(float (&d)[H], u64 a, u64 b, int add) { \
+    const Product p{d, H, a, b, add, w_unpack_##T, w_by_descriptor<A, B>}; \
+    if (w_defer) w_self->issued.push_back(p); else w_do(p); \
+  }
+W_PRODUCT(f16, 0, 0) W_PRODUCT(f16, 0, 1) W_PRODUCT(f16, 1, 0) W_PRODUCT(f16, 1, 1)
+W_PRODUCT(bf16, 0, 0) W_PRODUCT(bf16, 0, 1) W_PRODUCT(bf16, 1, 0) W_PRODUCT(bf16, 1, 1)
