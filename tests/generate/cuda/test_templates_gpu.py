@@ -12,7 +12,7 @@ from tests.generate.cuda.test_templates import CASES
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.generate.bind import BoundCuda
+from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -69,14 +69,14 @@ class Gpu:
         results: list[list[np.ndarray]] = []
         for _ in range(times):
             outs = [torch.full((g.type_of(o).nbytes,), 0xFF, dtype=torch.uint8, device="cuda") for o in g.outputs]
-            bound.launch(
+            addresses = Addresses(
                 [x.data_ptr() for x in ins],
                 [x.data_ptr() for x in outs],
                 [x.data_ptr() for x in packed],
                 work.data_ptr(),
                 state.data_ptr(),
-                stream,
             )
+            bound.prepare(addresses)(stream)
             torch.cuda.synchronize()
             results.append([x.cpu().numpy() for x in outs])
         assert not state.any(), "the state was not left zero"

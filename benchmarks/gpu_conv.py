@@ -1,0 +1,458 @@
+"""Every distinct convolution of the ten networks in f16: Weft's kernels against cuDNN through torch, on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_conv [NAME ...] [--batch N] [--first K] [--more K] [--seconds S] [--only TEXT] [--dry]
+
+Weft: the best of the first K schedules, with bias and activation in the kernel. cuDNN: channels-last, its own search
+for the fastest algorithm, alone (`conv`), and with the eager bias and activation after it (`chain`). A time is the
+median over replays of a CUDA graph of launches that read copies of the weights in turn, after the L2 cache was emptied.
+`--dry` writes and compiles the kernels without a GPU. Nothing is written but standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.models import NETWORKS
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.errors import WeftError
+from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates import halo_choose
+from weft.generate.cuda.templates.product import Product, product
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource, Schedule
+
+LAUNCHES = 20
+ROUNDS = 7
+PART = 12
+"""Convolutions that are compiled at once, while the former ones are timed."""
+ROTATED_BYTES = 160 << 20
+FLUSHED_BYTES = 128 << 20
+TOLERANCE = 4e-3
+"""Of the root mean square: f16 rounds to 5e-4."""
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda y: y,
+    "relu": F.relu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "leaky": lambda y: F.leaky_relu(y, 0.1),
+}
+_NAMES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish", nn.LeakyReLU: "leaky"}
+
+
+class Conv(NamedTuple):
+    """A convolution with what follows it; sizes are counts."""
+
+    n: int
+    ic: int
+    h: int
+    w: int
+    oc: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    pads: tuple[int, int]
+    dilations: tuple[int, int]
+    groups: int
+    bias: bool
+    activation: str
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.kernel))
+        groups = f" groups {self.groups}" if self.groups > 1 else ""
+        return f"{self.ic}x{self.h}x{self.w} -> {self.oc} {size}/{self.strides[0]}{groups} {self.activation}"
+
+
+def convolutions(name: str, batch: int) -> dict[Conv, int]:
+    """Convolutions of a network with how often each occurs."""
+    network = NETWORKS[name]
+    with torch.device("meta"):
+        module = network.build().eval()
+    ran: list[tuple[nn.Module, tuple[int, ...]]] = []
+
+    def note(mod: nn.Module, given: tuple[torch.Tensor, ...], _: object) -> None:
+        ran.append((mod, tuple(given[0].shape) if given else ()))
+
+    for leaf in module.modules():
+        if not list(leaf.children()):
+            leaf.register_forward_hook(note)
+    with torch.no_grad():
+        module(*(x.to("meta") for x in network.inputs(batch, 0)))
+    found: dict[Conv, int] = {}
+    for i, (mod, shape) in enumerate(ran):
+        if not isinstance(mod, nn.Conv2d):
+            continue
+        after = [x for x, _ in ran[i + 1 : i + 3]]
+        normed = bool(after) and isinstance(after[0], nn.BatchNorm2d)
+        act = after[1] if normed and len(after) > 1 else after[0] if after else None
+        assert isinstance(mod.padding, tuple)
+        conv = Conv(
+            *(int(x) for x in shape),
+            mod.out_channels,
+            (mod.kernel_size[0], mod.kernel_size[1]),
+            (mod.stride[0], mod.stride[1]),
+            (int(mod.padding[0]), int(mod.padding[1])),
+            (mod.dilation[0], mod.dilation[1]),
+            mod.groups,
+            normed or mod.bias is not None,
+            _NAMES.get(type(act), "none"),
+        )
+        found[conv] = found.get(conv, 0) + 1
+    return found
+
+
+def problem_of(c: Conv) -> Problem:
+    """The convolution, bias and activation as a problem of the generator, channels last."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (c.n, c.ic, c.h, c.w)))
+    w = b.input(TensorType(DType.F16, (c.oc, c.ic // c.groups, *c.kernel)), is_weight=True)
+    y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs(c.strides, c.pads, c.pads, c.dilations, c.groups))
+    formats = [Format.LAST, Format.ROW]
+    if c.bias:
+        bias = b.input(TensorType(DType.F16, (c.oc,)), is_weight=True)
+        y = b.apply(Prim.ADD, y, b.reshape(bias, (c.oc, 1, 1)))
+        formats.append(Format.ROW)
+    y = _activated(b, y, c.activation)
+    graph = b.build([y])
+    return Problem(graph, f"{graph} {c}", tuple(formats), (Format.LAST,))
+
+
+def _activated(b: GraphBuilder, y: NodeId, name: str) -> NodeId:
+    if name == "none":
+        return y
+    if name == "relu":
+        return b.apply(Prim.MAX, y, 0.0)
+    x = b.cast(y, DType.F32)
+    if name == "silu":
+        x = b.apply(Prim.DIV, x, b.apply(Prim.ADD, b.apply(Prim.EXP, b.apply(Prim.NEG, x)), 1.0))
+    elif name == "hardswish":
+        gate = b.apply(Prim.MIN, b.apply(Prim.MAX, b.apply(Prim.ADD, x, 3.0), 0.0), 6.0)
+        x = b.apply(Prim.DIV, b.apply(Prim.MUL, x, gate), 6.0)
+    elif name == "mish":
+        e = b.apply(Prim.EXP, b.apply(Prim.MIN, x, 20.0))
+        n = b.apply(Prim.MUL, e, b.apply(Prim.ADD, e, 2.0))
+        x = b.apply(Prim.MUL, x, b.apply(Prim.DIV, n, b.apply(Prim.ADD, n, 2.0)))
+    else:
+        x = b.apply(Prim.MAX, x, b.apply(Prim.MUL, x, 0.1))
+    return b.cast(x, DType.F16)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A kernel of one convolution."""
+
+    conv: Conv
+    problem: Problem
+    rank: int
+    schedule: Schedule
+    source: CudaSource
+
+
+def write(c: Conv, facts: GpuFacts, first: int, more: int) -> list[Written] | str:
+    """The first schedules of a convolution and further ones of the halo template; or why there is none."""
+    problem = problem_of(c)
+    found = templates.schedules(problem, facts)
+    if isinstance(found, Declined):
+        return found.reason
+    wanted = list(found[:first])
+    p = product(problem)
+    if more and isinstance(p, Product) and c.kernel != (1, 1):
+        wanted += [s.schedule() for _, s in halo_choose.shapes(p, facts, keep=more) if s.schedule() not in wanted]
+    kernels = []
+    for rank, schedule in enumerate(wanted):
+        source = templates.emit(problem, schedule)
+        if isinstance(source, CudaSource):
+            kernels.append(Written(c, problem, rank, schedule, source))
+    return kernels or "no kernel"
+
+
+class Bench:
+    """Times functions and kernels on the current GPU."""
+
+    def __init__(self) -> None:
+        self.flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+
+    def median_us(self, launches: Sequence[Callable[[], object]]) -> float:
+        """Microseconds per launch of a graph of all of them."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launches[0]()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for launch in launches:
+                launch()
+        graph.replay()
+        torch.cuda.synchronize()
+        samples = []
+        for _ in range(ROUNDS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.flushed.add_(1)
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            samples.append(start.elapsed_time(end) * 1e3 / len(launches))
+        return statistics.median(samples)
+
+
+@dataclass(slots=True)
+class Data:
+    """Random operands of one convolution on the device."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    bias: torch.Tensor | None
+    exact: torch.Tensor
+
+    @staticmethod
+    def of(c: Conv) -> Data:
+        """Normal data; weights scaled so that results stay near 1."""
+        generator = torch.Generator(device="cuda").manual_seed(1)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
+
+        last = torch.channels_last
+        x = normal(c.n, c.ic, c.h, c.w).half().contiguous(memory_format=last)
+        scale = (c.ic // c.groups * math.prod(c.kernel)) ** -0.5
+        w = (normal(c.oc, c.ic // c.groups, *c.kernel) * scale).half()
+        bias = normal(c.oc).half() if c.bias else None
+        y = F.conv2d(x.double(), w.double(), None, c.strides, c.pads, c.dilations, c.groups)
+        if bias is not None:
+            y = y + bias.double()[:, None, None]
+        return Data(x, w, bias, ACTIVATIONS[c.activation](y).float())
+
+    def copies(self, bytes_: int) -> int:
+        """Copies of so many bytes of weights."""
+        return max(1, min(LAUNCHES, ROTATED_BYTES // max(bytes_, 1)))
+
+
+def time_peer(bench: Bench, c: Conv, data: Data) -> tuple[float, float]:
+    """Microseconds of cuDNN alone, and with eager bias and activation."""
+    count = data.copies(data.w.nbytes)
+    weights = [data.w.contiguous(memory_format=torch.channels_last).clone() for _ in range(count)]
+
+    def alone(i: int) -> torch.Tensor:
+        return F.conv2d(data.x, weights[i % count], None, c.strides, c.pads, c.dilations, c.groups)
+
+    def chain(i: int) -> torch.Tensor:
+        y = F.conv2d(data.x, weights[i % count], data.bias, c.strides, c.pads, c.dilations, c.groups)
+        return ACTIVATIONS[c.activation](y)
+
+    alone(0)
+    chain(0)
+    times = [
+        bench.median_us([lambda i=i, f=f: f(i) for i in range(LAUNCHES)])  # type: ignore[misc]
+        for f in (alone, chain)
+    ]
+    return times[0], times[1]
+
+
+def time_kernel(bench: Bench, k: Written, cubin: CompiledCubin, data: Data) -> tuple[float, float]:
+    """Microseconds of a kernel, and its error over the root mean square of the result."""
+    s = k.source
+    bound = BoundCuda(s, cubin.path)
+    inputs = [data.x, data.w.contiguous(), *([] if data.bias is None else [data.bias])]
+    addresses = [x.data_ptr() for x in inputs]
+    stream = torch.cuda.current_stream().cuda_stream
+    size = sum(s.packed_bytes) or data.w.nbytes
+    count = data.copies(size)
+    packed = [[torch.empty(n, dtype=torch.uint8, device="cuda") for n in s.packed_bytes] for _ in range(count)]
+    for buffers in packed:
+        bound.pack([0, *addresses[1:]], [x.data_ptr() for x in buffers], stream)
+    out = torch.zeros_like(data.exact, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    work = torch.empty(max(s.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+    state = torch.zeros(max(s.state_bytes, 1), dtype=torch.uint8, device="cuda")
+    ready = [
+        bound.prepare(
+            Addresses(addresses, [out.data_ptr()], [x.data_ptr() for x in b], work.data_ptr(), state.data_ptr())
+        )
+        for b in packed
+    ]
+    ready[0](stream)
+    torch.cuda.synchronize()
+    wrong = float((out.float() - data.exact).square().mean().sqrt() / (data.exact.square().mean().sqrt() + 1e-30))
+    if not wrong <= TOLERANCE:
+        return math.inf, wrong
+    launches = [
+        lambda i=i: ready[i % count](torch.cuda.current_stream().cuda_stream)  # type: ignore[misc]
+        for i in range(LAUNCHES)
+    ]
+    return bench.median_us(launches), wrong
+
+
+def cost(c: Conv) -> tuple[int, int]:
+    """Order of work: fields first, then depthwise, then products; small before large."""
+    kind = 0 if c.groups == 1 and c.kernel != (1, 1) else 1 if c.groups > 1 else 2
+    return kind, c.h * c.w * c.ic * c.oc // c.groups
+
+
+def say(line: dict[str, object]) -> None:
+    """One record."""
+    print(json.dumps(line), flush=True)
+
+
+def run_one(bench: Bench, c: Conv, kernels: list[tuple[Written, CompiledCubin]], *, peers: bool) -> dict[str, object]:
+    """Time one convolution."""
+    data = Data.of(c)
+    tried: list[dict[str, object]] = []
+    best, best_us = None, math.inf
+    for k, cubin in kernels:
+        us, wrong = time_kernel(bench, k, cubin, data)
+        note = {"rank": k.rank, "us": round(us, 2) if us < math.inf else None, "schedule": str(k.schedule)}
+        tried.append(note if us < math.inf else {**note, "error": wrong})
+        if us < best_us:
+            best, best_us = k, us
+    conv_us, chain_us = time_peer(bench, c, data) if peers else (math.nan, math.nan)
+    line: dict[str, object] = {"record": "conv", "case": str(c), "batch": c.n, "tried": tried}
+    if best is not None:
+        line |= {"us": round(best_us, 2), "rank": best.rank, "schedule": str(best.schedule)}
+        if peers:
+            line |= {"conv_us": round(conv_us, 2), "chain_us": round(chain_us, 2)}
+            line |= {"ratio_conv": round(conv_us / best_us, 3), "ratio_chain": round(chain_us / best_us, 3)}
+    return line
+
+
+def compiled(nvrtc: Nvrtc, arch: str, kernels: list[Written]) -> list[tuple[Written, CompiledCubin]]:
+    """Kernels that the compiler takes, without spills."""
+    results = nvrtc.compile_many([CompileJob(k.source.text, arch, k.source.flags) for k in kernels])
+    found = []
+    for k, result in zip(kernels, results, strict=True):
+        if not isinstance(result, CompiledCubin):
+            say({"record": "refused", "case": str(k.conv), "schedule": str(k.schedule), "why": str(result)[:300]})
+        elif any(result.of(x.entry).spill_stores for x in k.source.launches) or result.warnings:
+            say({"record": "spills", "case": str(k.conv), "schedule": str(k.schedule), "why": result.warnings[:2]})
+        else:
+            found.append((k, result))
+    return found
+
+
+def table(networks: dict[str, dict[Conv, int]], lines: dict[Conv, dict[str, object]]) -> None:
+    """A short table per network: each convolution, then geometric means and sums over the network."""
+    for name, convs in networks.items():
+        done = [(c, n, lines[c]) for c, n in convs.items() if "ratio_chain" in lines.get(c, {})]
+        if not done:
+            continue
+        print(f"== {name}: {len(done)} of {len(convs)} distinct convolutions")
+        print(f"{'':58}{'times':>6}{'weft':>8}{'conv':>8}{'chain':>8}{'ratio':>7}  rank template")
+        for c, n, x in sorted(done, key=lambda d: -float(str(d[2]["us"])) * d[1]):
+            template = str(x["schedule"]).partition("template=")[2].split(",")[0].rstrip(")")
+            shown = f"{x['us']:8}{x['conv_us']:8}{x['chain_us']:8}{x['ratio_chain']:7}"
+            print(f"{str(c)[:58]:58}{n:6}{shown}  {x['rank']:4} {template}")
+        ratios = {k: [float(str(x[k])) for _, _, x in done] for k in ("ratio_conv", "ratio_chain")}
+        geo = {k: statistics.geometric_mean(v) for k, v in ratios.items()}
+        sums = {k: sum(n * float(str(x[k])) for _, n, x in done) for k in ("us", "conv_us", "chain_us")}
+        print(
+            f"   geometric mean over cuDNN {geo['ratio_conv']:.3f}, with its eager chain {geo['ratio_chain']:.3f};"
+            f" sums {sums['us']:.1f} us, {sums['conv_us']:.1f} us, {sums['chain_us']:.1f} us",
+            flush=True,
+        )
+
+
+def main() -> int:
+    """Run; 0 when every convolution had a right kernel."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(NETWORKS), help="networks (all)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--first", type=int, default=4, help="schedules of each convolution (4)")
+    parser.add_argument("--more", type=int, default=0, help="further schedules of the halo template (0)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="when to stop (90)")
+    parser.add_argument("--only", default="", help="convolutions whose description holds this text")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write, compile for sm_90a, show the model")
+    args = parser.parse_args()
+    end = time.perf_counter() + args.seconds
+    networks = {name: convolutions(name, args.batch) for name in args.names}
+    distinct = sorted({c for found in networks.values() for c in found if args.only in str(c)}, key=cost)
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 2
+    facts = GpuFacts() if args.dry else gpu_facts(None, calibrate=False)
+    arch = "sm_90a" if args.dry else facts.arch
+    bench = None
+    if not args.dry:
+        torch.backends.cudnn.benchmark = True
+        torch.zeros(1, device="cuda")
+        bench = Bench()
+
+    def prepared(part: Sequence[Conv]) -> dict[Conv, list[tuple[Written, CompiledCubin]]]:
+        if time.perf_counter() > end:
+            return {}
+        found = {c: write(c, facts, args.first, args.more) for c in part}
+        for c, kernels in found.items():
+            if isinstance(kernels, str):
+                say({"record": "declined", "case": str(c), "why": kernels})
+        ready = compiled(
+            nvrtc, arch, [k for kernels in found.values() if not isinstance(kernels, str) for k in kernels]
+        )
+        return {c: [x for x in ready if x[0].conv == c] for c in part}
+
+    lines: dict[Conv, dict[str, object]] = {}
+    bad = 0
+    parts = [distinct[i : i + PART] for i in range(0, len(distinct), PART)]
+    with torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
+        for ready in ahead.map(prepared, parts):
+            for c, kernels in ready.items():
+                bad += not kernels
+                if bench is None:
+                    say({"record": "dry", "case": str(c), "kernels": [str(k.schedule) for k, _ in kernels]})
+                    continue
+                if not kernels or time.perf_counter() > end:
+                    continue
+                try:
+                    lines[c] = run_one(bench, c, kernels, peers=not args.no_peers)
+                except (WeftError, RuntimeError) as error:
+                    bad += 1
+                    say({"record": "failed", "case": str(c), "why": f"{type(error).__name__}: {error}"[:500]})
+                    if not _sound():
+                        table(networks, lines)
+                        print("the device is lost", flush=True)
+                        return 1
+                    continue
+                bad += any(x.get("error") is not None for x in _tried(lines[c]))
+                say(lines[c])
+    table(networks, lines)
+    print(f"{len(lines)} of {len(distinct)} convolutions timed, {bad} with faults, batch {args.batch}", flush=True)
+    return 1 if bad else 0
+
+
+def _tried(line: dict[str, object]) -> list[dict[str, object]]:
+    found = line["tried"]
+    assert isinstance(found, list)
+    return found
+
+
+def _sound() -> bool:
+    """False once the context is lost."""
+    try:
+        torch.cuda.synchronize()
+        return bool((torch.zeros(4, device="cuda") + 1).sum().item() == 4)
+    except RuntimeError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
