@@ -12,6 +12,7 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Kind
 from weft.orchestrate.abstract import Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.attention import attention_groups
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.opaque import call_members
@@ -88,6 +89,8 @@ def enumerate_candidates(
             groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, only, cuts)
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
+        if limits.attention:
+            _add_attention(found, stored, limits, only, rejected)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
@@ -256,6 +259,16 @@ def _add_siblings(
                 rejected[reason] += 1
             elif stored.inputs_of(members).bit_count() <= limits.max_inputs:
                 found.add(stored, members, bits(outputs), Kind.GROUP, 2)
+
+
+def _add_attention(
+    found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]
+) -> None:
+    for members, sink in attention_groups(found.graph, stored):
+        if stored.inputs_of(members).bit_count() > limits.max_inputs:
+            rejected["too many inputs"] += 1
+        elif not only or members & only:
+            found.add(stored, members, (sink,), Kind.GROUP, -1)
 
 
 def _weights(graph: Graph, stored: Stored) -> Mask:

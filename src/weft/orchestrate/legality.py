@@ -34,6 +34,8 @@ class EnumerationLimits:
     multi_output: bool = True
     every_cut: bool = False
     """Also sets whose boundary lies between two elementwise primitives that nobody else reads."""
+    attention: bool = False
+    """Also two products with a softmax between them (see `orchestrate.attention`), where kernels for that exist."""
 
     @staticmethod
     def complete() -> EnumerationLimits:

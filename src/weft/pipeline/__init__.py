@@ -195,6 +195,7 @@ def _limits(options: Options) -> EnumerationLimits:
         max_inputs=options.max_inputs,
         max_reductions=options.max_reductions,
         max_candidates=options.max_candidates,
+        attention=options.device == "cuda",
     )
 
 

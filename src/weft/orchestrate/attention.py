@@ -1,0 +1,96 @@
+"""Attention as candidates: two products with the softmax between them, which the growth of groups never joins.
+
+A group holds one contraction, because no other pair of contractions has a kernel that is faster than two; attention is
+the exception, so it is looked for by its shape: product, softmax, product. Each place gives a few sets: the core, with
+the index maps of queries, keys and values, and with the cheap arithmetic before these (biases); behind it, transposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.orchestrate.stored import Stored, stored_root
+
+_MAPS = frozenset({Prim.TRANSPOSE, Prim.SLICE})
+_CHEAP = _MAPS | {Prim.CAST, Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV}
+_BEHIND = frozenset({Prim.TRANSPOSE, Prim.CAST})
+_SOFTMAX = frozenset({Prim.REDUCE_MAX, Prim.EXP, Prim.REDUCE_SUM, Prim.DIV})
+
+
+def attention_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
+    """(members, the one member that is written): convex sets, the largest of a place last."""
+    for second in bits(stored.work):
+        if graph.nodes[second].prim is not Prim.MATMUL:
+            continue
+        core = _core(graph, stored, second)
+        if not core:
+            continue
+        behind, sink = _behind(graph, stored, second)
+        operands = _operands(graph, stored, core)
+        seen: set[Mask] = set()
+        for prims in (frozenset[Prim](), _MAPS, _CHEAP):
+            members = core | behind | _above(graph, stored, operands, prims)
+            if members not in seen and not stored.dag.missing(members):
+                seen.add(members)
+                yield members, sink
+
+
+def _core(graph: Graph, stored: Stored, second: NodeId) -> Mask:
+    """The two products and what is elementwise or reduces between them; 0 where that is no softmax."""
+    weights = stored_root(graph, graph.nodes[second].inputs[0])
+    if not stored.dag.producers[second] >> weights & 1:
+        return 0  # the weights are computed in another way in this version
+    between = products = 0
+    waiting = [weights]
+    while waiting:
+        v = waiting.pop()
+        category = CATEGORY[graph.nodes[v].prim]
+        if graph.nodes[v].prim is Prim.MATMUL:
+            products |= 1 << v
+        elif category in (Category.ELEMENTWISE, Category.REDUCE) and not between >> v & 1:
+            between |= 1 << v
+            waiting.extend(bits(stored.dag.producers[v]))
+    prims = {graph.nodes[v].prim for v in bits(between)}
+    if not prims >= _SOFTMAX or products.bit_count() != 1:
+        return 0
+    return between | products | 1 << second
+
+
+def _operands(graph: Graph, stored: Stored, core: Mask) -> Mask:
+    """Queries, keys and values: what the two products read."""
+    found = 0
+    for v in bits(core):
+        if graph.nodes[v].prim is Prim.MATMUL:
+            found |= stored.dag.producers[v]
+    return found & ~core
+
+
+def _above(graph: Graph, stored: Stored, start: Mask, prims: frozenset[Prim]) -> Mask:
+    """Members above some values: a value of these primitives, and what it reads, as long as that is one too."""
+    allowed = mask_of(v for v in bits(stored.work) if graph.nodes[v].prim in prims)
+    found = 0
+    frontier = start & allowed
+    while frontier:
+        found |= frontier
+        grown = 0
+        for v in bits(frontier):
+            grown |= stored.dag.producers[v]
+        frontier = grown & allowed & ~found
+    return found
+
+
+def _behind(graph: Graph, stored: Stored, second: NodeId) -> tuple[Mask, NodeId]:
+    """Transposes and casts behind the second product, as long as they are its only readers; the last of them."""
+    found, sink = 0, second
+    while not stored.results >> sink & 1:
+        readers = stored.dag.consumers[sink]
+        if readers.bit_count() != 1:
+            break
+        reader = next(bits(readers))
+        if graph.nodes[reader].prim not in _BEHIND:
+            break
+        found |= 1 << reader
+        sink = reader
+    return found, sink
