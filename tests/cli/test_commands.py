@@ -470,3 +470,19 @@ def test_help_has_every_command(run: Weft) -> None:
     for name in ("compile", "run", "bench", "fission", "check", "explain", "report", "doctor", "db"):
         assert re.search(rf"^\s+{name}\s", done.out, re.MULTILINE), name
         assert run(name, "--help").code == 0
+
+
+def test_trace_writes_when_each_kernel_ran(run: Weft, saved: Path, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    told = run("trace", saved, "-o", out, "--format", "json").data
+    found = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert told["source"] == "clock" and told["spans"] == len([e for e in found if e["cat"] == "kernel"]) > 0
+    given = tmp_path / "x.npy"
+    np.save(given, np.zeros((2, 4), np.float32))
+    done = run("trace", saved, "--input", given, "-o", out)
+    assert done.code == 0 and str(out) in done.out
+    done = run("trace", saved, "-o", tmp_path / "no" / "trace.json")
+    assert done.code == 3 and "cannot be written" in done.err
+    np.save(given, np.zeros((2, 5), np.float32))
+    done = run("trace", saved, "--input", given, "-o", out)
+    assert done.code != 0 and "[W011]" in done.err

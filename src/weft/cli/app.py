@@ -438,6 +438,38 @@ def report(
 
 
 @app.command()
+def trace(
+    plan: Annotated[Path, typer.Argument(help="saved plan")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON file")] = Path("trace.json"),
+    input: Annotated[list[Path], typer.Option("--input", help="one .npy file per input; else random values")] = [],  # noqa: B006
+    trust: Annotated[str | None, typer.Option(help="digest of a plan that somebody else saved")] = None,
+    format: FormOption = "text",
+) -> None:
+    """Run a saved plan once and write when each kernel ran, for chrome://tracing or Perfetto.
+
+    Example: weft trace candy.weft -o trace.json.
+    """
+    from weft.pipeline.reference import example_inputs
+    from weft.report.timeline import chrome_trace
+    from weft.runtime.timeline import timeline
+
+    screen = Screen(format)
+    executable = load(plan, trust=trust, options=Options.from_environment(os.environ)).executable
+    given = [_tensor(path) for path in input] or example_inputs(executable.graph, 0)
+    found = timeline(executable, [x.to(place_of(executable)) for x in given])
+    record = _record(plan) if _record_path(plan).is_file() else None
+    with _writing(output):
+        output.write_text(chrome_trace(found, title=record.model if record else plan.stem, record=record))
+    told = {"trace": str(output), "source": found.source, "spans": len(found.spans), "microseconds": found.microseconds}
+    if screen.json:
+        screen.data(told)
+    else:
+        print_pairs(
+            screen, {k: microseconds(v) if isinstance(v, float) else plain(str(v), 400) for k, v in told.items()}
+        )
+
+
+@app.command()
 def doctor(format: FormOption = "text") -> None:
     """What this machine has, and what Weft makes of it."""
     from weft.device.cuda.describe import describe
