@@ -1,0 +1,98 @@
+"""Which measured problems are two other measured ones at once: cut a problem in two, and look both parts up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.measured import Case
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, GraphBuilder, Mask, bits
+from weft.ir.prims import Prim
+from weft.kernels.candidate import Candidate, Problem
+from weft.kernels.formats import Format
+from weft.orchestrate.extract import extract
+from weft.orchestrate.stored import Stored
+
+MOST_CUTS = 400
+"""Cuts of one problem that are looked at."""
+
+
+def fusions(cases: Sequence[Case], problems: Sequence[Problem]) -> tuple[tuple[int, int, int], ...]:
+    """Numbers of (a case, and two that do the same one after the other), all that are found."""
+    known = {_bare(case.text): k for k, case in reversed(list(enumerate(cases)))}
+    return tuple((whole, *parts) for whole, problem in enumerate(problems) for parts in _cuts(problem, known))
+
+
+def _bare(text: str) -> str:
+    """A canonical text without its source operator: parts of a problem do not know theirs."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("as "))
+
+
+def _cuts(problem: Problem, known: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Numbers of the parts, for every cut whose parts were measured; the intermediate values in either format."""
+    graph = _with_weights(problem.graph)
+    stored = Stored.of(graph)
+    formats = dict(zip(problem.graph.inputs, problem.input_formats, strict=True))
+    formats |= dict(zip(problem.graph.outputs, problem.output_formats, strict=True))
+    for first in _first_parts(stored):
+        for middle in (Format.ROW, Format.LAST):
+            before = _look_up(graph, stored, first, formats, middle, known)
+            if before is None:
+                continue  # never measured
+            after = _look_up(graph, stored, stored.work & ~first, formats, middle, known)
+            if after is not None:
+                yield before, after
+
+
+def _with_weights(graph: Graph) -> Graph:
+    """The same graph with weights as constants, as they stand in a whole network."""
+    builder = GraphBuilder()
+    for i, node in enumerate(graph.nodes):
+        if isinstance(node.attrs, a.InputAttrs) and node.attrs.is_weight:
+            zeros = np.broadcast_to(np.zeros((), node.type.dtype.numpy), node.type.shape)
+            builder.adopt_constant(f"weight {i}", zeros, node.type)
+        elif isinstance(node.attrs, a.InputAttrs):
+            builder.input(node.type)
+        elif isinstance(node.attrs, a.ConstantAttrs):
+            builder.adopt_constant(node.attrs.digest, graph.constant(i), node.type)
+        else:
+            builder.adopt(node, node.inputs)
+    return builder.build(graph.outputs)
+
+
+def _first_parts(stored: Stored) -> Iterator[Mask]:
+    """Sets of members whose producers are among them: what may run before the rest."""
+    seen, waiting = {0}, [0]
+    while waiting and len(seen) < MOST_CUTS:
+        done = waiting.pop()
+        for member in bits(stored.work & ~done):
+            grown = done | 1 << member
+            if not stored.reads[member] & stored.work & ~done and grown not in seen:
+                seen.add(grown)
+                waiting.append(grown)
+                if grown != stored.work:
+                    yield grown
+
+
+def _look_up(
+    graph: Graph,
+    stored: Stored,
+    members: Mask,
+    formats: Mapping[int, Format],
+    middle: Format,
+    known: Mapping[str, int],
+) -> int | None:
+    inputs = tuple(bits(stored.inputs_of(members)))
+    written = tuple(bits(stored.dag.written(members, stored.results)))
+    if not written:
+        return None
+
+    def of(value: int) -> Format:
+        image = graph.nodes[value].type.rank == 4 and graph.nodes[value].prim is not Prim.CONSTANT
+        return formats.get(value, middle if image else Format.ROW)
+
+    candidate = Candidate(members, inputs, written)
+    cut = extract(graph, candidate, [of(i) for i in inputs], [of(o) for o in written])
+    return known.get(_bare(cut.problem.key))
