@@ -157,6 +157,11 @@ inline void w_copy16(u32 to, const void* from, u32 bytes) {
   if (w_defer) w_self->open.push_back(c); else w_do(c);
 }
 inline void w_copy16(u32 to, const void* from) { w_copy16(to, from, 16); }
+inline void w_prefetch(const void* p) {
+  bool known = false;
+  for (auto& b : w_buffers) known |= (const char*)p >= b.first && (const char*)p < b.second;
+  if (!known) w_fail("prefetch from outside of every buffer");
+}
 inline void w_commit() { w_self->groups.push_back(std::move(w_self->open)); w_self->open.clear(); }
 template <int N> inline void w_arrived() {
   while (w_self->groups.size() > N) {

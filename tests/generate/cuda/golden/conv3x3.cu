@@ -47,6 +47,7 @@ w_mma_f16(acc[i][2 * j + 1], fa[i], fw[j][2], fw[j][3]);
 }
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 5) * 4096) + 2048);
+if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 64 + (n < 64 ? n : 63)); }
 w_wait(); w_release();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 5) * 4096)); store_a(sb + (u32)((i % 5) * 4096)); } w_commit(); }
 for (int i = 0; i < last - first; ++i) {

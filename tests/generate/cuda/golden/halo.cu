@@ -55,6 +55,7 @@ w_mma_f16(acc[i][2 * j + 1], fa[u & 1][i], fw[u & 1][j].z, fw[u & 1][j].w);
 }
 }
 };
+if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 64 + (n < 64 ? n : 63)); }
 w_wait(); w_release();
 _Pragma("unroll") for (int i = 0; i < 2; ++i) { if (first + i < last) fill_a(first + i, i * 24912); w_commit(); }
 for (int i = 0; i < last - first; ++i) {

@@ -47,6 +47,7 @@ w_wgmma_f16(acc[i], w_descriptor(a + (u32)((row0 + i * 64) * 128 + q * 32)),
 w_group_commit();
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 6) * 32768) + 16384);
+if (t < 3) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 1024 ? n : 1023)); }
 w_wait(); w_release();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 6) * 32768)); store_a(sb + (u32)((i % 6) * 32768)); } w_commit(); }
 #pragma unroll 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
 from weft.generate.cuda.templates.prelude import load, storage, store
-from weft.generate.cuda.templates.product import Product, offset_of
+from weft.generate.cuda.templates.product import Product, is_weight, offset_of
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.types import DType
@@ -177,6 +177,29 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
     if dtype is DType.F32 and width == 2:
         return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
     return [store(dtype, f"{address} + {i}", value) for i, value in enumerate(values)]
+
+
+def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str = "n0") -> list[str]:
+    """Statements that ask for what the end of a block reads of constant vectors along its columns `first`...
+
+    They belong before the wait for predecessors: in a network, weights were last used a whole inference ago.
+    """
+    c = p.c
+    lines = []
+    for _, step in leaves(c):
+        walk, source = step.walk, step.source
+        assert walk is not None
+        assert source is not None
+        constant = source.kind == "input" and is_weight(c, source.index)
+        if not constant or any(walk.dims) or walk.channel != 1 or p.n == 1:
+            continue
+        per = 128 // step.dtype.itemsize
+        count = -(-min(columns, p.n) // per) + 1
+        base = f"(const {storage(step.dtype)}*){names[source]} + {walk.offset} + g * {walk.group}"
+        lines.append(
+            f"if (t < {count}) {{ const int n = {first} + t * {per}; w_prefetch({base} + (n < {p.n} ? n : {p.n - 1})); }}"
+        )
+    return lines
 
 
 def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", prefix: str = "") -> list[str]:

@@ -171,6 +171,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"for (int j = 0; j < {s.cols}; ++j) h[u][j] = k < {chunks} ? w[j][k] : make_uint4(0, 0, 0, 0); }} }};",
         "const int start = slice * 32 + lane;",
         "read(start);" if constant else "",
+        *epilogue.prefetch(p, args.names, block_cols),
         "w_wait(); w_release();",
         "" if constant else "read(start);",
         f"for (int at = start; at < {chunks}; at += {32 * s.slices * unroll}) {{",

@@ -265,6 +265,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "__syncthreads();" if before else "",
         _fill_a(p, g),
         _sums(p, g),
+        *([] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
         "w_wait(); w_release();",
         f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
         "for (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",

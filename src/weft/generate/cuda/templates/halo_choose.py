@@ -20,6 +20,10 @@ _PORT = 40.0
 """Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask."""
 
 
+_ALONE = 600.0
+"""Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
+
+
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for products that the template does not take."""
     w = window(p)
@@ -168,6 +172,8 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int) -> float:
     end = 500.0 + max(active * stores, finished / g.threads * (12.0 if not s.wide else 40.0))
     if s.split > 1:
         end += (700.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
+    if 2 * shared > facts.shared_per_sm:
+        end += _ALONE
     weights = g.columns * g.taps * w.ic * w.groups * 2
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
     return max(waves * (body + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)

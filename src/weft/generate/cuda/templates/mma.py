@@ -149,6 +149,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         lines.append(f"for (int i = 0; i < {ahead}; ++i) if (first + i < last) fill_w(first + i, {slot} + {a_bytes});")
     if left.before:
         lines.append("__syncthreads();")
+    lines += epilogue.prefetch(p, names, s.bn)
     lines.append("w_wait(); w_release();")
     fill_w = "" if packed else f"fill_w(first + i, {slot} + {a_bytes}); store_w({slot} + {a_bytes});"
     lines.append(

@@ -15,6 +15,7 @@ W_FN void w_copy16(u32 to, const void* from) {
 W_FN void w_copy16(u32 to, const void* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+W_FN void w_prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 W_FN void w_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> W_FN void w_arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 W_FN void w_store16(u32 to, uint4 v) {
