@@ -43,4 +43,4 @@ def _cycles(p: Product, template: str, schedule: Schedule, facts: GpuFacts) -> f
         if isinstance(by_channel, Declined):
             raise ValueError(f"{schedule} is of another problem: {by_channel.reason}")
         return depthwise.cycles(by_channel, depthwise.Shape.of(schedule), facts)
-    return cost.cycles(cost.Sizes.of(p), Shape.of(schedule), facts)
+    return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import epilogue
-from weft.generate.cuda.templates.cost import Block, Sizes
+from weft.generate.cuda.templates.cost import Sizes, block, sizes_of
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product
 from weft.ir.types import DType
@@ -55,7 +55,7 @@ def _groups() -> tuple[Shape, ...]:
 def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first (alike shapes later than their number says); one of each kind at least."""
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
-    return list(_ranked(Sizes.of(p), cluster, facts, keep))
+    return list(_ranked(sizes_of(p), cluster, facts, keep))
 
 
 @lru_cache(maxsize=1024)
@@ -63,9 +63,9 @@ def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[
     """`shapes` of all products of these sizes: a network has the same one before many epilogues."""
     ranked: list[tuple[float, Shape]] = []
     for base in _fitting(p, facts):
-        block = Block(p, base, facts)
-        if block.fit:
-            ranked += [(block.cycles(s.split, s.cluster), s) for s in _split(p, base, cluster)]
+        model = block(p, base, facts)
+        if model.fit:
+            ranked += [(model.cycles(s.split, s.cluster), s) for s in _split(p, base, cluster)]
     ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []

@@ -72,7 +72,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     turned = p.a_load == "columns" or p.w_load == "kn"
     panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
-    case = _Case(Sizes.of(p), rows, stages, stride, p.a_load == "columns")
+    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns")
     found = []
     for modelled, s in _ranked(case, facts):
         possible = left(p, rows, s.bm, s.panel, s.box), right(p, s.bn, s.panel)

@@ -1,0 +1,208 @@
+"""What a block shape of a matrix product costs: cycles of a multiprocessor from the end of one kernel to the next.
+
+    gap + start + waves * (steps * step + end) (+ the meeting of blocks that share a sum), or the weights from memory
+
+A step of the sum is bound by one of: matrix instructions, shared memory, the ports to the L2 cache, issue slots of the
+copies, the chain of one step (barrier, fragments, products that wait for each other), or the latency of memory over the
+steps that run ahead; the others are hidden but for a small share. Blocks on one multiprocessor share all but the last
+two. The constants without a unit of hardware behind them were fitted to 1,091 kernels of ten networks measured on an
+NVIDIA H200 (docs/performance-model.md says how well they hold for networks that were left out); the model ranks, and
+measuring decides. Source: performance notes, sections 3 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from weft.device.cuda.model import DRAM_PORT_BYTES, L2_PORT_BYTES, gap_us
+from weft.device.cuda.record import GpuFacts
+from weft.ir.types import DType
+
+START = 110.0
+"""Addresses, and the first copies on their way."""
+END = 750.0
+"""The last barrier, the sums into shared memory, and the way of the last results to memory."""
+LATENCY = 990.0
+"""Of a copy from memory: weights were last used a whole inference ago."""
+EXPOSED = 0.08
+"""Share of the smaller costs of a step that is not hidden behind the largest."""
+RATE = {"group": 3700.0, "mma": 2500.0, "simt": 220.0}
+"""FLOP per cycle: warpgroup products, those of warps (62 % of the peak at most on Hopper), multiply-adds."""
+CHAIN = {"group": 390.0, "mma": 206.0, "simt": 60.0}
+"""Cycles of a step of one block that nothing shortens."""
+MMA = 16.4
+"""Cycles of one 16x8x16 product of a warp that does not overlap with the next."""
+SIMT_SHARED = 1.3
+"""Reads of shared memory by threads instead of fragments meet in banks."""
+ISSUE = {"rows": 0.051, "columns": 0.051, "taps": 0.116, "elements": 2.65}
+"""Cycles in which a multiprocessor issues the copy of 16 bytes of the left operand, by how they are found."""
+ISSUE_WEIGHTS = 0.057
+ELEMENTS = 670.0
+"""Latency of a step whose elements pass through registers."""
+ELEMENT, ELEMENT_OF_TABLES = 63.0, 172.0
+"""Further latency per element of a thread: they are read one after another; through tables of places yet slower."""
+ITEM, ITEM_OPERAND = 80.0, 93.0
+"""Latency of one vector of results of a thread, and of each operand that is read for it."""
+RESULT, PLAIN, SPECIAL = 0.98, 3.2, 17.4
+"""Issue slots of lanes: per result, and per elementwise and per transcendental operation on it."""
+STORE_BYTES = 32
+"""Bytes per cycle that a multiprocessor stores."""
+CLUSTER_RANK = 564.0
+"""Per block of a cluster: they start together, and wait for each other twice."""
+CLUSTER_BYTES = 10.0
+"""Bytes per cycle that a block reads from the shared memory of its cluster."""
+MEETING = 5300.0
+"""Blocks that meet through memory: fences, a counter, and the last one reads what all have written."""
+MEETING_BYTES = 6.3
+"""Bytes per cycle of that."""
+
+
+LeftLoad = Literal["rows", "taps", "columns", "elements"]
+RightLoad = Literal["packed", "nk", "kn", "elements"]
+"""How tiles of the operands are found: by chunks of 16 bytes along the sum or across it, or by single elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A product out[z, m, n] = sum over k of a[z, m, k] * w[z, n, k], and what follows the sum."""
+
+    dtype: DType
+    m: int
+    n: int
+    k: int
+    z: int
+    a_load: LeftLoad
+    w_load: RightLoad
+    tables: int
+    """Bytes of shared memory for tables of rows and columns."""
+    width: int
+    """Results that a thread finishes at once."""
+    operands: int
+    """Values read per result."""
+    plain: int
+    """Elementwise operations per result."""
+    special: int
+    """Transcendental ones among them."""
+    stored: int
+    """Bytes written per result, all outputs together."""
+
+
+class Shape(Protocol):
+    """How one block is cut; sizes in elements."""
+
+    @property
+    def bm(self) -> int:
+        """Rows of the product."""
+
+    @property
+    def bn(self) -> int:
+        """Columns."""
+
+    @property
+    def bk(self) -> int:
+        """Of the sum, in one step."""
+
+    @property
+    def wm(self) -> int:
+        """Rows of a warp, or of a group of four."""
+
+    @property
+    def wn(self) -> int:
+        """Columns of it."""
+
+    @property
+    def wk(self) -> int:
+        """Warps that share a sum."""
+
+    @property
+    def group(self) -> bool:
+        """Warpgroup products."""
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+
+    @property
+    def ahead(self) -> int:
+        """Steps that copies run ahead."""
+
+
+class Block:
+    """A shape apart from how its sum is divided: what does not depend on that is computed once."""
+
+    def __init__(self, p: Sizes, s: Shape, facts: GpuFacts, fit: int) -> None:
+        self.sizes, self.shape, self.facts = p, s, facts
+        self.fit = fit
+        """Blocks that a multiprocessor holds at once."""
+        self.tiles = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
+        self.steps = math.ceil(p.k / s.bk)
+        self.gap = gap_us(facts) * facts.clock_ghz * 1e3 + START
+        size = p.dtype.itemsize
+        self.kind = "group" if s.group else "mma" if size == 2 else "simt"
+        self.products = 2.0 * s.bm * s.bn * s.bk / RATE[self.kind]
+        self.loaded = (s.bm + s.bn) * s.bk * size
+        if s.group:
+            fragments = s.bm / 64 * (64 + s.bn) * s.bk * size
+        else:
+            fragments = (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size
+        self.shared = (fragments + self.loaded) / 128 * (1.0 if size == 2 else SIMT_SHARED)
+        self.issue = s.bk * size / 16 * (s.bm * ISSUE[p.a_load] + s.bn * ISSUE_WEIGHTS)
+        self.chain = self._chain()
+        self.tile = s.bm * s.bn
+        self.slots = RESULT + PLAIN * p.plain + SPECIAL * p.special
+
+    def _chain(self) -> float:
+        """Cycles of a step that more blocks do not share."""
+        p, s = self.sizes, self.shape
+        chain = CHAIN[self.kind]
+        if self.kind == "mma":
+            chain += MMA * (s.bk // 16 / s.wk) * (s.wm // 16) * (s.wn // 8)
+        by_element = (s.bm if p.a_load == "elements" else 0) + (s.bn if p.w_load == "elements" else 0)
+        if by_element:
+            chain += ELEMENTS + by_element * s.bk / s.threads * (ELEMENT_OF_TABLES if p.tables else ELEMENT)
+        return chain
+
+    def cycles(self, split: int, cluster: bool) -> float:
+        """The whole kernel with so many blocks to a sum; infinite where a block does not fit."""
+        if not self.fit:
+            return math.inf
+        p, facts = self.sizes, self.facts
+        blocks = self.tiles * split
+        busiest = -(-blocks // facts.sms)
+        waves = -(-busiest // self.fit)
+        active = -(-busiest // waves)
+        sms = min(blocks, facts.sms)
+        inside = waves * (-(-self.steps // split) * self._step(active, sms) + self._end(active, split, cluster))
+        port = min(facts.read_bandwidth[-1][1] / facts.clock_ghz, sms * DRAM_PORT_BYTES)
+        return max(inside, p.n * p.k * p.z * p.dtype.itemsize / port) + self.gap
+
+    def _step(self, active: int, sms: int) -> float:
+        """Cycles of one step of the sum with so many blocks on each multiprocessor that has some."""
+        s, facts = self.shape, self.facts
+        # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide latencies
+        warps = active * s.warps
+        busy = 1.0 if s.group else min(1.0, warps / 4) * (0.85 if warps < 8 else 1.0)
+        port = self.loaded / min(L2_PORT_BYTES, facts.l2_bandwidth / facts.clock_ghz / sms)
+        shared = (self.products / busy, self.shared, port, self.issue)
+        costs = (*(active * x for x in shared), self.chain, LATENCY / s.ahead)
+        largest = max(costs)
+        return largest + EXPOSED * (sum(costs) - largest)
+
+    def _end(self, active: int, split: int, cluster: bool) -> float:
+        """Cycles from the last step to the last result."""
+        p, s = self.sizes, self.shape
+        share = split if cluster else 1
+        items = -(-self.tile // (p.width * s.threads * share))
+        end = END + items * (ITEM + ITEM_OPERAND * p.operands)
+        end += active * self.tile * (s.wk * 8 / 128 + (self.slots / 128 + p.stored / STORE_BYTES) / share)
+        if cluster:
+            end += CLUSTER_RANK * split + self.tile * s.wk * 4 / CLUSTER_BYTES
+        elif split > 1:
+            end += MEETING + self.tile * 4.0 * split / MEETING_BYTES
+        return end
