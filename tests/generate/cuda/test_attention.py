@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
 
@@ -16,13 +18,17 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.templates.attention_match import attention
 from weft.generate.cuda.templates.attention_shapes import Shape
 from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType, round_bf16
 from weft.kernels.candidate import Problem
+from weft.kernels.measurement import Verdict
 from weft.kernels.source import CudaSource
+from weft.tune.verify import build_reference
+from weft.tune.verify import compare as compare_output
 
 H200 = GpuFacts()
 A100 = GpuFacts(capability=80, sms=108, shared_per_sm=167936, shared_per_block=166912)
@@ -59,6 +65,21 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "odd heads": (block(Block(1, 20, 20, 3, 12)), Shape(1, 1, 2, 16, 1)),
 }
 
+NETWORKS: dict[str, Problem] = {
+    **{f"bert, {n}": block(Block(n, 128, 128, 12, 64)) for n in (1, 16)},
+    **{f"vit, {n}": block(Block(n, 197, 197, 12, 64)) for n in (1, 16)},
+    **{
+        f"segformer, {heads} heads": block(Block(1, rows, 256, heads, 32, merged=False))
+        for rows, heads in ((16384, 1), (4096, 2), (1024, 5), (256, 8))
+    },
+    "long": plain((1, 16), 2048, 2048, 64),
+    "causal": plain((1, 16), 1024, 1024, 128, causal=True),
+    "masked": plain((2, 12), 384, 384, 64, mask=(2, 1, 1, 384)),
+    "80": plain((1, 16), 512, 512, 80),
+    "256": plain((1, 8), 512, 512, 256),
+    "decoding": plain((1, 8), 1, 4096, 128, heads=32),
+}
+
 
 def emitted(name: str) -> CudaSource:
     problem, shape = CASES[name]
@@ -88,14 +109,14 @@ def inputs_of(problem: Problem, seed: int = 0) -> list[np.ndarray]:
 
 
 def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: str) -> None:
-    """Near the value in float64; NaN where that is."""
+    """Near the value in float64; NaN and infinities where those are."""
     with np.errstate(all="ignore"):
         want = evaluate(problem.graph, inputs, precise=True)[0]
     unit = {F16: 2.0**-11, BF16: 2.0**-8}[problem.graph.type_of(problem.graph.outputs[0]).dtype]
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=name)
     finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite].astype(np.float64), want[~finite], err_msg=name)
     rms = float(np.sqrt(np.mean(np.square(want[finite])))) + 1e-30
-    error = float(np.abs(got.astype(np.float64) - want)[finite].max(initial=0.0))
+    error = float(np.abs(got[finite].astype(np.float64) - want[finite]).max(initial=0.0))
     assert error <= 6 * unit * max(rms, float(np.abs(want[finite]).max(initial=0.0))), (name, error / unit, rms)
 
 
@@ -106,3 +127,165 @@ def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels:
     inputs = inputs_of(problem)
     got = run(kernels, problem, sources[name], inputs, defer=defer)[0]
     compare(got, problem, inputs, name)
+
+
+JUDGED = ["one tile", "ring of two", "odd columns", "causal", "mask of all", "grouped heads", "merged", "merged bf16"]
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+    """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
+    problem = CASES[name][0]
+    types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
+    out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
+    for case in build_reference(problem, seed=3).cases:
+        inputs = [x.float().numpy() if t is BF16 else x.numpy() for x, t in zip(case.inputs, types, strict=True)]
+        got = torch.from_numpy(np.ascontiguousarray(run(kernels, problem, sources[name], inputs)[0])).to(out)
+        finding = compare_output(got, case.expected[0], case.kind.value)
+        assert finding.verdict is Verdict.OK, finding
+
+
+def extreme(name: str, change: Callable[[list[np.ndarray]], None]) -> tuple[Problem, list[np.ndarray]]:
+    inputs = inputs_of(CASES[name][0])
+    change(inputs)
+    return CASES[name][0], inputs
+
+
+def nan_in_a_query(x: list[np.ndarray]) -> None:
+    x[0][0, 1, 3, 0] = np.nan
+
+
+def infinity_in_a_key(x: list[np.ndarray]) -> None:
+    x[1][0, 0, 5] = np.inf
+
+
+def infinity_in_a_value(x: list[np.ndarray]) -> None:
+    x[2][0, 0, 7, 2] = -np.inf
+
+
+def huge(x: list[np.ndarray]) -> None:
+    x[0] *= 100
+
+
+def nothing_left(x: list[np.ndarray]) -> None:
+    x[3][:, 4] = -np.inf if x[3].dtype.kind == "f" else False  # no key for query 4 of any head: axis 1 or the rows'
+    x[3][..., 3, :] = -np.inf if x[3].dtype.kind == "f" else False
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("all tiles at once", nan_in_a_query),
+        ("ring of two", infinity_in_a_key),
+        ("ring of two", infinity_in_a_value),
+        ("all tiles at once", huge),
+        ("one tile", huge),
+        ("mask of all", nothing_left),
+    ],
+)
+def test_what_is_not_finite_goes_where_it_goes_in_float64(
+    name: str, change: Callable[[list[np.ndarray]], None], sources: dict[str, CudaSource], kernels: Emulated
+):
+    problem, inputs = extreme(name, change)
+    got = run(kernels, problem, sources[name], inputs)[0]
+    compare(got, problem, inputs, f"{name} {change.__name__}")
+
+
+def test_a_row_without_keys_is_nan_where_the_softmax_is_not_guarded(kernels: Emulated):
+    b = GraphBuilder()
+    q, k, v, bias = (b.input(TensorType(F16, s)) for s in ((1, 16, 16), (1, 24, 16), (1, 24, 16), (16, 24)))
+    s = b.apply(Prim.ADD, b.cast(b.add(Prim.MATMUL, q, b.transpose(k, (0, 2, 1))), F32), b.cast(bias, F32))
+    e = b.apply(Prim.EXP, b.apply(Prim.SUB, s, b.reduce(Prim.REDUCE_MAX, s, (2,))))
+    p = b.cast(b.apply(Prim.DIV, e, b.reduce(Prim.REDUCE_SUM, e, (2,))), F16)
+    problem = problem_of(b, b.add(Prim.MATMUL, p, v))
+    source = templates.emit(problem, Shape(1, 1, 2, 16, 1).schedule())
+    assert isinstance(source, CudaSource), source
+    inputs = inputs_of(problem)
+    inputs[3][2] = -np.inf
+    inputs[3][3, :20] = -np.inf
+    got = run(Emulated([source]), problem, source, inputs)[0]
+    assert np.isnan(got[0, 2]).all()
+    compare(got, problem, inputs, "no guard")
+
+
+def compiled(problems: dict[str, Problem], arch: str, most: int) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    facts = H200 if arch == "sm_90a" else A100
+    jobs: list[tuple[str, CudaSource]] = []
+    for name, problem in problems.items():
+        found = templates.schedules(problem, facts)
+        assert not isinstance(found, Declined), found.reason
+        assert 1 <= len(found) <= 6
+        for schedule in found[:most]:
+            source = templates.emit(problem, schedule)
+            assert isinstance(source, CudaSource), source
+            jobs.append((name, source))
+    results = nvrtc.compile_many([CompileJob(s.text, arch, s.flags) for _, s in jobs])
+    for (name, source), result in zip(jobs, results, strict=True):
+        assert isinstance(result, CompiledCubin), result
+        assert result.warnings == (), (name, str(source.schedule), result.warnings)
+        own = result.of(source.launches[0].entry)
+        assert own.spill_stores == own.spill_loads == 0, (name, str(source.schedule))
+        assert gate(result, source.launches[0], facts) is None
+
+
+def test_a_sample_compiles_without_spills():
+    compiled({"bert": block(Block(1, 128, 128, 12, 64)), "wide": plain((1, 8), 512, 512, 256)}, "sm_90a", 1)
+    compiled({"long": plain((1, 16), 2048, 2048, 64, causal=True)}, "sm_80", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_networks_compile_without_spills(arch: str):
+    compiled(NETWORKS, arch, 6)
+
+
+def test_text():
+    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
+    file = Path(__file__).parent / "golden" / "attention.cu"
+    problem = block(Block(1, 197, 197, 12, 64))
+    found = templates.schedules(problem, H200)
+    assert not isinstance(found, Declined), found.reason
+    source = templates.emit(problem, found[0])
+    assert isinstance(source, CudaSource), source
+    text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(source.entry, 'ENTRY')}"
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text
+
+
+def declined(problem: Problem, facts: GpuFacts = H200) -> str:
+    found = templates.schedules(problem, facts)
+    assert isinstance(found, Declined)
+    return found.reason
+
+
+def test_what_is_declined_says_why():
+    assert "f32" in declined(plain((1, 2), 16, 16, 16, dtype=F32))
+    assert "272" in declined(plain((1, 2), 16, 16, 272))
+    assert "7.5" in declined(plain((1, 2), 16, 16, 16), GpuFacts(capability=75))
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (2, 8, 8)))
+    assert "no softmax" in declined(problem_of(b, b.add(Prim.MATMUL, b.add(Prim.MATMUL, x, x), x)))
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (2, 8, 8)))
+    s = b.cast(b.add(Prim.MATMUL, x, x), F32)
+    e = b.apply(Prim.EXP, s)
+    p = b.cast(b.apply(Prim.DIV, e, b.reduce(Prim.REDUCE_SUM, e, (2,))), F16)
+    assert "maximum" in declined(problem_of(b, b.add(Prim.MATMUL, p, x)))
+
+
+def test_rows_and_keys_of_what_is_matched():
+    found = attention(plain((2, 2), 10, 24, 16, heads=6))
+    assert not isinstance(found, Declined), found.reason
+    assert (found.blocks, found.m, found.keys) == (4, 30, 24)  # three heads share keys: they are rows
+    found = attention(block(Block(2, 20, 20, 3, 16)))
+    assert not isinstance(found, Declined), found.reason
+    assert (found.blocks, found.m, found.qk, found.head) == (6, 20, 16, 16)
+    assert found.scale == pytest.approx(0.25)
+    assert found.out.strides[-1] == 1
+    found = attention(plain((2, 2), 20, 40, 16, causal=True))
+    assert not isinstance(found, Declined), found.reason
+    assert found.scale == 0

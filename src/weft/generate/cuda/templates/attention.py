@@ -62,7 +62,7 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
     parameters = ", ".join((*(f"const void* __restrict__ in{i}" for i in sources), "void* __restrict__ out0"))
-    head = f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({parameters}) {{'
+    head = f'extern "C" __global__ void __launch_bounds__({s.threads}, 1) {entry}({parameters}) {{'
     text = "\n".join((prelude() + _EXP2 + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
     pointers = (*(Pointer("in", i) for i in sources), Pointer("out", 0))
     launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
