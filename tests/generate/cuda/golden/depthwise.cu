@@ -4,54 +4,15 @@ const int i = blockIdx.x * 64 + threadIdx.x;
 const int cv = i % 8, tx = i / 8 % 14, ty = i / 112 % 14, img = i / 1568;
 const int n = cv * 4, g = 0, b = 0; (void)g; (void)b;
 const u16* const w = (const u16*)pk + n * 9;
-float k[9][4];
-if (i < 1568) {
-{
-const uint2 h_ = *(const uint2*)(w + 0);
-{ const float2 h = w_unpack_f16(h_.x); k[0][0] = h.x; k[0][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[0][2] = h.x; k[0][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 4);
-{ const float2 h = w_unpack_f16(h_.x); k[1][0] = h.x; k[1][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[1][2] = h.x; k[1][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 8);
-{ const float2 h = w_unpack_f16(h_.x); k[2][0] = h.x; k[2][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[2][2] = h.x; k[2][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 12);
-{ const float2 h = w_unpack_f16(h_.x); k[3][0] = h.x; k[3][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[3][2] = h.x; k[3][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 16);
-{ const float2 h = w_unpack_f16(h_.x); k[4][0] = h.x; k[4][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[4][2] = h.x; k[4][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 20);
-{ const float2 h = w_unpack_f16(h_.x); k[5][0] = h.x; k[5][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[5][2] = h.x; k[5][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 24);
-{ const float2 h = w_unpack_f16(h_.x); k[6][0] = h.x; k[6][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[6][2] = h.x; k[6][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 28);
-{ const float2 h = w_unpack_f16(h_.x); k[7][0] = h.x; k[7][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[7][2] = h.x; k[7][3] = h.y; }
-}
-{
-const uint2 h_ = *(const uint2*)(w + 32);
-{ const float2 h = w_unpack_f16(h_.x); k[8][0] = h.x; k[8][1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); k[8][2] = h.x; k[8][3] = h.y; }
-}
-}
+uint2 k0 = make_uint2(0, 0); if (i < 1568) k0 = *(const uint2*)(w + 0);
+uint2 k1 = make_uint2(0, 0); if (i < 1568) k1 = *(const uint2*)(w + 4);
+uint2 k2 = make_uint2(0, 0); if (i < 1568) k2 = *(const uint2*)(w + 8);
+uint2 k3 = make_uint2(0, 0); if (i < 1568) k3 = *(const uint2*)(w + 12);
+uint2 k4 = make_uint2(0, 0); if (i < 1568) k4 = *(const uint2*)(w + 16);
+uint2 k5 = make_uint2(0, 0); if (i < 1568) k5 = *(const uint2*)(w + 20);
+uint2 k6 = make_uint2(0, 0); if (i < 1568) k6 = *(const uint2*)(w + 24);
+uint2 k7 = make_uint2(0, 0); if (i < 1568) k7 = *(const uint2*)(w + 28);
+uint2 k8 = make_uint2(0, 0); if (i < 1568) k8 = *(const uint2*)(w + 32);
 w_wait(); w_release();
 if (i >= 1568) return;
 const int y0 = ty * 1 - 1, x0 = tx * 1 - 1;
@@ -61,109 +22,111 @@ float acc[1][4];
 for (int q = 0; q < 1; ++q)
 #pragma unroll
 for (int e = 0; e < 4; ++e) acc[q][e] = 0.0f;
-if ((u32)(y0 + 0) < 14u) {
-{ float v[4];
-if ((u32)(x0 + 0) < 14u) {
+const bool in_x0 = (u32)(x0 + 0) < 14u;
+const bool in_x1 = (u32)(x0 + 1) < 14u;
+const bool in_x2 = (u32)(x0 + 2) < 14u;
 {
-const uint2 h_ = *(const uint2*)(A + 0);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
-#pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[0][e], acc[0][e]);
-}
+const bool in_y0 = (u32)(y0 + 0) < 14u;
+uint2 h0_0 = make_uint2(0, 0); if (in_y0 && in_x0) h0_0 = *(const uint2*)(A + 0);
+uint2 h0_1 = make_uint2(0, 0); if (in_y0 && in_x1) h0_1 = *(const uint2*)(A + 32);
+uint2 h0_2 = make_uint2(0, 0); if (in_y0 && in_x2) h0_2 = *(const uint2*)(A + 64);
+const bool in_y1 = (u32)(y0 + 1) < 14u;
+uint2 h1_0 = make_uint2(0, 0); if (in_y1 && in_x0) h1_0 = *(const uint2*)(A + 448);
+uint2 h1_1 = make_uint2(0, 0); if (in_y1 && in_x1) h1_1 = *(const uint2*)(A + 480);
+uint2 h1_2 = make_uint2(0, 0); if (in_y1 && in_x2) h1_2 = *(const uint2*)(A + 512);
+const bool in_y2 = (u32)(y0 + 2) < 14u;
+uint2 h2_0 = make_uint2(0, 0); if (in_y2 && in_x0) h2_0 = *(const uint2*)(A + 896);
+uint2 h2_1 = make_uint2(0, 0); if (in_y2 && in_x1) h2_1 = *(const uint2*)(A + 928);
+uint2 h2_2 = make_uint2(0, 0); if (in_y2 && in_x2) h2_2 = *(const uint2*)(A + 960);
 { float v[4];
-if ((u32)(x0 + 1) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 32);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
+{ const float2 h = w_unpack_f16(h0_0.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h0_0.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k0.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k0.y); f[2] = h.x; f[3] = h.y; }
 #pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[1][e], acc[0][e]);
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
 }
-{ float v[4];
-if ((u32)(x0 + 2) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 64);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
-#pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[2][e], acc[0][e]);
-}
-}
-if ((u32)(y0 + 1) < 14u) {
-{ float v[4];
-if ((u32)(x0 + 0) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 448);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
-#pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[3][e], acc[0][e]);
 }
 { float v[4];
-if ((u32)(x0 + 1) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 480);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
+{ const float2 h = w_unpack_f16(h0_1.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h0_1.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k1.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k1.y); f[2] = h.x; f[3] = h.y; }
 #pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[4][e], acc[0][e]);
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
 }
 { float v[4];
-if ((u32)(x0 + 2) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 512);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
+{ const float2 h = w_unpack_f16(h0_2.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h0_2.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k2.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k2.y); f[2] = h.x; f[3] = h.y; }
 #pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[5][e], acc[0][e]);
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
 }
-}
-if ((u32)(y0 + 2) < 14u) {
-{ float v[4];
-if ((u32)(x0 + 0) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 896);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
-#pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[6][e], acc[0][e]);
 }
 { float v[4];
-if ((u32)(x0 + 1) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 928);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
+{ const float2 h = w_unpack_f16(h1_0.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h1_0.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k3.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k3.y); f[2] = h.x; f[3] = h.y; }
 #pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[7][e], acc[0][e]);
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
 }
 { float v[4];
-if ((u32)(x0 + 2) < 14u) {
-{
-const uint2 h_ = *(const uint2*)(A + 960);
-{ const float2 h = w_unpack_f16(h_.x); v[0] = h.x; v[1] = h.y; }
-{ const float2 h = w_unpack_f16(h_.y); v[2] = h.x; v[3] = h.y; }
-}
-} else { v[0] = 0.0f; v[1] = 0.0f; v[2] = 0.0f; v[3] = 0.0f; }
+{ const float2 h = w_unpack_f16(h1_1.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h1_1.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k4.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k4.y); f[2] = h.x; f[3] = h.y; }
 #pragma unroll
-for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], k[8][e], acc[0][e]);
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
+}
+{ float v[4];
+{ const float2 h = w_unpack_f16(h1_2.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h1_2.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k5.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k5.y); f[2] = h.x; f[3] = h.y; }
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
+}
+{ float v[4];
+{ const float2 h = w_unpack_f16(h2_0.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h2_0.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k6.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k6.y); f[2] = h.x; f[3] = h.y; }
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
+}
+{ float v[4];
+{ const float2 h = w_unpack_f16(h2_1.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h2_1.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k7.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k7.y); f[2] = h.x; f[3] = h.y; }
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
+}
+{ float v[4];
+{ const float2 h = w_unpack_f16(h2_2.x); v[0] = h.x; v[1] = h.y; }
+{ const float2 h = w_unpack_f16(h2_2.y); v[2] = h.x; v[3] = h.y; }
+{ float f[4];
+{ const float2 h = w_unpack_f16(k8.x); f[0] = h.x; f[1] = h.y; }
+{ const float2 h = w_unpack_f16(k8.y); f[2] = h.x; f[3] = h.y; }
+#pragma unroll
+for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
+}
 }
 }
 auto finish = [&](const float (&acc)[4], int m) {

@@ -17,10 +17,13 @@ from weft.generate.cuda.templates.pack import pack_vectors
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
 _MOST_TEXT = 1200
 """Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
+_HELD = 64
+"""Words of the field that a thread asks for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,11 @@ def _field(p: Product, s: Shape) -> tuple[int, int]:
     )
 
 
+def _near(p: Product, s: Shape) -> bool:
+    """True when a thread keeps its weights, read before the wait for predecessors."""
+    return math.prod(p.c.kernel) * max(1, s.width * p.dtype.itemsize // 4) <= _HELD
+
+
 def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     """Modelled cycles: issue slots of the busiest multiprocessor, or the latency of one thread's loads."""
     c = p.c
@@ -119,7 +127,7 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     per_thread = high * wide * (4.0 + s.width) + taps * s.th * s.tw * s.width + taps * (1.0 + s.width)
     per_thread += s.th * s.tw * (20.0 + 3.0 * s.width * (1 + len(c.body)))
     busiest = -(-blocks // facts.sms) * s.threads / 128.0
-    one_warp = high * 90.0 + 0.6 * per_thread + 900.0
+    one_warp = 0.6 * per_thread + 900.0 + 300.0 * (high * wide * s.width * p.dtype.itemsize // 4 // _HELD)
     moved = p.dtype.itemsize * p.n * (c.dims[0] * c.dims[1] * c.dims[2]) * (1 + c.strides[0] * c.strides[1])
     return max(busiest * per_thread, one_warp, moved / (facts.bandwidth_at(moved) / facts.clock_ghz)) + 600.0
 
@@ -143,7 +151,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     row_step, col_step = image_steps(p)
     top, left = (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
     taps = math.prod(c.kernel)
-    near = taps * s.width <= 80
+    near = _near(p, s)
     high, broad = _field(p, s)
     origin = (
         f"{c.a_walk.offset} + img * {c.a_walk.dims[0]} + y0 * {row_step} + x0 * {col_step} + n * {c.a_walk.channel}"
@@ -156,11 +164,12 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"const {kind}* const w = (const {kind}*)pk + n * {taps};",
     ]
     if near:
-        lines.append(f"float k[{taps}][{s.width}];")
-        lines.append(f"if (i < {count}) {{")
-        for tap in range(taps):
-            lines += _vector(p, f"k[{tap}]", s.width, f"w + {tap * s.width}")
-        lines.append("}")
+        vector = _kind(p, s)
+        past = f"if (i < {count}) " if count % s.threads else ""
+        zero = {"uint4": "make_uint4(0, 0, 0, 0)", "uint2": "make_uint2(0, 0)"}.get(vector, f"({vector})0")
+        lines += [
+            f"{vector} k{tap} = {zero}; {past}k{tap} = *(const {vector}*)(w + {tap * s.width});" for tap in range(taps)
+        ]
     lines += [
         "w_wait(); w_release();",
         f"if (i >= {count}) return;",
@@ -185,61 +194,90 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
 
 
-def _vector(p: Product, to: str, width: int, address: str) -> list[str]:
-    """Statements: `width` neighbouring elements as floats into the array `to`."""
-    return ["{", *epilogue.wide_load("h_", p.dtype, width, address, to), "}"]
-
-
 def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:
-    """The unrolled sum: every vector of the field once, into all pixels that see it."""
+    """The unrolled sum: every vector of the field once, into all pixels that see it.
+
+    Vectors of several rows are asked for before the first of them is used: none waits for another.
+    """
     c = p.c
     kh, kw = c.kernel
     sh, sw = c.strides
     dh, dw = c.dilations
-    lines: list[str] = []
-    for y in range(high):
-        rows = [(i, t) for i in range(s.th) for t in range(kh) if i * sh + t * dh == y]
-        if not rows:
-            continue
-        inside_y = f"(u32)(y0 + {y}) < {p.borders[0].size}u" if p.borders is not None else "true"
-        if s.th > 1 and p.borders is None:
-            inside_y = f"y0 + {y} < {(c.dims[1] - 1) * sh + (kh - 1) * dh + 1}"
-        lines.append(f"if ({inside_y}) {{")
-        for x in range(broad):
-            cols = [(j, t) for j in range(s.tw) for t in range(kw) if j * sw + t * dw == x]
-            if not cols:
-                continue
-            inside_x = f"(u32)(x0 + {x}) < {p.borders[1].size}u" if p.borders is not None else ""
-            if s.tw > 1 and p.borders is None:
-                inside_x = f"x0 + {x} < {(c.dims[2] - 1) * sw + (kw - 1) * dw + 1}"
-            lines.append(f"{{ float v[{s.width}];")
-            read = _vector(p, "v", s.width, f"A + {y * row_step + x * col_step}")
-            if inside_x:
-                lines.append(f"if ({inside_x}) {{")
-                lines += read
-                zero = " ".join(f"v[{e}] = 0.0f;" for e in range(s.width))
-                lines.append(f"}} else {{ {zero} }}")
-            else:
-                lines += read
-            for i, ty in rows:
-                for j, tx in cols:
-                    tap = ty * kw + tx
-                    if near:
-                        weight = f"k[{tap}][e]"
-                    else:
-                        weight = "f[e]"
-                        lines.append(f"{{ float f[{s.width}];")
-                        lines += _vector(p, "f", s.width, f"w + {tap * s.width}")
-                    lines.append("#pragma unroll")
-                    lines.append(
-                        f"for (int e = 0; e < {s.width}; ++e)"
-                        f" acc[{i * s.tw + j}][e] = fmaf(v[e], {weight}, acc[{i * s.tw + j}][e]);"
-                    )
-                    if not near:
-                        lines.append("}")
-            lines.append("}")
+    rows = [y for y in range(high) if any((y - t * dh) % sh == 0 and 0 <= (y - t * dh) // sh < s.th for t in range(kh))]
+    cols = [
+        x for x in range(broad) if any((x - t * dw) % sw == 0 and 0 <= (x - t * dw) // sw < s.tw for t in range(kw))
+    ]
+    words = max(1, s.width * p.dtype.itemsize // 4)
+    together = max(1, _HELD // (len(cols) * words))
+    kind = _kind(p, s)
+    zero = {"uint4": "make_uint4(0, 0, 0, 0)", "uint2": "make_uint2(0, 0)"}.get(kind, f"({kind})0")
+    lines = [f"const bool in_x{x} = {_inside(p, s, 1, x)};" for x in cols]
+    for start in range(0, len(rows), together):
+        part = rows[start : start + together]
+        lines.append("{")
+        for y in part:
+            lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y)};")
+            for x in cols:
+                at = f"A + {y * row_step + x * col_step}"
+                lines.append(f"{kind} h{y}_{x} = {zero}; if (in_y{y} && in_x{x}) h{y}_{x} = *(const {kind}*)({at});")
+        for y in part:
+            for x in cols:
+                lines += [f"{{ float v[{s.width}];", *_unpacked(p, f"h{y}_{x}", "v", s)]
+                for i in range(s.th):
+                    for j in range(s.tw):
+                        ty, tx = divmod(y - i * sh, dh), divmod(x - j * sw, dw)
+                        if ty[1] or tx[1] or not 0 <= ty[0] < kh or not 0 <= tx[0] < kw:
+                            continue
+                        lines += _multiply(p, s, i * s.tw + j, ty[0] * kw + tx[0], near)
+                lines.append("}")
         lines.append("}")
     return lines
+
+
+def _inside(p: Product, s: Shape, axis: int, at: int) -> str:
+    """Condition: row or column `at` of the field is one of the image."""
+    c = p.c
+    start = "yx"[axis] + "0"
+    if p.borders is not None:
+        return f"(u32)({start} + {at}) < {p.borders[axis].size}u"
+    if (s.th, s.tw)[axis] == 1:
+        return "true"
+    size = (c.dims[1 + axis] - 1) * c.strides[axis] + (c.kernel[axis] - 1) * c.dilations[axis] + 1
+    return f"{start} + {at} < {size}"
+
+
+def _kind(p: Product, s: Shape) -> str:
+    """C type of a vector of memory."""
+    return {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}[s.width * p.dtype.itemsize]
+
+
+def _unpacked(p: Product, name: str, to: str, s: Shape) -> list[str]:
+    """Statements: a vector of memory as floats into the array `to`."""
+    kind = _kind(p, s)
+    words = [f"{name}.{f}" for f in "xyzw"[: {"uint4": 4, "uint2": 2}[kind]]] if kind in ("uint4", "uint2") else [name]
+    if p.dtype is DType.F32:
+        return [f"{to}[{i}] = __uint_as_float({word});" for i, word in enumerate(words)]
+    unpack = f"w_unpack_{p.dtype.value}"
+    if s.width == 1:
+        return [f"{to}[0] = {unpack}({name}).x;"]
+    return [
+        f"{{ const float2 h = {unpack}({w}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
+        for i, w in enumerate(words)
+    ]
+
+
+def _multiply(p: Product, s: Shape, pixel: int, tap: int, near: bool) -> list[str]:
+    """Statements: `v` times the weights of a tap, added to a pixel's sums."""
+    kind = _kind(p, s)
+    read = [] if near else [f"const {kind} k{tap} = *(const {kind}*)(w + {tap * s.width});"]
+    return [
+        f"{{ float f[{s.width}];",
+        *read,
+        *_unpacked(p, f"k{tap}", "f", s),
+        "#pragma unroll",
+        f"for (int e = 0; e < {s.width}; ++e) acc[{pixel}][e] = fmaf(v[e], f[e], acc[{pixel}][e]);",
+        "}",
+    ]
 
 
 def _outputs(p: Product, s: Shape, args: epilogue.Arguments) -> list[str]:

@@ -196,9 +196,8 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
         per = 128 // step.dtype.itemsize
         count = -(-min(columns, p.n) // per) + 1
         base = f"(const {storage(step.dtype)}*){names[source]} + {walk.offset} + g * {walk.group}"
-        lines.append(
-            f"if (t < {count}) {{ const int n = {first} + t * {per}; w_prefetch({base} + (n < {p.n} ? n : {p.n - 1})); }}"
-        )
+        ask = f"w_prefetch({base} + (n < {p.n} ? n : {p.n - 1}));"
+        lines.append(f"if (t < {count}) {{ const int n = {first} + t * {per}; {ask} }}")
     return lines
 
 
