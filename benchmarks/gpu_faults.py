@@ -85,11 +85,11 @@ def _illegal(n: int) -> str:
 def _misaligned(n: int) -> str:
     first = n * 991 % (SIZE - 64) & ~3
     off = 1 + n % 3
+    shared = f"if (i == {n}) work[0] = *(volatile float*)((char*)s + {4 * (n % 32) + off});"
     return (
         f"y[i] = v; if (i == {n * 31 % SIZE}) *(float4*)(y + {first + off}) = make_float4(v, v, v, v);",
         f"y[i] = v; if (i == {n * 31 % SIZE}) *(volatile float*)((char*)(y + {first}) + {off}) = v;",
-        "__shared__ float s[64]; s[threadIdx.x & 63] = v; __syncthreads(); y[i] = v;"
-        + f" if (i == {n}) work[0] = *(volatile float*)((char*)s + {4 * (n % 32) + off});",
+        f"__shared__ float s[64]; s[threadIdx.x & 63] = v; __syncthreads(); y[i] = v; {shared}",
     )[n % 3]
 
 
