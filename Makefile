@@ -9,11 +9,13 @@ else
 PY := .venv/bin/python
 READY := .venv/ready
 endif
+# the targets for a GPU take whatever torch there is, and install nothing
+GPU_PY := $(or $(WEFT_PYTHON),$(wildcard .venv/bin/python),python3)
 export PYTHONPATH := src:.
 RUN := $(PY) -m
 BASE ?= HEAD
 
-.PHONY: demo test check conformance replay bench gpu-test gpu-bench hooks clean
+.PHONY: demo test check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
 
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
@@ -43,11 +45,17 @@ bench: $(READY)
 	$(PY) tools/tables.py
 
 gpu-test:
-	$(RUN) pytest -m "gpu" -p no:cacheprovider
+	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider $(wildcard tests/gpu tests/generate/cuda/test_*_gpu.py)
 
 gpu-bench:
-	$(PY) -m benchmarks.gpu_networks
-	$(PY) tools/tables.py
+	$(GPU_PY) -m benchmarks.gpu_networks
+	$(GPU_PY) tools/tables.py
+
+gpu-faults:
+	$(GPU_PY) -m benchmarks.gpu_faults
+
+gpu-sanitize:
+	$(GPU_PY) -m tools.sanitize
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -26,6 +26,10 @@ def test_links_of_the_documents_lead_somewhere() -> None:
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "conformance", "replay", "bench", "gpu-test", "gpu-bench"])
+TARGETS = ("demo", "test", "check", "conformance", "replay", "bench")
+GPU_TARGETS = ("gpu-test", "gpu-bench", "gpu-faults", "gpu-sanitize")
+
+
+@pytest.mark.parametrize("target", [*TARGETS, *GPU_TARGETS])
 def test_the_makefile_has_every_target(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
