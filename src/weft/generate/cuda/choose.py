@@ -8,12 +8,18 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.parts import in_parts, long_reductions, possible_parts
+from weft.generate.cuda.rows import MAX_CARRIED
 from weft.ir import attrs as a
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import Prim
 from weft.kernels.candidate import Problem
 
 LEAST_COLUMNS = 4
 """Vectors of neighbouring rows that a block takes: 64 bytes, two sectors of memory."""
 THREADS = 256
+BLOCK_BYTES = 48 * 1024
+"""What a block of a part reads where there is enough."""
+LARGE_BYTES = 1 << 25
 MOST_HELD = 1 << 14
 """Elements of a row that a block keeps in registers."""
 
@@ -32,8 +38,10 @@ def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
     itemsize = min(problem.graph.type_of(n).dtype.itemsize for n in problem.graph.outputs)
     vectors = size * itemsize // 16
     wide = [Form(threads=256), Form(threads=128), Form(threads=256, items=2), Form(threads=128, items=4)]
+    if vectors < facts.sms * 512:  # smaller blocks reach more multiprocessors
+        wide[:2] = wide[1::-1]
     narrow = [Form(threads=128, vector=8), Form(threads=256, vector=4)]
-    if vectors < facts.sms * 128:  # few vectors: narrower ones fill the machine
+    if vectors < facts.sms * 64:  # few vectors: narrower ones fill the machine
         found = [Form(threads=128), Form(threads=64), *narrow, Form(threads=64, vector=8)]
     elif vectors < facts.sms * 1024:
         found = [*wide[:2], narrow[0], wide[2], narrow[1]]
@@ -74,28 +82,29 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         found += [Form(threads=128, per_row=32), Form(threads=128, per_row=8)]
     blocks = -(-rows // 32) if beside else rows
     clusters = [_cluster(length, c) for c in (8, 4, 2) if length >= c * 2048] if facts.capability >= 90 else []
-    if operand.size >= 1 << 15 and blocks < facts.sms:  # rows alone do not fill the machine
+    if blocks < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
+        # rows alone do not fill the machine
         spread = [Form(threads=256, fuse=False, spread=k * facts.sms) for k in (2, 4, 1)]
         if blocks * 16 < facts.sms:  # a handful of blocks is hopeless
             found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
-        divided = _in_parts(problem, facts, beside=beside) if dependent or operand.size in _sizes(problem) else []
+        feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
+        divided = _in_parts(problem, facts, beside=beside) if feeds else []
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         held = [] if beside else clusters
         found = [*alone, *held[:1], *divided, *held[1:], *spread[: 3 - len(divided)], *found]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters[::-1], *found]
-    elif dependent:
+    elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
+        found = [Form(threads=256, columns=k, fuse=False, spread=8 * facts.sms) for k in (16, 8)] + found
+    elif dependent and (beside or length > 4096):
+        found = [*(_in_parts(problem, facts, beside=beside) if beside and length >= 512 else []), *found]
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
     return list(dict.fromkeys(found))[:8]
 
 
-def _sizes(problem: Problem) -> set[int]:
-    return {problem.graph.type_of(n).size for n in problem.graph.outputs}
-
-
 def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
-    """Long rows in parts, of which one or two make a block: enough parts for all multiprocessors, and few of them.
+    """Long rows in parts, each of which a block keeps in registers: enough of them for all multiprocessors, and few.
 
     What follows repeats the sums over parts in each of its blocks, so that many parts cost.
     """
@@ -105,27 +114,37 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         return []
     operand = graph.type_of(graph.nodes[long[0]].inputs[0])
     rows = graph.type_of(long[0]).size
-    large = [graph.type_of(n) for n in graph.inputs if graph.type_of(n).size >= operand.size // 2]
-    itemsize = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
-    lanes = max(1, 16 // itemsize)
+    large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
+    lanes = max(1, 16 // min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize))
     columns = min(LEAST_COLUMNS, max(1, rows // lanes)) if beside else 1
+    across = THREADS // columns
+    per_turn = across if beside else across * lanes
     groups = max(1, rows // (lanes * columns)) if beside else rows
-    least = 2 * lanes * (64 // columns) if not beside else THREADS // columns
+    most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large))))
+    sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0]) if p > 1}
+    able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
+    blocks = facts.sms * min(8.0, max(0.85, sum(t.nbytes for t in large) / facts.sms / BLOCK_BYTES))
     found = []
-    for wave in (0.85, 1.7):
-        wanted = wave * facts.sms / groups
-        able = [p for p in possible_parts(graph, long[0]) if p > 1 and operand.size // rows // p >= least // 2]
-        if not able:
-            continue
-        parts = min(able, key=lambda p: abs(math.log(p / wanted)))
+    for wanted in (blocks / groups, 2 * blocks / groups):
+        parts = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
         if in_parts(graph, parts) is not None:
-            spread = 2 * facts.sms
-            found.append(
-                Form(threads=THREADS, columns=columns, parts=parts, spread=spread)
-                if beside
-                else Form(threads=THREADS, per_row=THREADS, parts=parts, spread=spread)
-            )
+            spread = max(2, round(blocks / facts.sms)) * facts.sms
+            per_row = 0 if beside else THREADS
+            found.append(Form(THREADS, per_row=per_row, columns=columns if beside else 0, parts=parts, spread=spread))
     return list(dict.fromkeys(found))
+
+
+def _sources(graph: Graph, node: NodeId) -> set[NodeId]:
+    """Inputs that a node depends on."""
+    found, seen, stack = set[NodeId](), {node}, [node]
+    while stack:
+        n = stack.pop()
+        if graph.nodes[n].prim is Prim.INPUT:
+            found.add(n)
+        fresh = set(graph.nodes[n].inputs) - seen
+        seen |= fresh
+        stack += fresh
+    return found
 
 
 def _cluster(length: int, blocks: int) -> Form:

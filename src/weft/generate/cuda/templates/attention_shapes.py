@@ -120,7 +120,7 @@ def _possible(p: Attention) -> Iterable[Shape]:
                 continue
             for wk in (1, 2, 4, 8):
                 for nb in (16, 32, 64):
-                    if not 2 <= wr * wk <= 8 or (wk * nb > 16 and wk * nb >= 2 * padded(p.keys)):
+                    if wr * wk > 8 or (wk * nb > 16 and wk * nb >= 2 * padded(p.keys)):
                         continue
                     base = Shape(wr, mi, wk, nb, 1)
                     count = tiles(p, base)

@@ -264,7 +264,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         taps,
         "__syncthreads();" if before else "",
         _fill_a(p, g),
-        _sums(p, g),
+        sums(p, g),
         *([] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
         "w_wait(); w_release();",
         f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
@@ -411,7 +411,7 @@ def _source(p: Product, g: Geometry) -> str:
     )
 
 
-def _sums(p: Product, g: Geometry) -> str:
+def sums(p: Product, g: Geometry) -> str:
     """The warp's sums and places, and the lambda `multiply(a, w)` that adds one block of channels to them."""
     s = g.s
     mi, ni = s.wm // 16, s.wn // 16

@@ -7,8 +7,10 @@ every thread finishes a few neighbouring results of a row. Source: note on matri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates import epilogue, loaders, wgmma
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
@@ -336,12 +338,19 @@ class Sums:
 
 
 def finish(
-    p: Product, s: Sums, end: epilogue.Epilogue, tiles: int, *, row: str = "m0 + r", inside: str = ""
+    p: Product,
+    s: Sums,
+    end: epilogue.Epilogue,
+    tiles: int,
+    *,
+    row: str = "m0 + r",
+    inside: str = "",
+    names: Mapping[Source, str] | None = None,
 ) -> list[str]:
     """From the sums in shared memory to the outputs.
 
     `row` is the expression of the product's row in the block's r-th one, `inside` says which of them exist ("": those
-    below the number of rows).
+    below the number of rows). `names` are those of what is read, if they are not those of the product alone.
     """
     v = end.width
     pitch = s.bn + PAD
@@ -356,7 +365,7 @@ def finish(
     if p.n % s.bn:
         test.append(f"n < {p.n}")
     guard = f"if ({' && '.join(test)}) " if test else ""
-    names = epilogue.arguments(p, p.w_load == "packed", False, False).names
+    names = names or epilogue.arguments(p, p.w_load == "packed", False, False).names
     done = "\n".join(epilogue.body(p, names, v))
     own = _sum_warps(s, v, pitch)
     if s.cluster:

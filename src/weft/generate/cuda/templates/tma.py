@@ -21,6 +21,9 @@ from weft.generate.cuda.templates.tma_operands import (
     Operand,
     Rows,
     Three,
+    blocks_of_channels,
+    field,
+    field_size,
     left,
     right,
     rows_of,
@@ -59,6 +62,9 @@ class Shape:
     """Blocks of the grid that go on to further tiles; 0: one block per tile."""
     resident: int
     """Blocks meant to be on one multiprocessor together."""
+    fields: int = 0
+    """Buffers of fields: all pixels that a tile of a convolution reads, once for all taps, whose products begin at
+    different rows of it. 0: every tap is copied."""
 
     @staticmethod
     def of(schedule: Schedule) -> Shape:
@@ -92,12 +98,11 @@ class Shape:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of 16-bit elements."""
-        return (self.bm + self.bn) * STEP * 2
+        return ((0 if self.fields else self.bm) + self.bn) * STEP * 2
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: stages and barriers."""
-        return self.stages * (self.stage_bytes + 16) + 16
+    def shared_bytes(self, field: int = 0) -> int:
+        """Dynamic shared memory: fields of so many bytes, stages and barriers."""
+        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16
 
 
 def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
@@ -136,7 +141,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
-    a, w = left(p, rows, s.bm, s.panel, s.box), right(p, s.bn, s.panel)
+    if s.stages < 2 or s.fields == 1:
+        return Declined("one buffer: the next copy must be there before the last is given back")
+    a = field(p, rows, s.box) if s.fields else left(p, rows, s.bm, s.panel, s.box)
+    w = right(p, s.bn, s.panel)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -151,6 +159,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     counts, columns = tiles_of(p, rows, s)
     tiles = math.prod(counts) * columns * p.z
     grid = min(s.blocks or tiles, tiles) * s.split
+    readers = 4 if s.turns else 4 * s.groups
     lines = [
         (
             f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}'
@@ -158,14 +167,17 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         ),
         "W_DYNAMIC(sm);",
         (
-            f"enum {{ STAGE = {s.stage_bytes}, FULL = {s.stages * s.stage_bytes},"
-            f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages} }};"
+            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {s.stages * s.stage_bytes},"
+            f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
+            f" READ = THERE + {8 * s.fields} }};"
         ),
         "const u32 sb = w_shared(sm);",
         "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {4 if s.turns else 4 * s.groups}); }}"
+            f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
+            f" for (int i = 0; i < {s.fields}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
+            f" w_bar_init(sb + READ + 8 * i, {readers}); }}"
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "__syncthreads();",
@@ -184,7 +196,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         (grid, 1, 1),
         (s.threads, 1, 1),
         (*(m for _, m in maps), *args.pointers),
-        s.shared_bytes,
+        s.shared_bytes(a.bytes),
         (s.split, 1, 1),
     )
     return CudaSource(
@@ -200,14 +212,25 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
 
 
 def _range(p: Product, s: Shape) -> str:
-    """Declares the k-blocks of this block and its place in the cluster."""
+    """Declares the steps of the sum of this block and its place in the cluster."""
     kt = stages_of_sum(p, s.panel)
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
+    taps = math.prod(p.c.kernel) if s.fields else 1  # a field is read whole
+    times = f" * {taps}" if taps > 1 else ""
     return (
         f"const int rank = blockIdx.x % {s.split};\n"
-        f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};"
+        f"const int first = rank * {kt // taps} / {s.split}{times},"
+        f" last = (rank + 1) * {kt // taps} / {s.split}{times};"
     )
+
+
+def _block_of(p: Product, s: Shape, step: str) -> str:
+    """C text of the k-block of a step: fields go through all taps of a block of channels first."""
+    if not s.fields:
+        return step
+    taps, blocks = math.prod(p.c.kernel), blocks_of_channels(p, s.panel)
+    return f"({step}) % {taps} * {blocks} + ({step}) / {taps}"
 
 
 def _tile(p: Product, rows: Rows, s: Shape) -> str:
@@ -246,13 +269,13 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
-    bytes_ = (box + s.bn) * STEP * 2
+    bytes_ = ((0 if s.fields else box) + s.bn) * STEP * 2
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {kt * s.bn * STEP};"
         if packed
         else ""
     )
-    a_bytes = s.bm * STEP * 2
+    a_bytes = 0 if s.fields else s.bm * STEP * 2
     one = f"if (t == {128 * s.groups}) {{"
     lines = ["w_fewer_registers<40>();"] if s.moves_registers else []
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);"))
@@ -264,28 +287,39 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
             f"const int tile = {start}; {_tile(p, rows, s)} {tile_at}",
             (
                 f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;"
-                f" const u32 to = sb + i * STAGE + {a_bytes}; const int kb = first + (int)i;"
+                f" const u32 to = sb + RING + i * STAGE + {a_bytes};"
+                f" const int kb = {_block_of(p, s, 'first + (int)i')};"
                 f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
             ),
         ]
     lines += [
         "}",
         "__syncwarp(); w_wait(); w_release();",
-        f"{one} u32 it = 0;",
+        f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
         _loop(p, rows, s, "blockIdx.x", "gridDim.x"),
         tile_at,
-        (
-            "#pragma unroll 1\nfor (int kb = first; kb < last; ++kb, ++it) {"
-            f" const u32 slot = it % {s.stages}, bar = sb + FULL + 8 * slot;"
-        ),
+        f"#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {{ const int kb = {_block_of(p, s, 'st')};",
+        _copy_field(p, s, a) if s.fields else "",
+        f"const u32 slot = it % {s.stages}, bar = sb + FULL + 8 * slot;",
         f"if (it >= {early}) {{" if packed else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, it / {s.stages} & 1 ^ 1); w_bar_expect(bar, {bytes_}u);",
-        f"const u32 to = sb + slot * STAGE + {a_bytes}; {w.load} }}",
-        f"const u32 to = sb + slot * STAGE; {a.load} }}",
+        f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
+        "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
     ]
     return lines
+
+
+def _copy_field(p: Product, s: Shape, a: Operand) -> str:
+    """Before the first tap of a block of channels."""
+    taps = math.prod(p.c.kernel)
+    return (
+        f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.fields}, bar = sb + THERE + 8 * slot;"
+        f" const u32 to = sb + slot * FIELD; const int cb = st / {taps};"
+        f" w_bar_wait(sb + READ + 8 * slot, cell / {s.fields} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
+        f" {a.load} ++cell; }}"
+    )
 
 
 def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
@@ -298,16 +332,29 @@ def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {mode})"
 
 
+def _in_field(p: Product, s: Shape) -> str:
+    """64 pixels of a tap: 8 neighbours of a row lie together, the next row of the tile is the next row of the field."""
+    c, (_, tall, _) = p.c, s.box
+    high, wide = field_size(p, s.box)
+    dy, dx = c.dilations
+    line = "(row0 + i * 64) / 8"
+    start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
+    place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
+    return f"w_operand_at(there + (u32)(({place}) * 128 + q * 32), 16, {128 * wide}, 1)"
+
+
 def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int) -> list[str]:
     """The warpgroups that multiply."""
     high = s.rows // 64
     row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
     a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
+    taps, f = math.prod(p.c.kernel), s.fields
+    per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.dtype.value}_{int(a.turned)}{int(w.turned)}"
     begin, step, skip, mine, other = "blockIdx.x", "gridDim.x", "", "", ""
     if s.turns:
         begin, step = "blockIdx.x + (warp >> 2) * gridDim.x", "2 * gridDim.x"
-        skip = "it += last - first;"
+        skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
             "{ const u32 before = warp < 4 ? turn : turn + 1; ++turn;"
@@ -320,21 +367,31 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"const int row0 = {row0}; (void)row0;",
         f"float acc[{high}][{s.bn // 2}];",
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
+        f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
         _loop(p, rows, s, begin, step),
         mine,
-        "#pragma unroll 1\nfor (int kb = first; kb < last; ++kb, ++it) {",
-        f"const u32 slot = it % {s.stages}, at = sb + slot * STAGE;",
+        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
+        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
+        (
+            f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
+            f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
+            if f
+            else ""
+        ),
         f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
         "w_group_begin();",
         f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q)",
-        f"w_product_{kind}(acc[i], {_descriptor(a_at, 'q', a, s.bm, s.panel)},",
-        f"  {_descriptor(f'at + {s.bm * STEP * 2}', 'q', w, s.bn, s.panel)}, (kb - first) | q);",
+        f"w_product_{kind}(acc[i], {_in_field(p, s) if f else _descriptor(a_at, 'q', a, s.bm, s.panel)},",
+        f"  {_descriptor('at' if f else f'at + {s.bm * STEP * 2}', 'q', w, s.bn, s.panel)}, (st - first) | q);",
         "w_group_commit();",
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
-        f"if (kb > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages})); }}",
+        f"if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages}));",
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+        "}",
         other,
         f"w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages}));",
+        f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *_finish(p, rows, s, w, width),
         "}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.generate.cpp.templates.match import Walk
 from weft.generate.cuda.templates.product import Product
@@ -48,6 +48,10 @@ class Operand:
     """Statements: k-block `kb` to the shared address `to`, arriving at the barrier `bar`."""
     turned: bool = False
     """True: the sum is not the dimension whose elements are neighbours."""
+    bytes: int = 0
+    """Shared memory of a field."""
+    copied: int = 0
+    """Of them what copies fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +163,40 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
     return Operand(map_, " ".join(lines))
 
 
+def field_size(p: Product, box: Three) -> tuple[int, int]:
+    """Rows and columns of pixels that a box of results reads."""
+    (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
+    return box[1] + (kh - 1) * dh, box[2] + (kw - 1) * dw
+
+
+def field(p: Product, rows: Rows, box: Three) -> Operand | Declined:
+    """All pixels that a tile reads, of 64 channels `cb`: rows of 128 bytes whatever tap reads them.
+
+    8 rows of shared memory are one unit of a warpgroup product, so a tile is 8 pixels wide.
+    """
+    if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
+        return Declined("no convolution of step 1 by tiles of 8 columns")
+    high, wide = field_size(p, box)
+    first = Dim(p.c.ic + p.c.a_walk.offset, 1, STEP, f"cb * {STEP} + {p.c.a_walk.offset}")
+    image = _image(p, box)
+    ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
+    sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
+    dims = [first, *sized, *image[2:]]
+    map_ = _map(p, Pointer("in", p.c.a.index), dims, 2 * STEP)
+    if isinstance(map_, Declined):
+        return map_
+    copied = box[0] * high * wide * 2 * STEP
+    return Operand(map_, _copy("ma", "to", dims), bytes=-(-copied // 1024) * 1024, copied=copied)
+
+
 def i_name(position: int) -> int:
     """Suffix of the coordinate of one of three dimensions, the fastest being 0."""
     return 2 - position
+
+
+def _lows(p: Product) -> tuple[int, int]:
+    """Zeros above and left of the image."""
+    return (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
 
 
 def _image(p: Product, box: Three) -> list[Dim]:
@@ -169,12 +204,12 @@ def _image(p: Product, box: Three) -> list[Dim]:
     (sh, sw), (dh, dw) = c.strides, c.dilations
     (kh, kw), (images, high, wide) = c.kernel, c.dims
     if c.pack is not None and p.borders is not None:
-        top, side = p.borders
-        sizes, lows = (top.size, side.size), (top.lo, side.lo)
+        sizes = (p.borders[0].size, p.borders[1].size)
         steps = (c.pack.row_step, c.pack.col_step)
     else:
         sizes = ((high - 1) * sh + (kh - 1) * dh + 1, (wide - 1) * sw + (kw - 1) * dw + 1)
-        lows, steps = (0, 0), (c.a_kernel[0] // dh, c.a_kernel[1] // dw)
+        steps = (c.a_kernel[0] // dh, c.a_kernel[1] // dw)
+    lows = _lows(p)
     row = steps[0] if steps[0] > 0 else sizes[1] * steps[1]
     dims = [
         Dim(sizes[1], steps[1], box[2] * sw, f"i0 * {sw} + kw * {dw} - {lows[1]}", sw),
