@@ -8,45 +8,51 @@ Source: performance notes, sections 3 to 5; the terms stand in `weft.device.cuda
 from __future__ import annotations
 
 import math
-from typing import cast
 
 from weft.device.cuda.model import (
     SFU_PER_CLOCK,
-    Product,
-    achieved,
     gap_us,
     halo_ratio,
     memory_us,
     overlapped,
-    product_us,
 )
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, Node
+from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.ir.types import DType
-from weft.ir.work import node_flops, node_transcendentals
+from weft.ir.work import TRANSCENDENTAL, node_flops
 from weft.kernels.candidate import Problem
-from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
+from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units
 
-ARITHMETIC_SHARE = 0.25
-"""Elementwise operations per second over the multiply-add rate in FLOP: half as one operation is no multiply-add, and
-half again for indices and conversions."""
+LANES = 128
+"""Results of plain instructions per clock of a multiprocessor."""
+SLOTS = 4.5
+"""Instructions of one elementwise operation with its conversions and its share of indices."""
+SPECIAL_SLOTS = 6.0
+"""Of a transcendental one, beside those on special functions."""
+MULTIPLY_SLOTS = 0.75
+"""Per FLOP of a product that is none for the matrix units: a multiply-add, and its share of loads and conversions."""
+WINDOW_SLOTS = 3.5
+"""Per element that a window looks at."""
+GATHER_SLOTS = 20.0
+"""Per element of a gather: an address of its own."""
 SFU_OPERATIONS = 2.0
 """Special-function operations of one transcendental."""
-TRANSCENDENTAL_OPERATIONS = 8.0
-"""Plain operations around them."""
-REDUCTION_US = 0.2
-"""One more reduction that depends on the one before, inside a block."""
+STEP_US = {Category.ELEMENTWISE: 0.05, Category.WINDOW: 0.05, Category.REDUCE: 0.15}
+"""One more step that waits for the one before, for the few results of a thread."""
+SPECIAL_STEP_US = 0.06
+GATHER_US = 0.13
+"""A read at an address that was read."""
+WEIGHTS_US = 0.5
+"""Weights come from memory before the first product of a kernel that does not run ahead of it."""
 ROW_BYTES = 96 * 1024
 """A row of a reduction up to this size stays in one block's shared memory and registers."""
-STRIDED = 1.5
+STRIDED = 2.5
 """Factor on traffic when a kernel reads one memory order and writes the other."""
-ROW_CONVOLUTION = 1.5
-"""Factor on convolutions whose channels do not lie side by side."""
-MATRIX_CHANNELS = 8
-"""Channels per group below this leave the matrix units idle: such convolutions are sums of products."""
+STRIDED_US = 0.2
+"""And the way through shared memory."""
 FUSED_TILE = 16
 """Side of the tile of a convolution that computes what it reads."""
 
@@ -73,61 +79,78 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     """
     graph = problem.graph
     again = _repetitions(problem)
-    products = [_contraction_us(problem, node, facts) * again[i] for i, node in _linear(graph)]
-    plain = special = 0.0
+    products = [contraction_us(problem, i, facts) * again[i] for i, _ in _linear(graph)]
+    in_front = _in_front(graph)
+    slots = special = before = 0.0
     for i, node in enumerate(graph.nodes):
-        category = CATEGORY[node.prim]
-        if node.prim in FREE or (category is Category.LINEAR and _on_matrix_units(graph, node)):
+        if node.prim in FREE or (CATEGORY[node.prim] is Category.LINEAR and on_matrix_units(graph, node)):
             continue
-        transcendental = node_transcendentals(node, graph)
-        operations = node.type.size if category is Category.LAYOUT else node_flops(node, graph)
-        plain += again[i] * (operations + (TRANSCENDENTAL_OPERATIONS - 1) * transcendental)
-        special += again[i] * SFU_OPERATIONS * transcendental
-    arithmetic = plain / (achieved(facts, "f32") * ARITHMETIC_SHARE) * 1e6
-    functions = special / (SFU_PER_CLOCK * facts.sms * facts.clock_ghz) / 1e3
-    levels, traffic = _reductions(graph), _traffic_us(problem, facts)
-    return gap_us(facts) + overlapped((sum(products), arithmetic, functions, traffic)) + REDUCTION_US * levels
+        if in_front[i]:
+            before += again[i] * _slots(graph, node)
+        else:
+            slots += again[i] * _slots(graph, node)
+        if node.prim in TRANSCENDENTAL:
+            special += again[i] * SFU_OPERATIONS * node.type.size
+    clocks = facts.sms * facts.clock_ghz * 1e3
+    # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
+    multiplied = sum(products) + before / LANES / clocks
+    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, _traffic_us(problem, facts))
+    return gap_us(facts) + overlapped(costs) + _latency_us(problem)
+
+
+def _in_front(graph: Graph) -> list[bool]:
+    """Which nodes compute what a product on the matrix units reads; layout is a matter of addresses."""
+    found = [False] * len(graph)
+    for i in reversed(range(len(graph))):
+        node = graph.nodes[i]
+        if found[i] or (CATEGORY[node.prim] is Category.LINEAR and on_matrix_units(graph, node)):
+            for j in node.inputs:
+                found[j] = True
+    return [f and CATEGORY[n.prim] is not Category.LAYOUT for f, n in zip(found, graph.nodes, strict=True)]
+
+
+def _slots(graph: Graph, node: Node) -> float:
+    """Instructions of all lanes for one node."""
+    category = CATEGORY[node.prim]
+    if category is Category.LINEAR:
+        return MULTIPLY_SLOTS * node_flops(node, graph)
+    if category is Category.WINDOW:
+        return WINDOW_SLOTS * node_flops(node, graph)
+    if node.prim in _GATHERS:
+        return GATHER_SLOTS * node.type.size
+    if category is Category.LAYOUT:
+        return SLOTS * node.type.size
+    return SPECIAL_SLOTS * node.type.size if node.prim in TRANSCENDENTAL else SLOTS * node_flops(node, graph)
+
+
+def _latency_us(problem: Problem) -> float:
+    """Steps that wait for each other; those behind a matrix product are part of its end."""
+    graph = problem.graph
+    waited = [0.0] * len(graph)
+    behind = [False] * len(graph)
+    for i, node in enumerate(graph.nodes):
+        waited[i] = max((waited[j] for j in node.inputs), default=0.0)
+        category = CATEGORY[node.prim]
+        linear = category is Category.LINEAR
+        behind[i] = any(behind[j] for j in node.inputs) or (linear and on_matrix_units(graph, node))
+        if behind[i] and category is not Category.REDUCE:
+            continue
+        if linear:
+            waited[i] += WEIGHTS_US
+        elif node.prim in _GATHERS:
+            waited[i] += GATHER_US
+        elif node.prim in TRANSCENDENTAL:
+            waited[i] += SPECIAL_STEP_US
+        else:
+            waited[i] += STEP_US.get(category, 0.0)
+    return max((waited[o] for o in graph.outputs), default=0.0) + (STRIDED_US if _mixed(problem) else 0.0)
+
+
+_GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
 
 
 def _linear(graph: Graph) -> list[tuple[int, Node]]:
     return [(i, n) for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] is Category.LINEAR]
-
-
-def _on_matrix_units(graph: Graph, node: Node) -> bool:
-    if node.prim is Prim.MATMUL:
-        return True
-    c, w = cast("a.ConvAttrs", node.attrs), graph.type_of(node.inputs[1]).shape
-    return min(w[0] // (1 if c.transposed else c.groups), w[1]) >= MATRIX_CHANNELS or c.groups == 1
-
-
-def _contraction_us(problem: Problem, node: Node, facts: GpuFacts) -> float:
-    """Time of one contraction on the matrix units; 0 for what is arithmetic like any other."""
-    graph = problem.graph
-    if not _on_matrix_units(graph, node) or not node.type.size:
-        return 0.0
-    time, _ = product_us(facts, product_of(graph, node))
-    rows = node.prim is Prim.CONV and Format.LAST not in problem.input_formats + problem.output_formats
-    return time * (ROW_CONVOLUTION if rows else 1.0)
-
-
-def product_of(graph: Graph, node: Node) -> Product:
-    """The matrix product that a MATMUL or CONV node is: a convolution has a row per output position."""
-    x, w = graph.type_of(node.inputs[0]), graph.type_of(node.inputs[1])
-    dtype, itemsize = x.dtype.value, x.dtype.itemsize
-    if node.prim is Prim.MATMUL:
-        m, n = node.type.shape[-2:]
-        batch = math.prod(node.type.shape[:-2])
-        if len(w.shape) < 3 or math.prod(w.shape[:-2]) == 1:
-            m, batch = m * batch, 1  # one weight for the whole batch
-        return Product(m, n, x.shape[-1], batch, dtype, itemsize)
-    c = cast("a.ConvAttrs", node.attrs)
-    positions = node.type.shape[0] * math.prod(node.type.shape[2:])
-    taps = math.prod(w.shape[2:])
-    if c.transposed:
-        reached = max(1, taps // math.prod(c.strides))  # taps that meet an output position
-        return Product(positions, w.shape[1], -(-w.shape[0] // c.groups) * reached, c.groups, dtype, itemsize)
-    channels = -(-w.shape[1] // MATRIX_CHANNELS) * MATRIX_CHANNELS
-    return Product(positions, w.shape[0] // c.groups, channels * taps, c.groups, dtype, itemsize)
 
 
 def _repetitions(problem: Problem) -> list[float]:
@@ -181,7 +204,7 @@ def _reductions(graph: Graph) -> int:
 def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
     """Time of the problem's bytes; long rows are read once per reduction of a chain, few rows keep few blocks busy."""
     graph = problem.graph
-    read = sum(graph.type_of(i).nbytes for i in graph.inputs)
+    read = sum(_touched(graph, i) for i in graph.inputs)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     factor = STRIDED if _mixed(problem) else 1.0
     reductions = [n for n in graph.nodes if CATEGORY[n.prim] is Category.REDUCE]
@@ -196,6 +219,17 @@ def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
     feeds_back = any(graph.type_of(o).size > rows for o in graph.outputs)
     passes = _reductions(graph) - 1 + feeds_back
     return (memory_us(facts, read * (1 + passes), written) + facts.grid_barrier_us * (1 + passes)) * factor
+
+
+def _touched(graph: Graph, value: NodeId) -> int:
+    """Bytes of an input that are read at most: those of slices and of what is gathered, where nothing else reads it."""
+    whole = graph.type_of(value).nbytes
+    read = 0
+    for node in graph.nodes:
+        if value in node.inputs:
+            part = node.prim is Prim.SLICE or (node.prim in _GATHERS and node.inputs[0] == value)
+            read += node.type.nbytes if part else whole
+    return min(whole, read) or whole
 
 
 def _mixed(problem: Problem) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from weft.device.cuda.model import DRAM_PORT_BYTES, L2_PORT_BYTES, gap_us
@@ -206,3 +207,72 @@ class Block:
         elif split > 1:
             end += MEETING + self.tile * 4.0 * split / MEETING_BYTES
         return end
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A shape of a block that good kernels of many products have."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    wk: int = 1
+    group: bool = False
+    ahead: int = 4
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.bm // self.wm * (self.bn // self.wn) * self.wk * (4 if self.group else 1)
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    def fit(self, facts: GpuFacts, itemsize: int) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        shared = (
+            max((self.ahead + 1) * (self.bm + self.bn) * self.bk * itemsize, self.wk * self.bm * self.bn * 4) + 2048
+        )
+        registers = self.wm * self.wn // (128 if self.group else 32) + 64
+        by_registers = facts.registers_per_sm // (registers * self.threads)
+        return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // self.threads)
+
+
+CUTS = {
+    "group": (
+        *(Cut(64, n, 64, 64, n, group=True) for n in (16, 32, 64, 96, 128)),
+        *(Cut(128, n, 64, 64, n, group=True) for n in (32, 64, 128)),
+        Cut(128, 256, 64, 128, 128, group=True, ahead=2),
+    ),
+    "mma": (
+        Cut(16, 16, 64, 16, 16, 4), Cut(16, 32, 64, 16, 16, 2), Cut(16, 64, 64, 16, 32, 2), Cut(32, 32, 64, 16, 32, 2),
+        Cut(32, 64, 64, 32, 32), Cut(64, 32, 64, 32, 32), Cut(64, 64, 32, 32, 32), Cut(128, 64, 32, 64, 32),
+        Cut(128, 128, 32, 64, 32),
+    ),
+    "simt": (
+        Cut(32, 32, 32, 16, 16), Cut(64, 32, 32, 32, 16), Cut(64, 64, 32, 32, 32), Cut(128, 64, 32, 32, 32),
+        Cut(128, 128, 32, 32, 64),
+    ),
+}  # fmt: skip
+SPLITS = (1, 2, 4, 8)
+
+
+@lru_cache(maxsize=4096)
+def least_cycles(facts: GpuFacts, p: Sizes) -> float:
+    """The least of the model over usual blocks and splits: what a good kernel for the product may take."""
+    kinds = ["simt"] if p.dtype.itemsize > 2 else ["mma"]
+    if kinds == ["mma"] and facts.capability >= 90 and p.a_load != "columns" and p.w_load != "kn":
+        kinds.append("group")
+    cluster = facts.capability >= 90 and p.width % 4 == 0
+    best = math.inf
+    for cut in (cut for kind in kinds for cut in CUTS[kind]):
+        block = Block(p, cut, facts, cut.fit(facts, p.dtype.itemsize))
+        for split in SPLITS:
+            if split > 1 and (block.steps < 2 * split or block.tiles * split > 3 * facts.sms):
+                break
+            best = min(best, block.cycles(split, cluster and split > 1))
+    return best

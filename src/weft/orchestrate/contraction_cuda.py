@@ -1,0 +1,123 @@
+"""What a convolution or matrix product of a problem may take on a GPU, with what follows it in the same kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from weft.device.cuda.blocks import LeftLoad, Sizes, least_cycles
+from weft.device.cuda.model import Product, gap_us, product_us
+from weft.device.cuda.record import GpuFacts
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, Node, NodeId
+from weft.ir.prims import CATEGORY, FREE, Category, Prim
+from weft.ir.types import DType
+from weft.ir.work import TRANSCENDENTAL
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+MATRIX_CHANNELS = 8
+"""Channels per group below this leave the matrix units idle: such convolutions are sums of products."""
+PERSISTENT_US = 2.0
+"""Start and end of kernels whose blocks stay, or of a library's, which reach the rate of the largest tiles."""
+ROW_CONVOLUTION = 1.5
+"""Factor on convolutions with few channels that do not lie side by side."""
+FIELD_CHANNELS = 64
+"""Convolutions with windows of at most so many channels keep their part of the image in shared memory, in any order."""
+CHUNK_BYTES = 16
+"""Of one asynchronous copy."""
+
+
+def on_matrix_units(graph: Graph, node: Node) -> bool:
+    """Whether a contraction is worth fragments of matrices."""
+    if node.prim is Prim.MATMUL:
+        return True
+    c, w = cast("a.ConvAttrs", node.attrs), graph.type_of(node.inputs[1]).shape
+    return min(w[0] // (1 if c.transposed else c.groups), w[1]) >= MATRIX_CHANNELS or c.groups == 1
+
+
+def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
+    """Microseconds of one contraction on the matrix units without the gap before it; 0 for other contractions."""
+    graph = problem.graph
+    node = graph.nodes[at]
+    if not on_matrix_units(graph, node) or not node.type.size:
+        return 0.0
+    product = product_of(graph, node)
+    load = _left_load(problem, node)
+    factor = 1.0
+    window = isinstance(node.attrs, a.ConvAttrs) and math.prod(graph.type_of(node.inputs[1]).shape[2:]) > 1
+    if load == "elements" and window and graph.type_of(node.inputs[1]).shape[1] <= FIELD_CHANNELS:
+        load, factor = "taps", 1.0 if _last(problem) else ROW_CONVOLUTION
+    sizes = _sizes(problem, at, product, load)
+    block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
+    persistent = product_us(facts, product)[0] + PERSISTENT_US
+    return min(block, persistent if load in ("rows", "taps") else math.inf) * factor
+
+
+def _sizes(problem: Problem, at: NodeId, product: Product, load: LeftLoad) -> Sizes:
+    graph = problem.graph
+    node = graph.nodes[at]
+    behind = [n for i, n in enumerate(graph.nodes) if i > at and n.prim not in FREE]
+    steps = [n for n in behind if CATEGORY[n.prim] is Category.ELEMENTWISE and n.type.size == node.type.size]
+    turned = any(n.prim is Prim.TRANSPOSE for n in behind)
+    together = node.prim is Prim.MATMUL or _last(problem)
+    multiplied = {i for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR for i in n.inputs}
+    operands = {i for i in graph.inputs if i not in multiplied and graph.type_of(i).size > 1}
+    return Sizes(
+        dtype=_dtype(product),
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        z=product.batch,
+        a_load=load,
+        w_load="packed",
+        tables=int(load == "elements" and any(n.prim in (Prim.PAD, Prim.GATHER) for n in graph.nodes[:at])),
+        width=8 if together and not turned and product.n % 8 == 0 else 1,
+        operands=len(operands),
+        plain=len(steps),
+        special=sum(n.prim in TRANSCENDENTAL for n in steps),
+        stored=sum(graph.type_of(o).dtype.itemsize for o in set(graph.outputs)),
+    )
+
+
+def _dtype(product: Product) -> DType:
+    return DType(product.dtype)
+
+
+def _last(problem: Problem) -> bool:
+    return Format.LAST in problem.input_formats + problem.output_formats
+
+
+def _left_load(problem: Problem, node: Node) -> LeftLoad:
+    """How the left operand is read, by its order in memory: as the templates' own rules, without their walks."""
+    graph = problem.graph
+    x = graph.type_of(node.inputs[0])
+    chunk = CHUNK_BYTES // x.dtype.itemsize
+    if node.prim is Prim.MATMUL:
+        return "rows" if x.shape[-1] % chunk == 0 else "elements"
+    c, w = cast("a.ConvAttrs", node.attrs), graph.type_of(node.inputs[1]).shape
+    point = math.prod(w[2:]) == 1 and not c.transposed
+    if _last(problem):
+        return "elements" if (w[0] // c.groups if c.transposed else w[1]) % chunk else "rows" if point else "taps"
+    plain = point and set(c.strides) == {1} and not any(c.pads_lo + c.pads_hi)
+    return "columns" if plain and math.prod(x.shape[2:]) % chunk == 0 and chunk == 8 else "elements"
+
+
+def product_of(graph: Graph, node: Node) -> Product:
+    """The matrix product that a MATMUL or CONV node is: a convolution has a row per output position."""
+    x, w = graph.type_of(node.inputs[0]), graph.type_of(node.inputs[1])
+    dtype, itemsize = x.dtype.value, x.dtype.itemsize
+    if node.prim is Prim.MATMUL:
+        m, n = node.type.shape[-2:]
+        batch = math.prod(node.type.shape[:-2])
+        if len(w.shape) < 3 or math.prod(w.shape[:-2]) == 1:
+            m, batch = m * batch, 1  # one weight for the whole batch
+        return Product(m, n, x.shape[-1], batch, dtype, itemsize)
+    c = cast("a.ConvAttrs", node.attrs)
+    positions = node.type.shape[0] * math.prod(node.type.shape[2:])
+    taps = math.prod(w.shape[2:])
+    if c.transposed:
+        reached = max(1, taps // math.prod(c.strides))  # taps that meet an output position
+        return Product(positions, w.shape[1], -(-w.shape[0] // c.groups) * reached, c.groups, dtype, itemsize)
+    channels = -(-w.shape[1] // MATRIX_CHANNELS) * MATRIX_CHANNELS
+    return Product(positions, w.shape[0] // c.groups, channels * taps, c.groups, dtype, itemsize)
