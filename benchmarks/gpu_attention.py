@@ -1,0 +1,395 @@
+"""Attention in 16 bits: Weft's kernel against every backend of torch's scaled_dot_product_attention, on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_attention [--only TEXT] [--first K] [--seconds S] [--bf16] [--dry]
+
+Both read q, k and v as strided views of what the products before attention write, and write what the product after it
+reads. Weft: the fastest of the first K schedules; `bias`: the same with the biases of q, k and v added inside. A time
+is the median over replays of a CUDA graph of launches on data that lies in the L2 cache, as in a network. Errors are
+RMS over RMS, against float64. `--dry` writes and compiles the kernels without a GPU. Nothing is written but standard
+output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.errors import WeftError
+from weft.fission.sdpa import sdpa
+from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda import templates
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
+
+LAUNCHES = 20
+ROUNDS = 9
+TOLERANCE = {DType.F16: 2e-3, DType.BF16: 1.6e-2}
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One attention; sizes are counts."""
+
+    name: str
+    batch: int
+    heads: int
+    rows: int
+    keys: int
+    size: int
+    merged: bool = False
+    """q, k and v are columns of one matrix."""
+    causal: bool = False
+    mask: str = ""
+    """`keys`: a bool per key of a sequence; `all`: an added number per head, row and key."""
+    key_heads: int = 0
+    """Heads of k and v where these are fewer."""
+
+    @property
+    def shared(self) -> int:
+        """Heads of k and v."""
+        return self.key_heads or self.heads
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """Empty without a mask."""
+        if not self.mask:
+            return ()
+        return (self.batch, 1, 1, self.keys) if self.mask == "keys" else (1, self.heads, self.rows, self.keys)
+
+
+CASES = (
+    *(Case(f"bert_base b{n}", n, 12, 128, 128, 64, merged=True) for n in (1, 16)),
+    *(Case(f"vit_b16 b{n}", n, 12, 197, 197, 64, merged=True) for n in (1, 16)),
+    *(Case(f"segformer_b0 1 b{n}", n, 1, 16384, 256, 32) for n in (1, 16)),
+    *(Case(f"segformer_b0 2 b{n}", n, 2, 4096, 256, 32) for n in (1, 16)),
+    *(Case(f"segformer_b0 3 b{n}", n, 5, 1024, 256, 32) for n in (1, 16)),
+    *(Case(f"segformer_b0 4 b{n}", n, 8, 256, 256, 32, merged=True) for n in (1, 16)),
+    Case("bert_base b1 512 masked", 1, 12, 512, 512, 64, merged=True, mask="keys"),
+    Case("relative positions", 4, 8, 196, 196, 32, merged=True, mask="all"),
+    Case("swin windows", 64, 3, 49, 49, 32, merged=True, mask="all"),
+    Case("heads of 80", 1, 16, 577, 577, 80, merged=True),
+    Case("heads of 16", 8, 8, 256, 256, 16, merged=True),
+    Case("causal 1024, 64", 1, 12, 1024, 1024, 64, merged=True, causal=True),
+    Case("causal 2048, 128", 1, 16, 2048, 2048, 128, merged=True, causal=True),
+    Case("2048, 64", 2, 16, 2048, 2048, 64, merged=True),
+    Case("grouped, 1 row of 1024 keys", 8, 32, 1, 1024, 128, key_heads=8),
+    Case("cross, 77 keys", 2, 8, 4096, 77, 40),
+)
+
+
+def problem_of(c: Case, dtype: DType, *, bias: bool) -> Problem:
+    """The attention as a problem of the generator: (tokens, columns) in, (batch, rows, heads, size) out."""
+    b = GraphBuilder()
+    wide, narrow = c.heads * c.size, c.shared * c.size
+    if c.merged:
+        x = b.input(TensorType(dtype, (c.batch * c.rows, wide + 2 * narrow)))
+        starts, widths = (0, wide, wide + narrow), (wide, narrow, narrow)
+        parts = [b.slice(x, (0, s), (c.batch * c.rows, w), (1, 1)) for s, w in zip(starts, widths, strict=True)]
+    else:
+        shapes = ((c.rows, wide), (c.keys, narrow), (c.keys, narrow))
+        parts = [b.input(TensorType(dtype, (c.batch * n, w))) for n, w in shapes]
+    found: list[NodeId] = []
+    for part, n, heads in zip(parts, (c.rows, c.keys, c.keys), (c.heads, c.shared, c.shared), strict=True):
+        y = part
+        if bias:
+            y = b.apply(Prim.ADD, y, b.input(TensorType(dtype, (heads * c.size,)), is_weight=True))
+        found.append(b.transpose(b.reshape(y, (c.batch, n, heads, c.size)), (0, 2, 1, 3)))
+    q, k, v = found
+    gqa = c.shared != c.heads
+    if c.mask:
+        mask = b.input(TensorType(DType.BOOL if c.mask == "keys" else dtype, c.mask_shape))
+        y = cast("NodeId", sdpa(b, q, k, v, mask, causal=c.causal, enable_gqa=gqa))
+    else:
+        y = cast("NodeId", sdpa(b, q, k, v, causal=c.causal, enable_gqa=gqa))
+    graph = b.build([b.transpose(y, (0, 2, 1, 3))])
+    return Problem(graph, f"{graph} {c} {bias}", (Format.ROW,) * len(graph.inputs), (Format.ROW,))
+
+
+@dataclass(slots=True)
+class Data:
+    """Operands on the device, and the exact result."""
+
+    inputs: list[torch.Tensor]
+    """Of the problem without biases."""
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    """Views (batch, heads, n, size)."""
+    mask: torch.Tensor | None
+    exact: torch.Tensor
+    """float64, (batch, rows, heads, size)"""
+
+    @staticmethod
+    def of(c: Case, dtype: DType) -> Data:
+        """Normal numbers."""
+        generator = torch.Generator("cuda").manual_seed(1)
+        kind = TORCH[dtype]
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cuda").to(kind)
+
+        wide, narrow = c.heads * c.size, c.shared * c.size
+        if c.merged:
+            inputs = [normal(c.batch * c.rows, wide + 2 * narrow)]
+            parts = list(torch.split(inputs[0], [wide, narrow, narrow], 1))
+        else:
+            inputs = [normal(c.batch * c.rows, wide), *(normal(c.batch * c.keys, narrow) for _ in range(2))]
+            parts = inputs
+        counts = ((c.rows, c.heads), (c.keys, c.shared), (c.keys, c.shared))
+        q, k, v = (
+            x.view(c.batch, n, heads, c.size).transpose(1, 2) for x, (n, heads) in zip(parts, counts, strict=True)
+        )
+        mask = None
+        if c.mask == "keys":
+            mask = torch.rand(c.mask_shape, generator=generator, device="cuda") < 0.8
+            mask[..., 0] = True
+        elif c.mask:
+            mask = normal(*c.mask_shape)
+        if mask is not None:
+            inputs = [*inputs, mask]
+        exact = Data._exact(c, q, k, v, mask)
+        return Data(inputs, q, k, v, mask, exact)
+
+    @staticmethod
+    def _exact(c: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        parts = []
+        for i in range(c.batch):
+            one = slice(i, i + 1)
+            k64, v64 = (x[one].double().repeat_interleave(c.heads // c.shared, 1) for x in (k, v))
+            s = q[one].double() @ k64.transpose(-1, -2) * c.size**-0.5
+            if mask is not None and mask.dtype == torch.bool:
+                s = s.masked_fill(~mask[one], -math.inf)
+            elif mask is not None:
+                s = s + mask.double()
+            if c.causal:
+                keep = torch.ones(c.rows, c.keys, dtype=torch.bool, device=s.device).tril()
+                s = s.masked_fill(~keep, -math.inf)
+            parts.append((s.softmax(-1) @ v64).transpose(1, 2))
+        return torch.cat(parts)
+
+
+def median_us(launch: Callable[[], object]) -> float:
+    """Microseconds per launch of a graph of many."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(LAUNCHES):
+            launch()
+    samples = []
+    for i in range(ROUNDS + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        if i > 1:
+            samples.append(float(start.elapsed_time(end)) * 1e3 / LAUNCHES)
+    return statistics.median(samples)
+
+
+def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """RMS of the error over the RMS of the result; infinite where something is not finite."""
+    found = float((got.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    return found if math.isfinite(found) else math.inf
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One compiled schedule."""
+
+    source: CudaSource
+    path: str
+
+    def time(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> float:
+        """Microseconds; `out` holds the result."""
+        addresses = Addresses([x.data_ptr() for x in inputs], [out.data_ptr()], [], 0, 0)
+        bound = BoundCuda(self.source, self.path)  # its module stays loaded as long as this lives
+        ready = bound.prepare(addresses)
+
+        def launch() -> None:
+            ready(torch.cuda.current_stream().cuda_stream)
+
+        return median_us(launch)
+
+
+def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource] | str:
+    """The first kernels of a problem, or why there is none."""
+    found = templates.schedules(problem, facts)
+    if isinstance(found, Declined):
+        return found.reason
+    sources = [templates.emit(problem, s) for s in found[:first]]
+    return [s for s in sources if isinstance(s, CudaSource)] or "no kernel"
+
+
+def peers(c: Case, d: Data) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
+    """(microseconds, errors, failures) of torch's backends."""
+    times: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    for name, backend in BACKENDS.items():
+
+        def call() -> torch.Tensor:
+            return scaled_dot_product_attention(
+                d.q, d.k, d.v, d.mask, is_causal=c.causal, enable_gqa=c.shared != c.heads
+            )
+
+        try:
+            with sdpa_kernel(backend), torch.no_grad():
+                errors[name] = error_of(call().transpose(1, 2), d.exact)
+                times[name] = median_us(call)
+        except Exception as error:  # a backend that does not take the case is said, and the rest is measured
+            failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
+            with contextlib.suppress(Exception):
+                torch.cuda.synchronize()
+    return times, errors, failures
+
+
+def ours(kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor], d: Data) -> tuple[float, float, str, list[float]]:
+    """(best microseconds, its error, its schedule, all times); wrong kernels do not count."""
+    best = (math.inf, math.inf, "")
+    times = []
+    for kernel in kernels:
+        out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
+        us = kernel.time(inputs, out)
+        error = error_of(out, d.exact)
+        times.append(round(us, 3))
+        tolerance = TOLERANCE[DType.F16 if d.q.dtype == torch.float16 else DType.BF16]
+        if error > tolerance:
+            print(f"WRONG: {kernel.source.schedule} error {error:.2g}", file=sys.stderr)
+        elif us < best[0]:
+            best = (us, error, str(kernel.source.schedule))
+    return *best, times
+
+
+def record(c: Case, dtype: DType, plain: Sequence[Kernel], biased: Sequence[Kernel]) -> dict[str, object]:
+    """One case on the GPU."""
+    d = Data.of(c, dtype)
+    us, error, schedule, times = ours(plain, d.inputs, d)
+    end = len(d.inputs) - bool(c.mask)
+    widths = (c.heads * c.size, c.shared * c.size, c.shared * c.size)
+    zeros = [torch.zeros(w, dtype=d.q.dtype, device="cuda") for w in widths]
+    # inputs stand in the order of the builder: parts and biases in turn, then the mask
+    with_bias = [*d.inputs[:end], *zeros, *d.inputs[end:]]
+    bias_us, _, bias_schedule, _ = ours(biased, with_bias, d)
+    found, errors, failures = peers(c, d)
+    best = min(found, key=lambda k: found[k]) if found else ""
+    return {
+        "record": "attention", "case": c.name, "dtype": dtype.value, "weft_us": round(us, 3),
+        "weft_bias_us": round(bias_us, 3), "peers_us": {k: round(v, 3) for k, v in found.items()}, "best_peer": best,
+        "ratio": round(found[best] / us, 3) if best else None, "error": float(f"{error:.3g}"),
+        "peer_errors": {k: float(f"{v:.3g}") for k, v in errors.items()}, "schedule": schedule,
+        "bias_schedule": bias_schedule, "times_us": times, "failures": failures,
+    }  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, object]]) -> str:
+    """What was measured, and the geometric mean over the best backend."""
+    names = list(BACKENDS)
+    lines = [f"{'case':30} {'weft':>8} {'+bias':>8} " + " ".join(f"{n:>9}" for n in names) + "   ratio of best"]
+    ratios = []
+    for row in rows:
+        found = cast("dict[str, float]", row["peers_us"])
+        cells = " ".join(f"{found[n]:9.2f}" if n in found else f"{'-':>9}" for n in names)
+        ratio = cast("float | None", row["ratio"])
+        ratios += [ratio] if ratio else []
+        end = f"{ratio:7.2f} of {row['best_peer']}" if ratio else "      -"
+        lines.append(f"{row['case']:30} {row['weft_us']:8.2f} {row['weft_bias_us']:8.2f} {cells} {end}")
+    if ratios:
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        lines.append(f"geometric mean {mean:.3f} over {len(ratios)} cases, least {min(ratios):.2f}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compile all, then measure; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--first", type=int, default=6, help="schedules of each problem")
+    parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    dtype = DType.BF16 if given.bf16 else DType.F16
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 2
+    facts = GpuFacts()
+    if not given.dry:
+        torch.zeros(1, device="cuda")
+        facts = gpu_facts(None, calibrate=False)
+    cases = [c for c in CASES if given.only in c.name]
+    jobs: list[tuple[int, bool, CudaSource]] = []
+    for i, c in enumerate(cases):
+        for bias in (False, True):
+            sources = written(problem_of(c, dtype, bias=bias), facts, given.first if not bias else min(3, given.first))
+            if isinstance(sources, str):
+                print(f"{c.name}: {sources}", file=sys.stderr)
+                continue
+            jobs += [(i, bias, s) for s in sources]
+    results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, _, s in jobs])
+    kernels: dict[tuple[int, bool], list[Kernel]] = {}
+    for (i, bias, source), result in zip(jobs, results, strict=True):
+        if not isinstance(result, CompiledCubin):
+            print(f"{cases[i].name}: {source.schedule}: {result}", file=sys.stderr)
+            continue
+        used = result.of(source.launches[0].entry)
+        if used.spill_stores:
+            print(f"{cases[i].name}: {source.schedule} spills {used.spill_stores} B", file=sys.stderr)
+        kernels.setdefault((i, bias), []).append(Kernel(source, str(result.path)))
+    print(f"{len(jobs)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    if given.dry:
+        for i, c in enumerate(cases):
+            print(f"{c.name:30} {[str(k.source.schedule) for k in kernels.get((i, False), [])][:1]}")
+        return 0
+    rows = []
+    for i, c in enumerate(cases):
+        if time.perf_counter() - started > given.seconds:
+            print(f"no time left for {c.name} and what follows", file=sys.stderr)
+            break
+        try:
+            row = record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []))
+        except (WeftError, RuntimeError) as error:
+            print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Attention on a real GPU: every schedule of many shapes against float64, on normal and on adversarial inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.generate.cuda.attentions import BF16, F16, Block, block, plain
+from tests.generate.cuda.test_attention import CASES
+from tests.generate.cuda.test_templates_gpu import gpu  # noqa: F401 - a fixture
+
+from weft.generate.cuda import templates
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import CudaSource
+from weft.tune.verify import build_reference, compare
+
+pytestmark = pytest.mark.gpu
+
+SHAPES: dict[str, Problem] = {
+    **{name: problem for name, (problem, _) in CASES.items()},
+    **{
+        f"heads of {size}, {d.value}{', causal' if causal else ''}": plain(
+            (2, 3), 130, 130 if causal else 201, size, dtype=d, causal=causal
+        )
+        for size in (16, 32, 64, 80, 128)
+        for d in (F16, BF16)
+        for causal in (False, True)
+    },
+    "heads of 256": plain((1, 2), 70, 150, 256),
+    "odd everything": plain((3, 5), 61, 67, 23, 29, dtype=BF16),
+    "mask of keys": plain((2, 4), 100, 300, 64, mask=(2, 1, 1, 300)),
+    "mask of all": plain((2, 4), 100, 300, 64, mask=(2, 4, 100, 300)),
+    "bias of heads": plain((2, 4), 49, 49, 32, mask=(1, 4, 49, 49), mask_dtype=F16),
+    "grouped heads": plain((2, 2), 65, 190, 64, heads=8, causal=False),
+    "bert": block(Block(2, 128, 128, 12, 64)),
+    "bert bf16": block(Block(1, 128, 128, 12, 64, dtype=BF16)),
+    "vit": block(Block(1, 197, 197, 12, 64)),
+    "segformer": block(Block(1, 1024, 256, 5, 32, merged=False)),
+    "one row": plain((2, 4), 1, 777, 64),
+    "long": plain((1, 2), 1024, 1024, 64),
+}
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_every_schedule(name: str, gpu):  # noqa: F811
+    machine, facts = gpu
+    problem = SHAPES[name]
+    found = templates.schedules(problem, facts)
+    assert not isinstance(found, Declined), found.reason
+    types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
+    out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
+    cases = build_reference(problem, seed=5).cases
+    for schedule in found:
+        source = templates.emit(problem, schedule)
+        assert isinstance(source, CudaSource), source
+        for case in cases:
+            inputs = [x.float().numpy() if t is BF16 else x.numpy() for x, t in zip(case.inputs, types, strict=True)]
+            got = torch.from_numpy(np.ascontiguousarray(machine.run(problem, source, inputs, 2)[0])).to(out)
+            finding = compare(got, case.expected[0], case.kind.value)
+            assert finding.verdict is Verdict.OK, (str(schedule), finding)
