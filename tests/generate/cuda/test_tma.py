@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.generate.cuda.products import BF16, F32, convolution, heads_joined, heads_parted, product
+from tests.generate.cuda.products import BF16, F32, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
 
-from weft.generate.cuda.templates import tma
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
+from weft.generate.cuda.templates import tma, tma_choose
+from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
 from weft.generate.cuda.templates.tma import Shape
+from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
@@ -62,6 +69,17 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "5x5 dilated": (convolution(1, 64, 9, 9, 24, 5, 1, 4, 2), pixels(64, 32, (1, 7, 9))),
     "asymmetric": (convolution(1, 32, 7, 9, 24, 3, 2, before="constant"), pixels(64, 32, (1, 4, 5), panel=32)),
     "groups": (convolution(2, 64, 9, 9, 48, 3, 1, 1, 1, 2), pixels(64, 32, (1, 7, 9), panel=32)),
+    "field": (convolution(1, 64, 9, 11, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 8, 8), fields=2)),
+    "field, two blocks of channels": (
+        convolution(2, 96, 9, 16, 40, 3, 1, 1),
+        pixels(128, 64, (1, 12, 8), fields=2, groups=2, blocks=3),
+    ),
+    "field, images together": (
+        convolution(3, 64, 8, 8, 40, 3, 1, 1, dtype=BF16),
+        pixels(128, 32, (2, 8, 8), fields=2, groups=2, turns=True, blocks=1, stages=4),
+    ),
+    "field, 5x5 dilated, no padding": (convolution(1, 72, 20, 17, 24, 5, 1, 0, 2), pixels(64, 32, (1, 8, 8), fields=2)),
+    "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
 }
 
@@ -97,3 +115,123 @@ def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, Cu
     got = run(kernels, problem, sources[name], inputs, defer=defer)  # type: ignore[arg-type]
     for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
         np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+
+
+def compile_all(sources: list[CudaSource]) -> None:
+    """For sm_90a: nothing spilled to speak of, nothing serialised, registers moved where that was asked for."""
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    results = nvrtc.compile_many([CompileJob(s.text, "sm_90a", s.flags) for s in sources])
+    for source, result in zip(sources, results, strict=True):
+        assert isinstance(result, CompiledCubin), result
+        assert result.warnings == (), (str(source.schedule), result.warnings)
+        own = result.of(source.entry)
+        assert own.spill_stores + own.spill_loads <= 32, (str(source.schedule), own)
+        assert gate(result, source.launches[0], GpuFacts()) is None
+
+
+def test_every_role_compiles():
+    relu = product((4096, 512), (512, 512), turn_right=True)
+    turned = product((1, 512, 512), (1, 512, 512), weight=False, turn_left=True)
+    compile_all(
+        [
+            made(relu, linear(128, 256, groups=2, stages=4, blocks=132), "k0"),
+            made(turned, linear(128, 192, groups=2, turns=True, stages=4), "k1"),
+            made(
+                convolution(16, 128, 28, 28, 128, 3, 1, 1, residual=True),
+                pixels(128, 64, (1, 14, 8), groups=2, fields=2, split=2, stages=4),
+                "k2",
+            ),
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_large_tiles_compile_without_spills():
+    gelu = product((4096, 512), (512, 3072), gelu=True)
+    conv = convolution(16, 256, 28, 28, 512, 3, 1, 1, residual=True)
+    tiles = ((128, 256, False), (256, 128, False), (128, 128, True), (64, 256, True))
+    compile_all(
+        [
+            made(gelu, linear(m, n, groups=2, turns=t, stages=4, blocks=132), f"k{i}")
+            for i, (m, n, t) in enumerate(tiles)
+        ]
+        + [
+            made(conv, pixels(m, n, (1, m // 8, 8), groups=2, turns=t, stages=3, fields=2, blocks=132), f"f{i}")
+            for i, (m, n, t) in enumerate(tiles)
+        ]
+    )
+
+
+GOLDEN = {
+    "tma_turns": (product((2048, 768), (768, 3072)), linear(128, 128, groups=2, turns=True, stages=6, blocks=132)),
+    "tma_field": (
+        convolution(16, 128, 28, 28, 128, 3, 1, 1),
+        pixels(128, 128, (1, 14, 8), groups=2, stages=6, fields=2),
+    ),
+    "tma_split": (product((512, 4096), (256, 4096), turn_right=True, bias=False), linear(128, 64, groups=2, split=4)),
+}
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+def test_text(name: str):
+    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
+    file = Path(__file__).parent / "golden" / f"{name}.cu"
+    source = made(*GOLDEN[name], "ENTRY")
+    text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(tma.header(), '')}"
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (product((64, 64), (64, 64), dtype=F32), "16-bit"),
+        (convolution(1, 3, 20, 20, 32, 3, 1, 1), "chunks of 16 bytes"),
+        (convolution(1, 16, 20, 20, 32, 3, before="reflect"), "not by zeros"),
+        (convolution(1, 64, 20, 20, 32, 3, 1, 1, fout=ROW), "lie apart"),
+    ],
+)
+def test_what_is_declined_says_why(problem: Problem, reason: str):
+    found = tma.emit(contraction(problem), linear(64, 32).schedule(), "k")
+    assert isinstance(found, Declined)
+    assert reason in found.reason
+    assert tma_choose.shapes(contraction(problem), GpuFacts()) == []
+
+
+def test_one_buffer_is_declined():
+    found = tma.emit(contraction(CASES["linear"][0]), linear(64, 64, stages=1).schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "one buffer" in found.reason
+
+
+def test_other_architectures_have_no_shapes():
+    p = contraction(product((2048, 768), (768, 3072)))
+    assert tma_choose.shapes(p, GpuFacts(capability=80)) == []
+    assert tma_choose.shapes(p, GpuFacts(capability=100)) == []
+
+
+def test_few_shapes_that_fit():
+    facts = GpuFacts()
+    for problem in (GOLDEN["tma_turns"][0], GOLDEN["tma_field"][0], CASES["3x3 strided"][0], CASES["nn"][0]):
+        p = contraction(problem)
+        found = tma_choose.shapes(p, facts)
+        assert 1 <= len(found) <= 4
+        assert [x for x, _ in found] == sorted(x for x, _ in found)
+        for _, shape in found:
+            source = made(problem, shape, "k")
+            assert source.launches[0].shared_bytes <= facts.shared_per_block
+            assert source.launches[0].shared_bytes * shape.resident <= facts.shared_per_sm - 1024 * shape.resident
+            assert shape.rows * shape.bn <= 128 * 128, "more sums than a thread has registers for"
+
+
+@pytest.mark.parametrize("sizes", [(16, 14, 14), (16, 7, 7), (1, 56, 56), (3, 13, 17)])
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int):
+    box = tma_choose.best_box(sizes, rows, (1, 2, 2))
+    assert math.prod(box) <= rows
+    assert all(1 <= b <= n for b, n in zip(box, sizes, strict=True))
+    boxes = math.prod(-(-n // b) for n, b in zip(sizes, box, strict=True))
+    assert math.prod(sizes) <= boxes * math.prod(box) <= 2 * math.prod(sizes) + rows

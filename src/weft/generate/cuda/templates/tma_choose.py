@@ -18,7 +18,7 @@ from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma import Shape
-from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
 from weft.ir.declined import Declined
 
 _PORT = 42.0
@@ -61,6 +61,9 @@ class _Case:
     stride: Three
     columns: bool
     """The left operand's rows are neighbours."""
+    taps: int
+    reach: tuple[int, int]
+    """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
@@ -72,14 +75,19 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     turned = p.a_load == "columns" or p.w_load == "kn"
     panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
-    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns")
-    found = []
+    (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
+    fields = rows.image and panels == (STEP,) and stride == (1, 1, 1) and kh * kw > 1
+    reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
+    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", kh * kw, reach)
+    found: list[tuple[float, Shape]] = []
     for modelled, s in _ranked(case, facts):
-        possible = left(p, rows, s.bm, s.panel, s.box), right(p, s.bn, s.panel)
-        if not any(isinstance(x, Declined) for x in possible):
+        # tiles that read pixels once and those that read taps one by one, each half of what is measured
+        alike = sum(bool(other.fields) == bool(s.fields) for _, other in found)
+        if len(found) == keep or (any(case.reach) and alike >= (keep + 1) // 2):
+            continue
+        a = field(p, rows, s.box) if s.fields else left(p, rows, s.bm, s.panel, s.box)
+        if not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined):
             found.append((modelled, s))
-        if len(found) == keep:
-            break
     return found
 
 
@@ -98,11 +106,11 @@ def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns))
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
-    return tuple(kept[:12])
+    return tuple(kept)
 
 
 def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
@@ -121,12 +129,42 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
                 continue
             blocks = facts.sms * resident if rounds > 1 else 0
             yield replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            if any(case.reach):
+                yield from _with_fields(case, base, shared, facts)
             for split in _SPLITS[1:]:
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
                 if not turns and fits and kt >= 4 * split and tiles * split <= 2 * facts.sms:
                     yield s
+
+
+def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
+    """The same tile of 8 columns of pixels, read once for all taps."""
+    images, tall, _ = case.rows.sizes
+    lines = base.bm // 8
+    even = -(-tall // -(-tall // lines))
+    boxes = {(1, even, 8), *((n, lines // n, 8) for n in (2, 4) if lines // n % 8 == 0 and images >= n)}
+    box = min(boxes, key=lambda b: (math.prod(case.rows.tiles(b)), b))
+    bytes_ = field_bytes(case, box)
+    most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * STEP * 2 + 16))
+    tiles = math.prod(case.rows.tiles(box)) * -(-case.sizes.n // base.bn) * case.sizes.z
+    rounds = -(-tiles // (facts.sms * base.resident))
+    if most < _FEWEST or (base.turns and rounds == 1):
+        return
+    blocks = facts.sms * base.resident if rounds > 1 else 0
+    yield replace(base, stages=most, box=box, fields=2, blocks=blocks)
+    channels = case.stages[0][1] // case.taps
+    for split in _SPLITS[1:]:
+        s = replace(base, stages=most, box=box, fields=2, split=split, resident=1)
+        fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
+        if not s.turns and fits and channels >= split and tiles * split <= 2 * facts.sms:
+            yield s
+
+
+def field_bytes(case: _Case, box: Three) -> int:
+    """Shared memory of one buffer of pixels."""
+    return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * STEP // 1024) * 1024
 
 
 @lru_cache(maxsize=4096)
@@ -151,7 +189,7 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     steps = -(-kt // s.split)
     tiles = math.prod(case.rows.tiles(s.box)) * -(-p.n // s.bn) * p.z
     busiest = -(-tiles * s.split // facts.sms)
-    loaded = (s.bm + s.bn) * 2 * STEP
+    loaded = field_bytes(case, s.box) / case.taps + s.bn * 2 * STEP if s.fields else (s.bm + s.bn) * 2.0 * STEP
     high = s.bm // 64
     products = high * 2 * s.bn / _BUSY
     reads = high * (64 + s.bn) + loaded / 128

@@ -1,0 +1,118 @@
+// cuda(blocks=0,bm=128,bn=128,box=(1, 14, 8),fields=2,groups=2,panel=64,resident=1,split=1,stages=6,template=tma,turns=False)
+#ifndef W_EMULATED
+W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63},"
+    " %64, %65, p, 1, 1, 0, 0; }"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) : "l"(a), "l"(b), "r"(add));
+#endif
+}
+#endif
+extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+W_DYNAMIC(sm);
+enum { STAGE = 16384, RING = 40960, FULL = RING + 98304, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 20480, THERE = TURN + 16, READ = THERE + 16 };
+const u32 sb = w_shared(sm);
+const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 2; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
+__syncthreads();
+const int first = 0, last = 18;
+if (warp >= 8) {
+if (t == 256) { w_map_prefetch(&ma);
+const int tile = blockIdx.x; const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
+for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 0; const int kb = (first + (int)i) % 9 * 2 + (first + (int)i) / 9; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
+}
+__syncwarp(); w_wait(); w_release();
+if (t == 256) { u32 it = 0, cell = 0;
+#pragma unroll 1
+for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
+#pragma unroll 1
+for (int st = first; st < last; ++st, ++it) { const int kb = (st) % 9 * 2 + (st) / 9;
+if (st % 9 == 0) { const u32 slot = cell % 2, bar = sb + THERE + 8 * slot; const u32 to = sb + slot * FIELD; const int cb = st / 9; w_bar_wait(sb + READ + 8 * slot, cell / 2 & 1 ^ 1); w_bar_expect(bar, 20480u); w_tma(&ma, to, bar, cb * 64 + 0, i0 - 1, i1 - 1, i2); ++cell; }
+const u32 slot = it % 6, bar = sb + FULL + 8 * slot;
+if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
+w_bar_wait(sb + EMPTY + 8 * slot, it / 6 & 1 ^ 1); w_bar_expect(bar, 16384u);
+const u32 to = sb + RING + slot * STAGE + 0; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
+}
+} }
+} else {
+w_wait(); w_release();
+const int row0 = (warp >> 2) * 64; (void)row0;
+float acc[1][64];
+u32 it = 0;
+u32 cell = 0;
+#pragma unroll 1
+for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+#pragma unroll 1
+for (int st = first; st < last; ++st, ++it) {
+const u32 slot = it % 6, at = sb + RING + slot * STAGE;
+const int tap = st % 9; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % 2), cell / 2 & 1); const u32 there = sb + cell % 2 * FIELD; if (tap == 8) ++cell;
+w_bar_wait(sb + FULL + 8 * slot, it / 6 & 1);
+w_group_begin();
+#pragma unroll
+for (int i = 0; i < 1; ++i)
+#pragma unroll
+for (int q = 0; q < 4; ++q)
+w_product_f16_00(acc[i], w_operand_at(there + (u32)((((row0 + i * 64) / 8) * 10 + tap / 3 * 10 + tap % 3 * 1) * 128 + q * 32), 16, 1280, 1),
+  w_operand_at(at + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
+w_group_commit();
+w_group_wait<1>();
+if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
+}
+w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
+#pragma unroll
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8;
+#pragma unroll
+for (int i = 0; i < 1; ++i)
+#pragma unroll
+for (int h = 0; h < 2; ++h) {
+float v[8];
+#pragma unroll
+for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
+const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x0 = i0 + (r) % 8, x1 = i1 + (r) / 8 % 14, x2 = i2 + (r) / 112; const int m = (r) < 112 && x0 < 28 ? (x2 * 28 + x1) * 28 + x0 : -1;
+{ const int n = n8 + 0; if (m >= 0) { const u16* const x1p = (const u16*)in2 + (0 + n);
+w_f32 x1[8];
+const uint4 x1w = *(const uint4*)(x1p);
+{ const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.y); x1[2] = h.x; x1[3] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.z); x1[4] = h.x; x1[5] = h.y; }
+{ const float2 h = w_unpack_f16(x1w.w); x1[6] = h.x; x1[7] = h.y; }
+const w_f32 e2_0 = (v[0] + x1[0]);
+const w_f32 e2_1 = (v[1] + x1[1]);
+const w_f32 e2_2 = (v[2] + x1[2]);
+const w_f32 e2_3 = (v[3] + x1[3]);
+const w_f32 e2_4 = (v[4] + x1[4]);
+const w_f32 e2_5 = (v[5] + x1[5]);
+const w_f32 e2_6 = (v[6] + x1[6]);
+const w_f32 e2_7 = (v[7] + x1[7]);
+const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
+const w_f32 e3_1 = w_max_const(e2_1, 0.0f);
+const w_f32 e3_2 = w_max_const(e2_2, 0.0f);
+const w_f32 e3_3 = w_max_const(e2_3, 0.0f);
+const w_f32 e3_4 = w_max_const(e2_4, 0.0f);
+const w_f32 e3_5 = w_max_const(e2_5, 0.0f);
+const w_f32 e3_6 = w_max_const(e2_6, 0.0f);
+const w_f32 e3_7 = w_max_const(e2_7, 0.0f);
+u16* const y0 = (u16*)out0 + ((m) * 128 + n);
+*(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7)); } }
+} }
+}
+} }
+
+extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
+  const u32 i = blockIdx.x * 256u + threadIdx.x;
+  if (i >= 147456u) return;
+  const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
+  const int q = i / 8192 % 18, tile = i / 147456;
+  const int nt = tile % 1, g = tile / 1;
+  const int c = q % 2 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 2;
+  const int n = nt * 128 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
+  u16 v = 0;
+  if (tap < 9 && c < 128 && n < 128)
+    v = ((const u16*)w)[0 + g * 147456 + n * 1152 + tap / 3 * 3
+                                  + tap % 3 * 1 + c * 9];
+  ((u16*)pk)[i] = v;
+}
