@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import faulthandler
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +15,24 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 
 BUDGET_S = 8.0
+LIMIT_S = 90
+"""Of one test; one that waits for the GPU for ever ends the process soon after."""
+
+
+@pytest.fixture(autouse=True)
+def _time_limit() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    faulthandler.dump_traceback_later(2 * LIMIT_S, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

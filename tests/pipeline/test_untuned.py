@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.device.facts import cpu_facts
 from weft.device.files import private_directory
 from weft.frontends.torch import import_exported
 from weft.kernels.candidate import Kind
-from weft.kernels.source import KernelSource, LibraryCall
+from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.options import Options
+from weft.pipeline import Setting
 from weft.pipeline.untuned import WAYS, Untuned, build
 
 
@@ -86,3 +91,21 @@ def test_without_a_compiler_there_is_the_library(
         built = build(import_exported(torch.export.export(block, (x,))), Options(cache_dir=tmp_path), ["fused"])
     assert built.generated == 0
     torch.testing.assert_close(built.executables["fused"](x)[0], block(x), rtol=1e-5, atol=1e-6)
+
+
+def test_plans_for_a_gpu_have_kernels_for_it(
+    block: torch.nn.Module, x: torch.Tensor, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed to plan for one; the linker is given the plans as they are."""
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc)
+    setting = Setting(replace(options, device="cuda"), GpuFacts(), nvrtc, {}, torch.device("cuda", 0))
+    monkeypatch.setattr("weft.pipeline.untuned.survey", lambda _: setting)
+    monkeypatch.setattr("weft.pipeline.untuned.link", lambda graph, plan, _: SimpleNamespace(plan=plan))
+    made = build(import_exported(torch.export.export(block, (x,))), setting.options)
+    kinds = {way: {type(s.kernel) for s in e.plan.steps} for way, e in made.executables.items()}
+    assert kinds["fused"] == kinds["single"] == {CudaSource} and kinds["library"] == {LibraryCall}
+    assert made.generated >= len(made.executables["fused"].plan.steps)
+    for step in made.executables["fused"].plan.steps:
+        assert isinstance(step.kernel, CudaSource)
+        assert nvrtc.compile(step.kernel.text, arch="sm_90a", flags=step.kernel.flags, cache_dir=options.cache).path
