@@ -6,7 +6,19 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import attention, choose, depthwise, gemv, halo, halo_choose, mma, tma, tma_choose
+from weft.generate.cuda.templates import (
+    attention,
+    choose,
+    depthwise,
+    gemv,
+    halo,
+    halo_choose,
+    mma,
+    separable,
+    separable_match,
+    tma,
+    tma_choose,
+)
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim
@@ -24,11 +36,14 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     """Parameter sets worth measuring, the most promising first; Declined for what no template takes.
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
-    result, or renamings, padding and constant gathers of its input; and attention (two MATMULs around a softmax).
-    Schedules carry `template`.
+    result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax); and a
+    depthwise CONV with a 1x1 CONV behind it. Schedules carry `template`.
     """
     if sum(n.prim is Prim.MATMUL for n in problem.graph.nodes) == 2:
         return attention.schedules(problem, facts)
+    if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
+        pair = separable_match.separable(problem)
+        return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
     p = product(problem)
     if isinstance(p, Declined):
         return p
@@ -62,10 +77,13 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
     if schedule.param("template") == "attention":
         return attention.emit(problem, schedule)
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    if schedule.param("template") == "separable":
+        pair = separable_match.separable(problem)
+        return pair if isinstance(pair, Declined) else separable.emit(pair, schedule, entry)
     p = product(problem)
     if isinstance(p, Declined):
         return p
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "depthwise":
         by_channel = depthwise.normal(p)
         return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule, entry)

@@ -1,0 +1,123 @@
+"""A depthwise convolution, what is elementwise on it, and a 1x1 convolution of that: a problem as two products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from weft.generate.cuda.templates import depthwise, epilogue
+from weft.generate.cuda.templates.product import Product, image_steps, product
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+
+@dataclass(frozen=True, slots=True)
+class Separable:
+    """Both are problems of their own; the second one's input 0 is the first one's output."""
+
+    first: Product
+    """As `depthwise.normal` gives it; its rows are the pixels of the second."""
+    second: Product
+    first_inputs: tuple[int, ...]
+    """Per input of the first problem its position in the whole."""
+    second_inputs: tuple[int, ...]
+    """The same for the second; that of the value between is -1."""
+
+
+def separable(problem: Problem) -> Separable | Declined:
+    """The two products that a problem is, or why the template does not take it."""
+    g = problem.graph
+    convs = [i for i, n in enumerate(g.nodes) if n.prim is Prim.CONV]
+    if len(convs) != 2:
+        return Declined("not two convolutions")
+    second = convs[1]
+    between = g.nodes[second].inputs[0]
+    weight = g.type_of(g.nodes[second].inputs[1]).shape
+    attrs = cast("a.ConvAttrs", g.nodes[second].attrs)
+    if len(weight) != 4 or weight[2:] != (1, 1) or attrs.groups != 1 or attrs.strides != (1, 1) or attrs.transposed:
+        return Declined("the second convolution is not 1x1")
+    if any(attrs.pads_lo) or any(attrs.pads_hi):
+        return Declined("padding between the convolutions")
+    above = _above(g, (between,), stop=None)
+    if convs[0] not in above or between == second:
+        return Declined("convolutions that do not follow each other")
+    if between in g.outputs or any(between in g.nodes[i].inputs for i in range(len(g)) if i not in {*above, second}):
+        return Declined("a value between the convolutions that others read")
+    one, first_inputs = _part(problem, (between,), None)
+    two, second_inputs = _part(problem, g.outputs, between)
+    p1, p2 = product(one), product(two)
+    for p in (p1, p2):
+        if isinstance(p, Declined):
+            return p
+    assert isinstance(p1, Product)
+    assert isinstance(p2, Product)
+    by_channel = depthwise.normal(p1)
+    if isinstance(by_channel, Declined):
+        return by_channel
+    found = Separable(by_channel, p2, first_inputs, second_inputs)
+    return _refuse(found) or found
+
+
+def _refuse(s: Separable) -> Declined | None:
+    one, two = s.first, s.second
+    if one.dtype is DType.F32 or one.dtype is not two.dtype:
+        return Declined("tensor cores for f32")
+    if one.c.a_walk.channel != 1 or one.n % 8 or epilogue.plan(one).width != 8 or one.c.a_walk.offset % 8:
+        return Declined("channels that do not lie in chunks of 16 bytes")
+    if any(step % 8 for step in (one.c.a_walk.dims[0], *image_steps(one))):
+        return Declined("pixels that are not aligned to 16 bytes")
+    if two.a_load != "rows" or not two.c.w_const or two.z != 1 or two.m != one.m or two.k != one.n:
+        return Declined("a second product of other rows")
+    for p in (one, two):
+        read = [step.source for _, step in epilogue.leaves(p.c)]
+        if any(x is not None and x.kind != "input" for x in (*read, p.c.a, p.c.w)):
+            return Declined("constants that are arrays")
+    if any(x.source is not None and s.second_inputs[x.source.index] < 0 for _, x in epilogue.leaves(two.c)):
+        return Declined("a value between the convolutions that others read")
+    return None
+
+
+def _above(g: Graph, ends: Iterable[NodeId], stop: NodeId | None) -> set[NodeId]:
+    """Nodes that some depend on, themselves included; nothing above `stop`."""
+    found: set[NodeId] = set()
+    waiting = list(ends)
+    while waiting:
+        at = waiting.pop()
+        if at not in found:
+            found.add(at)
+            waiting += [] if at == stop else g.nodes[at].inputs
+    return found
+
+
+def _part(problem: Problem, outputs: tuple[NodeId, ...], cut: NodeId | None) -> tuple[Problem, tuple[int, ...]]:
+    """The problem of some outputs, with `cut` as its input 0; per input its position in the whole, -1 for `cut`."""
+    g = problem.graph
+    b = GraphBuilder()
+    where: dict[NodeId, NodeId] = {}
+    formats: list[Format] = []
+    inputs: list[int] = []
+    if cut is not None:
+        where[cut] = b.input(g.type_of(cut))
+        formats.append(Format.LAST)
+        inputs.append(-1)
+    for at in sorted(_above(g, outputs, cut)):
+        node = g.nodes[at]
+        if at in where:
+            continue
+        if isinstance(node.attrs, a.InputAttrs):
+            where[at] = b.input(node.type, is_weight=node.attrs.is_weight)
+            formats.append(problem.input_formats[node.attrs.index])
+            inputs.append(node.attrs.index)
+        elif isinstance(node.attrs, a.ConstantAttrs):
+            where[at] = b.adopt_constant(node.attrs.digest, g.constant(at), node.type)
+        else:
+            where[at] = b.add(node.prim, *(where[i] for i in node.inputs), attrs=node.attrs)
+    graph = b.build([where[o] for o in outputs])
+    out = (Format.LAST,) if cut is None else problem.output_formats
+    return Problem(graph, f"{problem.key} {outputs}", tuple(formats), out), tuple(inputs)
