@@ -85,6 +85,31 @@ def test_products_of_one_operand_merge_with_their_biases():
     verify_graph(found.graph)
 
 
+def linear_of_rows(net: Net, rows: NodeId, shape: tuple[int, ...], columns: int) -> NodeId:
+    """A product of flat rows, their dimensions as they were, then the bias: how an importer writes a linear layer."""
+    product = net.b.add(Prim.MATMUL, rows, net.weight(32, columns))
+    return net.b.apply(Prim.ADD, net.b.reshape(product, (*shape, columns)), net.weight(columns))
+
+
+def test_biases_behind_reshapes_of_rows_are_merged_too():
+    net = Net()
+    rows = net.b.reshape(net.input(2, 3, 32), (6, 32))
+    found = alternatives_of(*(net.relu(linear_of_rows(net, rows, (2, 3), n)) for n in (16, 8)), net=net)
+    assert {found.graph.nodes[o].prim for o in found.classes.values()} == {Prim.ADD}
+    assert {found.graph.nodes[e].prim for e in found.classes} == {Prim.SLICE}
+    check_values(found)
+    verify_graph(found.graph)
+
+
+def test_biases_of_unlike_rows_stay_outside():
+    net = Net()
+    rows = net.b.reshape(net.input(2, 3, 32), (6, 32))
+    outputs = [net.relu(linear_of_rows(net, rows, shape, 8)) for shape in ((2, 3), (3, 2))]
+    found = alternatives_of(*outputs, net=net)
+    assert {found.graph.nodes[o].prim for o in found.classes.values()} == {Prim.MATMUL}
+    check_values(found)
+
+
 def test_a_bias_that_others_cannot_share_stays_outside():
     net = Net()
     x = net.input(4, 32)

@@ -48,12 +48,17 @@ def _merge(m: Maker, group: list[NodeId]) -> None:
     joined = m.b.constant(np.concatenate(weights, axis=0 if is_conv else 1), first.type.dtype)
     product = m.b.add(first.prim, first.inputs[0], joined, attrs=first.attrs)
     sizes = [graph.type_of(i).shape[axis] for i in group]
-    biased = [_bias_of(m, i, rank, axis) for i in group]
+    biased = [_bias_of(m, i, axis) for i in group]
     originals = list(group)
-    if all(b is not None for b in biased):
-        pairs = [b for b in biased if b is not None]
+    pairs = [b for b in biased if b is not None]
+    alike = is_conv or len({graph.type_of(node).shape[:-1] for node, _ in pairs}) == 1
+    if len(pairs) == len(group) and alike:
         originals = [node for node, _ in pairs]
         values = [np.broadcast_to(v, (n,)) for (_, v), n in zip(pairs, sizes, strict=True)]
+        if not is_conv:
+            rows = graph.type_of(originals[0]).shape[:-1]
+            rank, axis = len(rows) + 1, len(rows)
+            product = m.b.reshape(product, (*rows, sum(sizes)))
         product = _add_along(m, Prim.ADD, product, np.concatenate(values), axis)
     start = 0
     shape = m.b.type_of(product).shape
@@ -64,14 +69,24 @@ def _merge(m: Maker, group: list[NodeId]) -> None:
         start += size
 
 
-def _bias_of(m: Maker, node: NodeId, rank: int, axis: int) -> tuple[NodeId, Array] | None:
-    """The addition of a per-channel constant that is the only reader of a product."""
-    users = m.users[node]
-    if len(users) != 1 or node in m.graph.outputs or m.graph.nodes[users[0]].prim is not Prim.ADD:
+def _bias_of(m: Maker, node: NodeId, axis: int) -> tuple[NodeId, Array] | None:
+    """The addition of a per-channel constant that alone reads a product, whose rows may have been reshaped between."""
+    graph, value = m.graph, node
+    columns = graph.type_of(node).shape[-1:]
+    while True:
+        if len(m.users[value]) != 1 or value in graph.outputs:
+            return None
+        user = m.users[value][0]
+        n = graph.nodes[user]
+        if graph.nodes[node].prim is not Prim.MATMUL or n.prim is not Prim.RESHAPE or n.type.shape[-1:] != columns:
+            break
+        value = user
+    other = [i for i in n.inputs if i != value]
+    if n.prim is not Prim.ADD or len(other) != 1:
         return None
-    other = [i for i in m.graph.nodes[users[0]].inputs if i != node]
-    values = m.factor(other[0], rank, axis) if len(other) == 1 else None
-    return None if values is None else (users[0], values)
+    along = n.type.rank - 1 if graph.nodes[node].prim is Prim.MATMUL else axis
+    values = m.factor(other[0], n.type.rank, along)
+    return None if values is None else (user, values)
 
 
 def _add_along(m: Maker, prim: Prim, x: NodeId, values: Array, axis: int) -> NodeId:
