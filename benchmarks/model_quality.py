@@ -149,17 +149,19 @@ def _rankings(table: Table, problems: Sequence[Problem]) -> dict[str, Ranking]:
         by_kind: dict[str, list[Timed]] = defaultdict(list)
         for kernel in case.kernels:
             if kernel.schedule.generator == "cuda":
-                by_kind[_kind(kernel)].append(kernel)
+                by_kind[_kind(kernel, problem)].append(kernel)
         for kind, kernels in by_kind.items():
             groups[kind].append(_predicted(problem, kernels, table.facts))
-        modelled = [k for kind, found in by_kind.items() if kind != "loops" for k in found]
-        if modelled:
-            groups["all templates"].append(_predicted(problem, modelled, table.facts))
+        if by_kind and "rows" not in by_kind:
+            together = [k for found in by_kind.values() for k in found]
+            groups["all that a model ranks"].append(_predicted(problem, together, table.facts))
     return {kind: _ranking(groups[kind]) for kind in sorted(groups)}
 
 
-def _kind(kernel: Timed) -> str:
-    return str(dict(kernel.schedule.params).get("template", "loops"))
+def _kind(kernel: Timed, problem: Problem) -> str:
+    """Its template, or what its loops are over."""
+    loops = "rows" if family(problem) == "rows" else "pointwise"
+    return str(dict(kernel.schedule.params).get("template", loops))
 
 
 def _predicted(problem: Problem, kernels: Sequence[Timed], facts: GpuFacts) -> list[tuple[float, float]]:
@@ -252,7 +254,7 @@ TARGETS = (
 def markdown(quality: Quality) -> str:
     """The figures as tables, targets beside them."""
     q = quality
-    everything = q.ranking["all templates"]
+    everything = q.ranking["all that a model ranks"]
     found = (
         f"{q.violations} of {q.candidates}",
         f"{_percent(everything.regret_8)}; {_percent(everything.regret_8_p90)}",

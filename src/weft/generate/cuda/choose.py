@@ -6,6 +6,7 @@ import math
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
+from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.parts import in_parts, long_reductions, possible_parts
 from weft.generate.cuda.rows import MAX_CARRIED
@@ -17,8 +18,15 @@ from weft.kernels.candidate import Problem
 LEAST_COLUMNS = 4
 """Vectors of neighbouring rows that a block takes: 64 bytes, two sectors of memory."""
 THREADS = 256
+WIDE_THREADS = 512
+CLUSTER = 8
+"""Largest size of a cluster that every device with clusters has."""
 BLOCK_BYTES = 48 * 1024
 """What a block of a part reads where there is enough."""
+FULL_VECTORS = 1024
+"""Vectors of results per multiprocessor from which threads are many whatever their number in a block."""
+ALIKE = 0.25
+"""A form with the vectors of an earlier one counts as so much slower, each time."""
 LARGE_BYTES = 1 << 25
 MOST_HELD = 1 << 14
 """Elements of a row that a block keeps in registers."""
@@ -34,25 +42,26 @@ def forms(problem: Problem, facts: GpuFacts) -> list[Form]:
 
 
 def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
-    size = max(problem.graph.type_of(n).size for n in problem.graph.outputs)
-    itemsize = min(problem.graph.type_of(n).dtype.itemsize for n in problem.graph.outputs)
-    vectors = size * itemsize // 16
-    wide = [Form(threads=256), Form(threads=128), Form(threads=256, items=2), Form(threads=128, items=4)]
-    if vectors < facts.sms * 512:  # smaller blocks reach more multiprocessors
-        wide[:2] = wide[1::-1]
-    narrow = [Form(threads=128, vector=8), Form(threads=256, vector=4)]
-    if vectors < facts.sms * 64:  # few vectors: narrower ones fill the machine
-        found = [Form(threads=128), Form(threads=64), *narrow, Form(threads=64, vector=8)]
-    elif vectors < facts.sms * 1024:
-        found = [*wide[:2], narrow[0], wide[2], narrow[1]]
-    else:
-        found = [wide[0], wide[2], wide[1], wide[3], Form(threads=512)]
-    if _turns_axes(problem):
-        found = [Form(threads=256, tile=True), Form(threads=128, tile=True), *found]
-    return found
+    """By the model (see `pointwise`), except where memory decides and all blocks are much alike."""
+    work, turns = pointwise.work_of(problem), turns_axes(problem)
+    wide = [Form(threads=256), Form(threads=256, items=2), Form(threads=128), Form(threads=128, items=4)]
+    wide.append(Form(threads=512))
+    tiles = [Form(threads=n, tile=True) for n in (256, 128, 512)] if turns else []
+    if work.size * work.itemsize // 16 >= facts.sms * FULL_VECTORS:
+        return [*tiles[:2], *wide]
+    found = [wide[2], wide[0], Form(threads=64), Form(threads=128, vector=8), Form(threads=64, vector=8)]
+    found += [Form(threads=256, vector=4), *wide[1:2], *tiles]
+    ranked = sorted((pointwise.cycles(work, form, turns, facts), i) for i, form in enumerate(found))
+    seen: dict[tuple[int, bool], int] = {}
+    unlike = []
+    for modelled, i in ranked:  # the first few unlike each other
+        kind = found[i].vector, found[i].tile
+        unlike.append((modelled * (1 + ALIKE * seen.get(kind, 0)), i))
+        seen[kind] = seen.get(kind, 0) + 1
+    return [found[i] for _, i in sorted(unlike)][:8]
 
 
-def _turns_axes(problem: Problem) -> bool:
+def turns_axes(problem: Problem) -> bool:
     """Whether some input runs along another axis than the outputs: other formats, or a transposition of the last."""
     graph = problem.graph
     if any(
@@ -90,8 +99,11 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
         divided = _in_parts(problem, facts, beside=beside) if feeds else []
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
-        held = [] if beside else clusters
-        found = [*alone, *held[:1], *divided, *held[1:], *spread[: 3 - len(divided)], *found]
+        if beside:
+            clusters = _cluster_columns(problem, facts, rows, length)
+            found = [*divided[:1], *clusters, *divided[1:], *spread[: 3 - len(divided)], *found]
+        else:
+            found = [*alone, *clusters[:1], *divided, *clusters[1:], *spread[: 3 - len(divided)], *found]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters[::-1], *found]
     elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
@@ -145,6 +157,24 @@ def _sources(graph: Graph, node: NodeId) -> set[NodeId]:
         seen |= fresh
         stack += fresh
     return found
+
+
+def _cluster_columns(problem: Problem, facts: GpuFacts, rows: int, length: int) -> list[Form]:
+    """One launch where clusters hold the rows of a few neighbouring channels in registers, and there are enough."""
+    graph = problem.graph
+    long = long_reductions(graph)
+    if facts.capability < 90 or not long:
+        return []
+    operand = graph.type_of(graph.nodes[long[0]].inputs[0])
+    large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
+    lanes = max(1, 16 // min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize))
+    for columns in (4, 2):
+        turns = -(-length * columns // (WIDE_THREADS * CLUSTER))
+        blocks = rows // (lanes * columns) * CLUSTER
+        held = turns * lanes * len(large) <= MAX_CARRIED
+        if lanes >= 4 and held and blocks >= facts.sms // 5:
+            return [Form(WIDE_THREADS, columns=columns, cluster=CLUSTER)]
+    return []
 
 
 def _cluster(length: int, blocks: int) -> Form:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda import pointwise
+from weft.generate.cuda.choose import turns_axes
+from weft.generate.cuda.forms import Form
 from weft.generate.cuda.templates import cost, depthwise, gemv
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
+from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
 
@@ -22,12 +26,21 @@ def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float
     Only the order within a problem is what the models are made for.
     """
     template = str(dict(schedule.params).get("template", ""))
-    if schedule.generator != "cuda" or template not in TEMPLATES:
+    if schedule.generator != "cuda" or template not in TEMPLATES | {""}:
         return None
+    if not template:
+        return _pointwise_us(problem, schedule, facts)
     p = _product(problem)
     if isinstance(p, Declined):
         return None
     return _cycles(p, template, schedule, facts) / facts.clock_ghz / 1e3
+
+
+def _pointwise_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
+    if any(CATEGORY[n.prim] in (Category.REDUCE, Category.LINEAR) for n in problem.graph.nodes):
+        return None
+    work, turns = pointwise.work_of(problem), turns_axes(problem)
+    return pointwise.cycles(work, Form.of(schedule), turns, facts) / facts.clock_ghz / 1e3
 
 
 @lru_cache(maxsize=8)
