@@ -25,9 +25,12 @@ class FakeStream:
 
     name: str
     waited_for: list[str] = field(default_factory=list)
-    cuda_stream: int = 0
     ended: frozenset[int] = frozenset()
     """Launches of the graph being recorded that come before whatever is put here next."""
+
+    @property
+    def cuda_stream(self) -> int:
+        return id(self)
 
     def wait_stream(self, other: FakeStream) -> None:
         self.waited_for.append(other.name)
@@ -83,6 +86,8 @@ class FakeCuda:
     policies: list[tuple[bool, bool]] = field(default_factory=list)
     """(TF32 in products, cuDNN tries algorithms) at every call of the library."""
     recording: Recorded | None = None
+    kept_for: list[str] = field(default_factory=list)
+    """Streams that memory was recorded for, one entry per buffer."""
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
@@ -93,8 +98,9 @@ class FakeCuda:
             self.current = before
 
     @contextlib.contextmanager
-    def graph(self, graph: Recorded, *, stream: FakeStream, **_: object) -> Iterator[None]:
+    def graph(self, graph: Recorded, *, stream: FakeStream | None = None, **_: object) -> Iterator[None]:
         self.recording = graph
+        stream = stream or FakeStream("capturing")
         stream.ended = frozenset()
         try:
             with self.stream(stream):
@@ -117,6 +123,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(cuda, "graph", fake.graph)
     monkeypatch.setattr(cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: fake.kept_for.append(stream.name))
     launcher = execute.BoundCall.launcher
 
     def noting(self: execute.BoundCall, inputs: object, outputs: object) -> object:

@@ -12,6 +12,7 @@ from tests.runtime.plans import library_plan
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.pipeline import gpu
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import InputError, Linked
@@ -108,6 +109,46 @@ def test_a_call_on_another_stream_waits_for_the_last(cuda: FakeCuda) -> None:
         exe(x, w)
         exe.replay()
     assert other.waited_for == ["default"]
+    exe(x, w)
+    assert cuda.current.waited_for == ["other"]
+    buffers = len(cuda.kept_for) // 2
+    assert buffers >= 3 and cuda.kept_for == ["default"] * buffers + ["other"] * buffers, "once for each stream"
+
+
+def captured(cuda: FakeCuda, calls: list[tuple[torch.Tensor, ...]]) -> gpu.Captured:
+    def model(*given: torch.Tensor) -> list[torch.Tensor]:
+        calls.append(given)
+        out = expected(*given)
+        if cuda.recording is not None:
+            cuda.recording.add(lambda: out.copy_(expected(*given)), cuda.current)
+        return [out]
+
+    return gpu.Captured(model, inputs())
+
+
+def test_the_frameworks_own_model_keeps_the_same_order(cuda: FakeCuda) -> None:
+    calls: list[tuple[torch.Tensor, ...]] = []
+    eager = captured(cuda, calls)
+    before = len(calls)
+    x, w = inputs()
+    first = eager(x, w)[0]
+    torch.testing.assert_close(first, expected(x, w))
+    other = FakeStream("other")
+    with cuda.stream(other):
+        assert not torch.equal(eager(*inputs())[0], first)
+    assert other.waited_for == ["default"] and len(calls) == before
+    torch.testing.assert_close(first, expected(x, w))  # outputs are fresh
+
+
+def test_the_frameworks_own_model_inside_a_capture_and_elsewhere(cuda: FakeCuda) -> None:
+    calls: list[tuple[torch.Tensor, ...]] = []
+    eager = captured(cuda, calls)
+    x, w = inputs()
+    with pytest.raises(InputError, match="input 1: expected a tensor on cpu, got meta"):
+        eager(x, w.to("meta"))
+    cuda.capturing = True
+    torch.testing.assert_close(eager(x, w)[0], expected(x, w))
+    assert calls[-1][0] is x
 
 
 @pytest.mark.parametrize(

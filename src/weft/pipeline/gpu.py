@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource
 from weft.options import Options
-from weft.runtime.cuda_executable import CudaExecutable
-from weft.runtime.executable import Linked
+from weft.runtime.cuda_executable import CudaExecutable, Turns
+from weft.runtime.executable import InputError, Linked
 
 Tensors = Sequence[torch.Tensor]
 WINDOW_US = 4000.0
@@ -137,7 +138,8 @@ def link(
 class Captured:
     """The framework's own model recorded into a CUDA graph for one set of shapes: a baseline, and a plan to return.
 
-    Calling it copies the inputs in, replays, and copies the outputs out.
+    Calling it copies the inputs in, replays, and copies the outputs out; from several threads and streams, too. Inside
+    a caller's own capture the model itself is run, by the numeric policy of the process.
     """
 
     def __init__(self, model: Callable[..., Tensors], inputs: Tensors) -> None:
@@ -152,6 +154,7 @@ class Captured:
         self.graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self.graph):
             self._outputs = list(model(*self._inputs))
+        self._lock, self._turns = threading.Lock(), Turns(self._inputs)
 
     def replay(self) -> Tensors:
         """Run on the inputs it holds."""
@@ -159,11 +162,24 @@ class Captured:
         return self._outputs
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Run on these inputs; fresh outputs."""
-        for mine, given in zip(self._inputs, inputs, strict=True):
-            mine.copy_(given)
-        self.graph.replay()
-        return [x.clone() for x in self._outputs]
+        """Run on these inputs; fresh outputs.
+
+        Raises:
+            InputError: a tensor on another device [W011].
+        """
+        for position, (mine, given) in enumerate(zip(self._inputs, inputs, strict=True)):
+            if given.device != mine.device:
+                problem = f"expected a tensor on {mine.device}, got {given.device}"
+                raise InputError(position=position, problem=problem)
+        if torch.cuda.is_current_stream_capturing():
+            with torch.no_grad():
+                return self._model(*inputs)
+        with self._lock:
+            self._turns.take()
+            for mine, given in zip(self._inputs, inputs, strict=True):
+                mine.copy_(given)
+            self.graph.replay()
+            return [x.clone() for x in self._outputs]
 
 
 def capture(model: Callable[..., Tensors], inputs: Tensors, options: Options) -> Captured | Declined:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import final
 
@@ -43,6 +44,32 @@ ALIGNMENT = 256
 Run = Callable[[], None]
 _POLICY = threading.RLock()
 """The numeric policy belongs to the process: two threads that set and restore it in turn would leave it changed."""
+
+
+@final
+class Turns:
+    """Keeps calls in order that share buffers and come from several streams. Under the caller's lock."""
+
+    def __init__(self, buffers: Sequence[torch.Tensor] = ()) -> None:
+        self.buffers = list(buffers)
+        """Their memory is not given to others while a stream that used them still runs."""
+        self._last: torch.cuda.Stream | None = None
+        self._known: set[int] = set()
+
+    def take(self) -> None:
+        """The current stream waits for the last call on another one. Not in a capture: see the module."""
+        if torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream()
+        if self._last == stream:
+            return
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        if stream.cuda_stream not in self._known:
+            self._known.add(stream.cuda_stream)
+            for buffer in self.buffers:
+                buffer.record_stream(stream)
+        self._last = stream
 
 
 @final
@@ -78,13 +105,18 @@ class CudaExecutable:
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._segments = self._record()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
-        self._last_stream: torch.cuda.Stream | None = None
+        owned = [self._arena, *self.static_inputs, *self._packed, *self._state, *self._constants.values()]
+        self._turns = Turns(owned)
 
     @contextlib.contextmanager
     def _policy(self, *, benchmark: bool = True) -> Iterator[None]:
         """How library calls compute while they are recorded; entered before the lock of the buffers."""
         with _POLICY, plain_math(allow_tf32=self.allow_tf32, benchmark=benchmark):
             yield
+
+    def _for_capture(self, captured: bool) -> AbstractContextManager[None]:
+        """cuDNN may not try algorithms while a stream is recorded; those that this thread met before are known."""
+        return self._policy(benchmark=False) if captured else contextlib.nullcontext()
 
     # -- memory
 
@@ -240,10 +272,14 @@ class CudaExecutable:
     # -- calling
 
     def replay(self) -> tuple[torch.Tensor, ...]:
-        """Run on whatever `static_inputs` hold; the results stand in `static_outputs` until the next run."""
-        with self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._order()
-            for segment in self._segments:
+        """Run on whatever `static_inputs` hold; the results stand in `static_outputs` until the next run.
+
+        The way without copies: write the inputs into `static_inputs`, or have a kernel of your own write them there.
+        """
+        captured = torch.cuda.is_current_stream_capturing()
+        with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._turns.take()
+            for segment in self._launches if captured else self._segments:
                 segment()
         return self.static_outputs
 
@@ -254,16 +290,11 @@ class CudaExecutable:
         for position, tensor in enumerate(tensors):
             self._check(position, tensor)
         captured = torch.cuda.is_current_stream_capturing()
-        # cuDNN may not try algorithms while a stream is recorded; those that this thread met before are known
-        with self._policy(benchmark=False) if captured else contextlib.nullcontext():
-            return self._run(tensors, self._launches if captured else self._segments)
-
-    def _run(self, tensors: Sequence[torch.Tensor], segments: Sequence[Run]) -> tuple[torch.Tensor, ...]:
-        with self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._order()
+        with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._turns.take()
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
-            for segment in segments:
+            for segment in self._launches if captured else self._segments:
                 segment()
             return tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
 
@@ -274,20 +305,11 @@ class CudaExecutable:
             before: called with a step's number before it is launched, and with the number of steps at the end.
         """
         with self._policy(benchmark=False), self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._order()
+            self._turns.take()
             for number, launch in enumerate(self._launches):
                 before(number)
                 launch()
             before(len(self._launches))
-
-    def _order(self) -> None:
-        """The buffers are shared: a call on another stream than the last waits for it."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        stream = torch.cuda.current_stream()
-        if self._last_stream is not None and self._last_stream != stream:
-            stream.wait_stream(self._last_stream)
-        self._last_stream = stream
 
     def _check(self, position: int, tensor: torch.Tensor) -> None:
         expected = self._input_types[position]
