@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_networks [NAME ...] [--batch 1,16] [--dtype f16,bf16,f32] [--budget SECONDS]
 
 Every contender replays a CUDA graph on inputs that already lie in its buffers. `--all` adds torch.compile in mode
-max-autotune-no-cudagraphs (recorded into a graph like the others).
+max-autotune-no-cudagraphs (recorded into a graph like the others). `--trace FOLDER` writes the timeline of one replay of
+each network there, for chrome://tracing or Perfetto.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -26,6 +28,8 @@ from benchmarks.record import Record
 from weft.ir.work import node_flops
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
+from weft.report.timeline import chrome_trace
+from weft.runtime.timeline import timeline
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 FOLDER = "nvidia-{}"
@@ -149,6 +153,10 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             f"   {step.cost_us:8.2f} us {step.schedule} {what} {step.outputs}"
             f" next {step.runner_up} {step.runner_up_us:.2f}"
         )
+    if given.trace:
+        shown = chrome_trace(timeline(executable, inputs), title=f"{name} b{batch} {dtype}", record=r)
+        given.trace.mkdir(parents=True, exist_ok=True)
+        (given.trace / f"{name}-b{batch}-{dtype}.json").write_text(shown)
     torch.compiler.reset()
 
 
@@ -172,6 +180,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--peers", default="eager,inductor")
     parser.add_argument("--layouts", choices=("both", "last"), default="both", help="memory formats given to compilers")
+    parser.add_argument("--trace", type=Path, help="folder for a timeline of each network")
     parser.add_argument("--all", action="store_true", help="torch.compile max-autotune too")
     parser.add_argument("--cold-only", action="store_true", help="do not compile once more from the tuning database")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
