@@ -1,4 +1,4 @@
-// cuda(mi=1,nb=64,stages=2,template=attention,wk=2,wr=2)
+// cuda(mi=1,nb=64,stages=1,template=attention,wk=4,wr=2)
 #ifdef W_EMULATED
 #define w_exp2 exp2f
 #else
@@ -8,27 +8,26 @@ W_FN float w_exp2(float x) {  // within 2 ulp
   return r;
 }
 #endif
-extern "C" __global__ void __launch_bounds__(128, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, void* __restrict__ out0) {
+extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 const u32 sb = w_shared(sm);
 const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
 const int z = blockIdx.x / 7, m0 = blockIdx.x % 7 * 32;
-const int row0 = warp / 2 * 16, key0 = warp % 2 * 64;
+const int row0 = warp / 4 * 16, key0 = warp % 4 * 64;
 (void)z; (void)m0; (void)key0;
 auto fill_q = [&](int first, u32 to) {
 auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64);
 const u16* const l1 = (const u16*)in1 + (z * 64);
-uint4 l0w[2];
-uint4 l1w[2];
+uint4 l0w[1];
+uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
 for (int x0 = t; x0 < 256; x0 += 256) {
 #pragma unroll
-for (int u = 0; u < 2; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 256 && first + r < 197;
+for (int u = 0; u < 1; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 256 && first + r < 197;
 l0w[u] = make_uint4(0, 0, 0, 0); if (inside) l0w[u] = *(const uint4*)(l0 + (first + r) * 2304 + c);
-l1w[u] = make_uint4(0, 0, 0, 0); if (inside) l1w[u] = *(const uint4*)(l1 + c);
 }
 #pragma unroll
-for (int u = 0; u < 2; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 256 && first + r < 197;
+for (int u = 0; u < 1; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 256 && first + r < 197;
 if (x < 256) { float v[8];
 #pragma unroll
 for (int e = 0; e < 8; ++e) v[e] = 0.0f;
@@ -39,10 +38,10 @@ float l0v[8];
 { const float2 h = w_unpack_f16(l0w[u].z); l0v[4] = h.x; l0v[5] = h.y; }
 { const float2 h = w_unpack_f16(l0w[u].w); l0v[6] = h.x; l0v[7] = h.y; }
 float l1v[8];
-{ const float2 h = w_unpack_f16(l1w[u].x); l1v[0] = h.x; l1v[1] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].y); l1v[2] = h.x; l1v[3] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].z); l1v[4] = h.x; l1v[5] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].w); l1v[6] = h.x; l1v[7] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.x); l1v[0] = h.x; l1v[1] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.y); l1v[2] = h.x; l1v[3] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.z); l1v[4] = h.x; l1v[5] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
 const w_f32 e2 = (l0v[e] + l1v[e]);
@@ -58,17 +57,16 @@ auto fill_k = [&](int first, u32 to) {
 auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64 + 768);
 const u16* const l1 = (const u16*)in2 + (z * 64);
-uint4 l0w[4];
-uint4 l1w[4];
-for (int x0 = t; x0 < 1024; x0 += 512) {
+uint4 l0w[8];
+uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
+for (int x0 = t; x0 < 2048; x0 += 2048) {
 #pragma unroll
-for (int u = 0; u < 4; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 1024 && first + r < 197;
+for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
 l0w[u] = make_uint4(0, 0, 0, 0); if (inside) l0w[u] = *(const uint4*)(l0 + (first + r) * 2304 + c);
-l1w[u] = make_uint4(0, 0, 0, 0); if (inside) l1w[u] = *(const uint4*)(l1 + c);
 }
 #pragma unroll
-for (int u = 0; u < 4; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 1024 && first + r < 197;
-if (x < 1024) { float v[8];
+for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
+if (x < 2048) { float v[8];
 #pragma unroll
 for (int e = 0; e < 8; ++e) v[e] = 0.0f;
 if (inside) {
@@ -78,10 +76,10 @@ float l0v[8];
 { const float2 h = w_unpack_f16(l0w[u].z); l0v[4] = h.x; l0v[5] = h.y; }
 { const float2 h = w_unpack_f16(l0w[u].w); l0v[6] = h.x; l0v[7] = h.y; }
 float l1v[8];
-{ const float2 h = w_unpack_f16(l1w[u].x); l1v[0] = h.x; l1v[1] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].y); l1v[2] = h.x; l1v[3] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].z); l1v[4] = h.x; l1v[5] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].w); l1v[6] = h.x; l1v[7] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.x); l1v[0] = h.x; l1v[1] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.y); l1v[2] = h.x; l1v[3] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.z); l1v[4] = h.x; l1v[5] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
 const w_f32 e2 = (l0v[e] + l1v[e]);
@@ -97,17 +95,16 @@ auto fill_v = [&](int first, u32 to) {
 auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64 + 1536);
 const u16* const l1 = (const u16*)in3 + (z * 64);
-uint4 l0w[4];
-uint4 l1w[4];
-for (int x0 = t; x0 < 1024; x0 += 512) {
+uint4 l0w[8];
+uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
+for (int x0 = t; x0 < 2048; x0 += 2048) {
 #pragma unroll
-for (int u = 0; u < 4; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 1024 && first + r < 197;
+for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
 l0w[u] = make_uint4(0, 0, 0, 0); if (inside) l0w[u] = *(const uint4*)(l0 + (first + r) * 2304 + c);
-l1w[u] = make_uint4(0, 0, 0, 0); if (inside) l1w[u] = *(const uint4*)(l1 + c);
 }
 #pragma unroll
-for (int u = 0; u < 4; ++u) { const int x = x0 + u * 128; int r, c; place(x, r, c); const bool inside = x < 1024 && first + r < 197;
-if (x < 1024) { float v[8];
+for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
+if (x < 2048) { float v[8];
 #pragma unroll
 for (int e = 0; e < 8; ++e) v[e] = 0.0f;
 if (inside) {
@@ -117,10 +114,10 @@ float l0v[8];
 { const float2 h = w_unpack_f16(l0w[u].z); l0v[4] = h.x; l0v[5] = h.y; }
 { const float2 h = w_unpack_f16(l0w[u].w); l0v[6] = h.x; l0v[7] = h.y; }
 float l1v[8];
-{ const float2 h = w_unpack_f16(l1w[u].x); l1v[0] = h.x; l1v[1] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].y); l1v[2] = h.x; l1v[3] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].z); l1v[4] = h.x; l1v[5] = h.y; }
-{ const float2 h = w_unpack_f16(l1w[u].w); l1v[6] = h.x; l1v[7] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.x); l1v[0] = h.x; l1v[1] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.y); l1v[2] = h.x; l1v[3] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.z); l1v[4] = h.x; l1v[5] = h.y; }
+{ const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
 const w_f32 e2 = (l0v[e] + l1v[e]);
@@ -144,22 +141,17 @@ top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;
 w_wait(); w_release();
 fill_q(m0, sb);
 fill_k(0, sb + 4608u); w_commit();
-fill_v(0, sb + 23040u); w_commit();
-fill_k(128, sb + 41472u); w_commit();
-fill_v(128, sb + 59904u); w_commit();
+fill_v(0, sb + 41472u); w_commit();
 u32 fq[1][4][4];
-#pragma unroll 1
-for (int i = 0; i < 2; ++i) {
-if (i == 0) w_arrived<3>(); else if (i == 1) w_arrived<1>();
+{ const int i = 0; (void)i;
+if (i == 0) w_arrived<1>();
 __syncthreads();
-if (i == 0) {
 #pragma unroll
 for (int a = 0; a < 1; ++a)
 #pragma unroll
 for (int kk = 0; kk < 4; ++kk) w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 72 + kk * 16 + (lane >> 4) * 8) * 2u);
-}
-const u32 here = sb + 4608u + (u32)(i * 36864);
-const int n0 = i * 128 + key0;
+const u32 here = sb + 4608u + (u32)(i * 73728);
+const int n0 = i * 256 + key0;
 const bool some = n0 < 197;
 float s[1][8][4];
 if (some) {
@@ -200,12 +192,7 @@ float x = s[a][0][2 * h];
 for (int j = 0; j < 8; ++j) { x = w_max_f32(x, s[a][j][2 * h]); x = w_max_f32(x, s[a][j][2 * h + 1]); }
 x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
 x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
-x = w_max_f32(x, top[a][h]);
 const float base = x == -__builtin_inff() ? 0.0f : x * 0.1803368777036667f;
-const float old = w_exp2(fmaf(top[a][h], 0.1803368777036667f, -base));
-total[a][h] *= old;
-#pragma unroll
-for (int j = 0; j < 8; ++j) { o[a][j][2 * h] *= old; o[a][j][2 * h + 1] *= old; }
 top[a][h] = x;
 #pragma unroll
 for (int j = 0; j < 8; ++j)
@@ -216,7 +203,7 @@ total[a][h] += s[a][j][2 * h + e];
 }
 }
 }
-if (i == 0) w_arrived<2>(); else if (i == 1) w_arrived<0>();
+if (i == 0) w_arrived<0>();
 __syncthreads();
 if (some) {
 #pragma unroll
@@ -230,7 +217,7 @@ w[a][3] = w_narrow2_f16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
 }
 #pragma unroll
 for (int j = 0; j < 4; ++j) { u32 f[4];
-w_matrices_transposed(f, here + 18432u + (u32)((key0 + q * 16 + (lane & 15)) * 72 + j * 16 + (lane >> 4) * 8) * 2u);
+w_matrices_transposed(f, here + 36864u + (u32)((key0 + q * 16 + (lane & 15)) * 72 + j * 16 + (lane >> 4) * 8) * 2u);
 #pragma unroll
 for (int a = 0; a < 1; ++a) {
 w_mma_f16(o[a][2 * j], w[a], f[0], f[1]);
@@ -242,7 +229,7 @@ w_mma_f16(o[a][2 * j + 1], w[a], f[2], f[3]);
 }
 w_arrived<0>(); __syncthreads();
 float* const sums = (float*)sm;
-float* const tops = sums + 4608, * const totals = tops + 64;
+float* const tops = sums + 9216, * const totals = tops + 128;
 (void)tops;
 #pragma unroll
 for (int a = 0; a < 1; ++a)
@@ -251,24 +238,24 @@ for (int h = 0; h < 2; ++h) {
 float x = total[a][h];
 x += __uint_as_float(w_shfl_word(__float_as_uint(x), 1));
 x += __uint_as_float(w_shfl_word(__float_as_uint(x), 2));
-const int r = warp % 2 * 32 + row0 + a * 16 + (lane >> 2) + h * 8;
+const int r = warp % 4 * 32 + row0 + a * 16 + (lane >> 2) + h * 8;
 if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }
 #pragma unroll
 for (int j = 0; j < 8; ++j) *(float2*)(sums + r * 72 + j * 8 + (lane & 3) * 2) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);
 }
 __syncthreads();
-for (int x = t; x < 256; x += 128) {
+for (int x = t; x < 256; x += 256) {
 const int r = x / 8, c = x % 8 * 8, m = m0 + r;
 if (m < 197) { float v[8], all;
 float top = tops[r];
 #pragma unroll
-for (int y = 0; y < 2; ++y) top = w_max_f32(top, tops[y * 32 + r]);
+for (int y = 0; y < 4; ++y) top = w_max_f32(top, tops[y * 32 + r]);
 const float base = top == -__builtin_inff() ? 0.0f : top * 0.1803368777036667f;
 all = 0.0f;
 #pragma unroll
 for (int e = 0; e < 8; ++e) v[e] = 0.0f;
 #pragma unroll
-for (int y = 0; y < 2; ++y) {
+for (int y = 0; y < 4; ++y) {
 const float f = w_exp2(fmaf(tops[y * 32 + r], 0.1803368777036667f, -base));
 all = fmaf(totals[y * 32 + r], f, all);
 #pragma unroll

@@ -179,7 +179,8 @@ def _copied(p: Attention, x: Operand, total: int, threads: int) -> str:
 def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
     leaves = x.expr.leaves
     wide = [y for y in leaves if x.in_chunks(y)]
-    unroll = max(1, min(-(-total // threads), _RAW // max(1, len(wide))))
+    same = _same_chunk(p, x, wide, threads)
+    unroll = max(1, min(-(-total // threads), _RAW // max(1, len(wide) - len(same))))
     base: dict[int, str] = {}
     lines = []
     for i, y in enumerate(leaves):
@@ -187,40 +188,59 @@ def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
         if y.kind != "iota":
             kind = storage(y.dtype)
             lines.append(f"const {kind}* const l{i} = (const {kind}*){source_of(y)} + ({block_offset(p, y)});")
-    lines += [f"uint4 {base[id(y)]}w[{unroll}];" for y in wide]
+    for y in wide:
+        name = base[id(y)]
+        if y in same:
+            column = f"t % {padded(x.width) // 8} * 8"
+            inside = f"{column} < {x.width}" if padded(x.width) - x.width >= 8 else "true"
+            lines.append(f"uint4 {name}w = make_uint4(0, 0, 0, 0); if ({inside}) {name}w = ")
+            lines[-1] += f"*(const uint4*)({name} + {column});"
+        else:
+            lines.append(f"uint4 {name}w[{unroll}];")
     lines.append(f"for (int x0 = t; x0 < {total}; x0 += {threads * unroll}) {{")
     at = f"const int x = x0 + u * {threads}; int r, c; place(x, r, c);"
     at += f" const bool inside = x < {total} && {_inside(x)};"
-    if wide:
+    rows = [y for y in wide if y not in same]
+    if rows:
         lines.append(f"{each('u', unroll)} {{ {at}")
-        for y in wide:
+        for y in rows:
             chunk = f"*(const uint4*)({added(base[id(y)], _row(p, x, y), 'c')})"
             lines.append(f"{base[id(y)]}w[u] = make_uint4(0, 0, 0, 0); if (inside) {base[id(y)]}w[u] = {chunk};")
         lines.append("}")
     lines += [f"{each('u', unroll)} {{ {at}", f"if (x < {total}) {{ float v[8];", f"{each('e', 8)} v[e] = 0.0f;"]
-    lines += ["if (inside) {", *_elements(p, x, leaves, wide, base), "}"]
-    words = ", ".join(f"w_narrow2_{p.dtype.value}(v[{i}], v[{i + 1}])" for i in range(0, 8, 2))
-    lines.append(f"w_store16(to + (u32)(r * {x.pitch} + c) * 2u, make_uint4({words}));\n}}\n}}\n}}")
+    words = {id(y): f"{base[id(y)]}w{'' if y in same else '[u]'}" for y in wide}
+    lines += ["if (inside) {", *_elements(p, x, leaves, words, base), "}"]
+    packed = ", ".join(f"w_narrow2_{p.dtype.value}(v[{i}], v[{i + 1}])" for i in range(0, 8, 2))
+    lines.append(f"w_store16(to + (u32)(r * {x.pitch} + c) * 2u, make_uint4({packed}));\n}}\n}}\n}}")
     return "\n".join(lines)
 
 
+def _same_chunk(p: Attention, x: Operand, wide: Sequence[Expr], threads: int) -> list[Expr]:
+    """Leaves that are the same for all rows, where a thread stays in its column: it reads one chunk of each."""
+    if threads % (padded(x.width) // 8):
+        return []
+    return [y for y in wide if _row(p, x, y) == "0"]
+
+
 def _elements(
-    p: Attention, x: Operand, leaves: Sequence[Expr], wide: Sequence[Expr], base: Mapping[int, str]
+    p: Attention, x: Operand, leaves: Sequence[Expr], words: Mapping[int, str], base: Mapping[int, str]
 ) -> list[str]:
-    """The operand's expression at 8 columns from c on, into v."""
+    """The operand's expression at 8 columns from c on, into v; `words` names the chunks of some leaves."""
     lines = []
-    for y in wide:
+    for y in leaves:
+        if id(y) not in words:
+            continue
         name = base[id(y)]
         lines.append(f"float {name}v[8];")
         for i, f in enumerate("xyzw"):
-            pair = f"const float2 h = w_unpack_{y.dtype.value}({name}w[u].{f});"
+            pair = f"const float2 h = w_unpack_{y.dtype.value}({words[id(y)]}.{f});"
             lines.append(f"{{ {pair} {name}v[{2 * i}] = h.x; {name}v[{2 * i + 1}] = h.y; }}")
     guard = f" if (c + e < {x.width})" if x.width % 8 else ""
     lines.append(f"{each('e', 8)}{guard} {{")
     values: dict[int, Value] = {}
     for i, y in enumerate(leaves):
         assert y.view is not None
-        if y in wide:
+        if id(y) in words:
             values[id(y)] = Value(f"{base[id(y)]}v[e]", y.dtype)
             continue
         place = added(_row(p, x, y), times("(c + e)", y.view.strides[-1]))

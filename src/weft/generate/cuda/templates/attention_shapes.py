@@ -98,7 +98,7 @@ def registers(p: Attention, s: Shape) -> int:
     return s.mi * (q + padded(p.head) // 2 + s.nb // 2 + 4) + 48
 
 
-def shapes(p: Attention, facts: GpuFacts) -> list[Shape]:
+def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
     """Best first by the model; few, and unlike each other."""
     ranked = [(c, s) for s in _possible(p) if (c := cycles(p, s, facts)) < math.inf]
     ranked.sort(key=lambda x: (x[0], x[1].threads, x[1].bm, -x[1].nb))
@@ -109,7 +109,7 @@ def shapes(p: Attention, facts: GpuFacts) -> list[Shape]:
         seen[s.bm, s.wk] = alike + 1
         keyed.append((modelled * (1 + 0.2 * alike), s))
     keyed.sort(key=lambda x: x[0])
-    return [s for _, s in keyed[:MOST]]
+    return [s for _, s in keyed[:keep]]
 
 
 def _possible(p: Attention) -> Iterable[Shape]:
@@ -131,6 +131,13 @@ def _possible(p: Attention) -> Iterable[Shape]:
                     else:
                         yield Shape(wr, mi, wk, nb, 2)
                         yield Shape(wr, mi, wk, nb, 3)
+
+
+def _through_registers(p: Attention, s: Shape, stages: int) -> float:
+    """Cycles until the first tiles are there, where threads compute them: batches of loads wait for each other."""
+    operands = ((p.q, s.bm * padded(p.qk)), (p.k, stages * s.bn * padded(p.qk)), (p.v, stages * s.bn * padded(p.head)))
+    chunks = [-(-n // 8 // s.threads) for expr, n in operands if expr.kind != "input"]
+    return sum(-(-n // 8) * 700.0 for n in chunks)
 
 
 def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
@@ -158,5 +165,6 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     latency = 800.0 / max(1, s.stages - 1) if count > s.stages else 0.0
     step = max(active * max(products, shared_read, arithmetic, loaded), chain, latency) + 60.0
     first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * 2 / 40
+    first += _through_registers(p, s, min(s.stages, count))
     end = 300.0 + active * s.bm * head * s.wk * 2 / 64 + s.bm * head * s.wk / s.threads * 2.0
     return waves * (_LAUNCH + first + count * step + end)
