@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_networks [NAME ...] [--batch 1,16] [--dtype f16,bf16,f32] [--budget SECONDS]
 
 Every contender replays a CUDA graph on inputs that already lie in its buffers. `--all` adds torch.compile in mode
-max-autotune-no-cudagraphs (recorded into a graph like the others). `--trace FOLDER` writes the timeline of one replay of
-each network there, for chrome://tracing or Perfetto.
+max-autotune-no-cudagraphs (recorded into a graph like the others). `--trace FOLDER` writes the timeline of one replay
+of each network there, for chrome://tracing or Perfetto.
 """
 
 from __future__ import annotations
