@@ -79,6 +79,12 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         pixels(128, 32, (2, 8, 8), fields=2, groups=2, turns=True, blocks=1, stages=4),
     ),
     "field, 5x5 dilated, no padding": (convolution(1, 72, 20, 17, 24, 5, 1, 0, 2), pixels(64, 32, (1, 8, 8), fields=2)),
+    "field, 32 channels": (convolution(1, 32, 9, 11, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=2)),
+    "field, 48 channels": (
+        convolution(2, 48, 8, 9, 40, 3, 1, 1, dtype=BF16),
+        pixels(128, 64, (2, 8, 8), panel=16, fields=2, groups=2, stages=4),
+    ),
+    "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=3)),
     "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
 }

@@ -37,6 +37,8 @@ from weft.kernels.source import CudaSource, Launch, Schedule
 _BAND = 8
 """Tiles of rows that are under way together, so that they share columns in the L2 cache."""
 
+_MODE = {64: 1, 32: 2, 16: 3}
+"""Swizzle of an operand by its panel, as descriptors have it."""
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -98,7 +100,12 @@ class Shape:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of 16-bit elements."""
-        return ((0 if self.fields else self.bm) + self.bn) * STEP * 2
+        return ((0 if self.fields else self.bm) + self.bn) * self.step * 2
+
+    @property
+    def step(self) -> int:
+        """Elements of the sum in one stage."""
+        return self.panel if self.fields else STEP
 
     def shared_bytes(self, field: int = 0) -> int:
         """Dynamic shared memory: fields of so many bytes, stages and barriers."""
@@ -143,8 +150,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return rows
     if s.stages < 2 or s.fields == 1:
         return Declined("one buffer: the next copy must be there before the last is given back")
-    a = field(p, rows, s.box) if s.fields else left(p, rows, s.bm, s.panel, s.box)
-    w = right(p, s.bn, s.panel)
+    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
+    w = right(p, s.bn, s.panel, s.step)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -211,9 +218,16 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
 
 
+def _steps(p: Product, s: Shape) -> int:
+    """Stages that the whole sum takes."""
+    if s.fields:
+        return math.prod(p.c.kernel) * blocks_of_channels(p, s.panel)
+    return stages_of_sum(p, s.panel)
+
+
 def _range(p: Product, s: Shape) -> str:
     """Declares the steps of the sum of this block and its place in the cluster."""
-    kt = stages_of_sum(p, s.panel)
+    kt = _steps(p, s)
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
     taps = math.prod(p.c.kernel) if s.fields else 1  # a field is read whole
@@ -269,7 +283,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
-    bytes_ = ((0 if s.fields else box) + s.bn) * STEP * 2
+    bytes_ = ((0 if s.fields else box) + s.bn) * s.step * 2
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {kt * s.bn * STEP};"
         if packed
@@ -327,9 +341,8 @@ def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     if o.turned:
         return f"w_operand_at({at} + {step} * 2048, {2 * STEP * STEP}, 1024, 1)"
     per = panel // 16
-    mode = {64: 1, 32: 2, 16: 3}[panel]
     offset = f"{step} * 32" if per == 4 else f"{step} / {per} * {rows * panel * 2} + {step} % {per} * 32"
-    return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {mode})"
+    return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {_MODE[panel]})"
 
 
 def _in_field(p: Product, s: Shape) -> str:
@@ -340,7 +353,8 @@ def _in_field(p: Product, s: Shape) -> str:
     line = "(row0 + i * 64) / 8"
     start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
     place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
-    return f"w_operand_at(there + (u32)(({place}) * 128 + q * 32), 16, {128 * wide}, 1)"
+    row = 2 * s.panel
+    return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
 
 def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int) -> list[str]:
@@ -380,7 +394,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         ),
         f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
         "w_group_begin();",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q)",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < {s.step // 16}; ++q)",
         f"w_product_{kind}(acc[i], {_in_field(p, s) if f else _descriptor(a_at, 'q', a, s.bm, s.panel)},",
         f"  {_descriptor('at' if f else f'at + {s.bm * STEP * 2}', 'q', w, s.bn, s.panel)}, (st - first) | q);",
         "w_group_commit();",

@@ -76,7 +76,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
-    fields = rows.image and panels == (STEP,) and stride == (1, 1, 1) and kh * kw > 1
+    fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", kh * kw, reach)
     found: list[tuple[float, Shape]] = []
@@ -85,7 +85,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
         alike = sum(bool(other.fields) == bool(s.fields) for _, other in found)
         if len(found) == keep or (any(case.reach) and alike >= (keep + 1) // 2):
             continue
-        a = field(p, rows, s.box) if s.fields else left(p, rows, s.bm, s.panel, s.box)
+        a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
         if not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined):
             found.append((modelled, s))
     return found
@@ -146,15 +146,15 @@ def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iter
     even = -(-tall // -(-tall // lines))
     boxes = {(1, even, 8), *((n, lines // n, 8) for n in (2, 4) if lines // n % 8 == 0 and images >= n)}
     box = min(boxes, key=lambda b: (math.prod(case.rows.tiles(b)), b))
-    bytes_ = field_bytes(case, box)
-    most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * STEP * 2 + 16))
+    bytes_ = field_bytes(case, box, base.panel)
+    most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * 2 + 16))
     tiles = math.prod(case.rows.tiles(box)) * -(-case.sizes.n // base.bn) * case.sizes.z
     rounds = -(-tiles // (facts.sms * base.resident))
     if most < _FEWEST or (base.turns and rounds == 1):
         return
     blocks = facts.sms * base.resident if rounds > 1 else 0
     yield replace(base, stages=most, box=box, fields=2, blocks=blocks)
-    channels = case.stages[0][1] // case.taps
+    channels = -(-case.sizes.k // case.taps // base.panel)
     for split in _SPLITS[1:]:
         s = replace(base, stages=most, box=box, fields=2, split=split, resident=1)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
@@ -162,9 +162,9 @@ def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iter
             yield s
 
 
-def field_bytes(case: _Case, box: Three) -> int:
+def field_bytes(case: _Case, box: Three, panel: int) -> int:
     """Shared memory of one buffer of pixels."""
-    return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * STEP // 1024) * 1024
+    return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * panel // 1024) * 1024
 
 
 @lru_cache(maxsize=4096)
@@ -185,17 +185,20 @@ def best_box(sizes: Three, rows: int, stride: Three) -> Three:
 def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel in a chain of kernels."""
     p = case.sizes
-    kt = dict(case.stages)[s.panel]
-    steps = -(-kt // s.split)
+    part = s.step / STEP
+    blocks = -(-p.k // case.taps // s.panel)
+    steps = -(-blocks // s.split) * case.taps if s.fields else -(-dict(case.stages)[s.panel] // s.split)
     tiles = math.prod(case.rows.tiles(s.box)) * -(-p.n // s.bn) * p.z
     busiest = -(-tiles * s.split // facts.sms)
-    loaded = field_bytes(case, s.box) / case.taps + s.bn * 2 * STEP if s.fields else (s.bm + s.bn) * 2.0 * STEP
     high = s.bm // 64
-    products = high * 2 * s.bn / _BUSY
-    reads = high * (64 + s.bn) + loaded / 128
+    loaded = (s.bm + s.bn) * 2.0 * STEP
+    if s.fields:
+        loaded = field_bytes(case, s.box, s.panel) / case.taps + s.bn * 2 * s.step
+    products = high * 2 * s.bn * part / _BUSY
+    reads = high * (64 + s.bn) * part + loaded / 128
     bound = max(products, reads, loaded / _PORT)
     busy = min(busiest, s.resident)
-    alone = max(bound, _LATENCY / s.stages, 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn)
+    alone = max(bound, _LATENCY / s.stages, 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part)
     step = max(bound, alone / busy)
     main = steps * step
     slots = cost.RESULT + cost.PLAIN * p.plain + cost.SPECIAL * p.special
@@ -210,7 +213,7 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
         inside = busiest * max(main, end / 2) + min(main, end) if busiest > 1 else main + end
     else:
         inside = busiest * (main + end)
-    moved = p.m * p.k * p.z * 2.0 / (4.0 if case.rows.image else 1.0)
+    moved = p.m * p.k * p.z * 2.0 / case.taps
     moved += p.n * p.k * p.z * 2.0 + p.m * p.n * p.z * (p.stored + 2.0 * p.operands)
     memory = moved / (facts.read_bandwidth[-1][1] / facts.clock_ghz)
     return max(inside, memory) + cost.EXPOSED * min(inside, memory) + _LATENCY + gap_us(facts) * facts.clock_ghz * 1e3

@@ -169,23 +169,23 @@ def field_size(p: Product, box: Three) -> tuple[int, int]:
     return box[1] + (kh - 1) * dh, box[2] + (kw - 1) * dw
 
 
-def field(p: Product, rows: Rows, box: Three) -> Operand | Declined:
-    """All pixels that a tile reads, of 64 channels `cb`: rows of 128 bytes whatever tap reads them.
+def field(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
+    """All pixels that a tile reads, of a panel of channels `cb`: a row of shared memory each, whatever tap reads it.
 
     8 rows of shared memory are one unit of a warpgroup product, so a tile is 8 pixels wide.
     """
     if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
         return Declined("no convolution of step 1 by tiles of 8 columns")
     high, wide = field_size(p, box)
-    first = Dim(p.c.ic + p.c.a_walk.offset, 1, STEP, f"cb * {STEP} + {p.c.a_walk.offset}")
+    first = Dim(p.c.ic + p.c.a_walk.offset, 1, panel, f"cb * {panel} + {p.c.a_walk.offset}")
     image = _image(p, box)
     ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
     sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
     dims = [first, *sized, *image[2:]]
-    map_ = _map(p, Pointer("in", p.c.a.index), dims, 2 * STEP)
+    map_ = _map(p, Pointer("in", p.c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
-    copied = box[0] * high * wide * 2 * STEP
+    copied = box[0] * high * wide * 2 * panel
     return Operand(map_, _copy("ma", "to", dims), bytes=-(-copied // 1024) * 1024, copied=copied)
 
 
@@ -222,12 +222,12 @@ def _image(p: Product, box: Three) -> list[Dim]:
     return dims
 
 
-def right(p: Product, bn: int, panel: int) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`."""
+def right(p: Product, bn: int, panel: int, step: int = STEP) -> Operand | Declined:
+    """The right operand, whose columns start at `n0`; k-blocks of `step` elements of the sum."""
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if p.w_load == "packed":
-        size = bn * STEP
+        size = bn * step
         from_ = f"pk_tile + (long long)kb * {size}"
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
