@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
 from weft.ir.types import DType
-from weft.pipeline.finish import as_good, interleave, wins
+from weft.pipeline import finish
+from weft.pipeline.finish import Contender, Expected, as_good, interleave, verify, wins
 
 
 def test_a_clear_gain_wins_even_with_disturbed_rounds() -> None:
@@ -47,3 +50,27 @@ def test_other_classes_or_shapes_never_pass() -> None:
     assert not as_good(DType.F32, np.array([1.0, np.nan, np.nan]), exact, exact)
     assert not as_good(DType.F32, np.array([1.0, -np.inf, np.nan]), exact, exact)
     assert not as_good(DType.F32, exact[:2], exact, exact)
+
+
+@pytest.mark.parametrize("part", [1 << 27, 1000, 7])
+def test_a_large_output_is_judged_part_by_part(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "PART", part)
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((30, 100))
+    expected = Expected([exact], [exact.astype(np.float32)])
+
+    def check(values: np.ndarray) -> finish.Check:
+        run = lambda: [torch.from_numpy(values)]  # noqa: E731
+        return verify(Contender("plan", run, 1, 0.0, baseline=False, executable=None), expected, DType.F32)
+
+    good = exact.astype(np.float32)
+    assert check(good).ok and check(good).worst < 1e-6
+    for at in ((0, 0), (29, 99)):
+        bad = good.copy()
+        bad[at] = np.nan
+        assert not check(bad).ok
+    wrong = good.copy()
+    wrong[20:] += 0.5
+    found = check(wrong)
+    assert not found.ok and found.note.count("output 0") == 1 and "outside" in found.note
+    assert not check(good[:29]).ok
