@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from tests.generate.cpp.random_groups import random_problem
-from tests.generate.cpp.test_groups import NAMED, f32, problem
+from tests.generate.cpp.test_groups import NAMED, f32, norm_relu_pad, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 
@@ -97,6 +97,11 @@ LONG = {
     "several-rows-per-block": (norm(37, 520), Form(threads=256, per_row=64)),
     "in-registers": (norm(5, 640), Form(threads=64, per_row=64)),
     "columns": (norm(20, 77, columns=True), Form(threads=128, columns=2)),
+    "cluster-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, cluster=4)),
+    "cluster-norm-pad": (
+        problem(norm_relu_pad((2, 24, 20, 31), 2), "norm-pad-24", Format.LAST),
+        Form(threads=64, columns=2, cluster=2),
+    ),
     "parts": (norm(3, 4100), Form(threads=128, per_row=64, parts=10, spread=12)),
     "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
     "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),

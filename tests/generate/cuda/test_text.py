@@ -17,6 +17,7 @@ from weft.device.facts import CpuFacts
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.kernel import runtime_header
+from weft.generate.cuda.wait import WAIT, with_wait
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -74,13 +75,44 @@ def test_no_spills_and_few_registers(arch: str, tmp_path: Path) -> None:
             assert used.registers <= 128 and used.registers * threads <= 65536, name
 
 
-def test_every_thread_waits_first() -> None:
+def test_every_thread_waits_before_it_reads_what_others_write() -> None:
     for p, form in TEXTS.values():
+        weights = {f"in{k}" for k, n in enumerate(p.graph.inputs) if p.graph.nodes[n].attrs.is_weight}  # type: ignore[union-attr]
         for body in re.findall(r"W_KERNEL\(\d+\) \w+\([^)]*\) \{\n(.*?)\n\}", emit(p, form).text, re.DOTALL):
-            lines = [x.strip() for x in body.split("\n")]
-            first = next(k for k, x in enumerate(lines) if not x.startswith("W_SHARED") and "_words;" not in x)
-            assert lines[first] == "w_wait();"
+            before, wait, after = body.partition("w_wait();")
+            assert wait and after.lstrip().startswith("w_release();") and "w_wait" not in after
+            touched = set(re.findall(r"\b(?:in|out|v|state)\d+\b", before))
+            assert touched <= weights
+            opened = [line for line in before.split("\n") if line.rstrip().endswith("{")]
+            assert all(line.strip() == "{" for line in opened), "a condition or loop around the wait"
             assert "return" not in body
+
+
+def test_what_needs_no_predecessor_goes_before_the_wait() -> None:
+    lines = [
+        "{",
+        "  const w_index t = threadIdx.x;",
+        "  w_f32 q1[4];",
+        "  w_ldv<4>(in0 + (t), q1);",
+        "  w_f32 q2[4];",
+        "  w_ldv<4>(in1 + (t), q2);",
+        "  const w_f32 e1 = (q1[0] + q2[0]);",
+        "  const w_f32 e2 = w_ld(in1 + (t));",
+        "  if (t < 3u) {",
+        "    const w_f32 e3 = w_ld(in1 + 7);",
+        "    w_st(out0 + (t), e1);",
+        "  }",
+        "}",
+    ]
+    assert [x.strip() for x in with_wait(lines, ["in0", "out0"])] == [
+        "{", "const w_index t = threadIdx.x;", "w_f32 q1[4];", "w_f32 q2[4];", "w_ldv<4>(in1 + (t), q2);",
+        "const w_f32 e2 = w_ld(in1 + (t));", *WAIT, "w_ldv<4>(in0 + (t), q1);", "const w_f32 e1 = (q1[0] + q2[0]);",
+        "if (t < 3u) {", "const w_f32 e3 = w_ld(in1 + 7);", "w_st(out0 + (t), e1);", "}", "}",
+    ]  # fmt: skip
+    assert with_wait(["{", "if (t) {", "w_st(out0, e1);", "}", "}"], ["out0"])[1:3] == list(WAIT)
+    loop = ["{", "#pragma unroll", "for (int o = 1; o < 2; ++o) { s1 = w_plus(s1, w_ld(in0 + o)); }", "}"]
+    assert with_wait(loop, ["in0"])[1:3] == list(WAIT)
+    assert with_wait(["x;"], []) == ["x;", *WAIT]
 
 
 def test_equal_problems_give_equal_text() -> None:

@@ -168,13 +168,16 @@ def _cluster_columns(problem: Problem, facts: GpuFacts, rows: int, length: int) 
     operand = graph.type_of(graph.nodes[long[0]].inputs[0])
     large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
     lanes = max(1, 16 // min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize))
+    found: list[Form] = []
     for columns in (4, 2):
         turns = -(-length * columns // (WIDE_THREADS * CLUSTER))
         blocks = rows // (lanes * columns) * CLUSTER
         held = turns * lanes * len(large) <= MAX_CARRIED
         if lanes >= 4 and held and blocks >= facts.sms // 5:
-            return [Form(WIDE_THREADS, columns=columns, cluster=CLUSTER)]
-    return []
+            found = [Form(WIDE_THREADS, columns=columns, cluster=CLUSTER)]
+            if blocks >= facts.sms // 3:
+                break
+    return found
 
 
 def _cluster(length: int, blocks: int) -> Form:

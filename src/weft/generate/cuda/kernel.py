@@ -24,7 +24,9 @@ from weft.generate.cuda.rough import may_be_rough, rough_header
 from weft.generate.cuda.rows import Rows
 from weft.generate.cuda.stages import Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.tile import Tiled
+from weft.generate.cuda.wait import with_wait
 from weft.generate.expr.ctype import storage_type
+from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -195,6 +197,12 @@ class CudaText:
         body.rough = self.rough
         return Draft(entry, threads, nest, body)
 
+    @property
+    def weights(self) -> set[str]:
+        """Names of inputs that no kernel ever writes."""
+        records = enumerate(self.graph.nodes[n].attrs for n in self.graph.inputs)
+        return {f"in{k}" for k, x in records if isinstance(x, a.InputAttrs) and x.is_weight}
+
     def _launch(self, segments: Sequence[Segment], scene: Scene) -> None:
         if segments[0].rows is not None:
             draft = self._draft(scene, self.form.threads)
@@ -249,6 +257,7 @@ class CudaText:
         text = "\n".join(lines)
         parameters = []
         locals_ = []
+        shared = [name for name in names if name not in self.tables and name not in self.weights]
         for name in names:
             if name in self.tables:
                 kind = next(b.dtype for b in self.fixed.values() if b.name == name)
@@ -263,9 +272,7 @@ class CudaText:
                 f"W_KERNEL({draft.threads}) {draft.entry}({', '.join(parameters)}) {{",
                 *(f"  {line}" for line in draft.shared),
                 *locals_,
-                "  w_wait();",
-                "  w_release();",
-                *(f"  {line}" if not line.startswith("#") else line for line in lines[1:-1]),
+                *(f"  {line}" if not line.startswith("#") else line for line in with_wait(lines[1:-1], shared)),
                 "}",
             ]
         )

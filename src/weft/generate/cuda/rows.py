@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING
 from weft.generate.cpp.body import Place, combine, identity
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.plan import ARGS, Key, Stage, reduced_axes
-from weft.generate.cuda.loops import Probe, Scene, best_lane, digits, elementwise_root, lanes_of, merge, order, probe
+from weft.generate.cuda.loops import (
+    Oversized,
+    Probe,
+    Scene,
+    best_lane,
+    digits,
+    elementwise_root,
+    lanes_of,
+    merge,
+    order,
+    probe,
+)
 from weft.generate.cuda.point import MOST_LANES
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import NodeId
@@ -182,7 +193,7 @@ class Rows:
         self.vectors = vectors
         turns = max(-(-s.vectors // max(self.across, 1)) for s in self.spaces)
         self.repeated = False
-        self.cluster = min(form.cluster, _power(turns)) if not self.by_columns and self.across >= 128 else 1
+        self.cluster = min(form.cluster, _power(turns)) if self.by_columns or self.across >= 128 else 1
         self.split = 1
         """Blocks that share the rows of a block."""
         if self.by_columns:
@@ -213,7 +224,7 @@ class Rows:
         self.member = "y"
         if self.cluster > 1:
             put("const w_index rank = w_cluster_rank();")
-            put(f"const w_index member = rank * {draft.threads}u + y;")
+            put(f"const w_index member = rank * {self.across}u + y;")
             block, self.member = f"blockIdx.x / {self.cluster}u", "member"
         if self.split > 1:
             put(f"const w_index share = {block} % {self.split}u, group = {block} / {self.split}u;")
@@ -498,6 +509,8 @@ class Rows:
         if self._through_memory(totals):
             self._exchange_columns(totals)
             return
+        if self.by_columns and self.cluster > 1:
+            raise Oversized
         side_by_side = self.columns if self.by_columns else 1
         low, high = (side_by_side, 32) if self.by_columns else (1, min(self.across, 32))
         for total in totals:
@@ -526,14 +539,18 @@ class Rows:
         return plain and self.draft.threads >= n and n * each % 32 == 0 and memory <= MAX_EXCHANGE
 
     def _exchange_arrays(self, count: int) -> list[tuple[str, str]]:
-        """Shared arrays for the parts and the sums of so many roots; two barriers guard their reuse."""
+        """Shared arrays for the parts and the sums of so many roots; two barriers guard their reuse in a block."""
         n, _, pitch = self._sums_of()
         while len(self.exchange) < count:
             pair = self.draft.name("m"), self.draft.name("m")
             self.draft.shared.append(f"W_SHARED w_chunk<16> {pair[0]}[{self.across * pitch // 4}];")
             self.draft.shared.append(f"W_SHARED w_chunk<16> {pair[1]}[{n // 4}];")
             self.exchange.append(pair)
-        return self.exchange[:count]
+        if self.cluster == 1:
+            return self.exchange[:count]
+        sums = [self.draft.name("m") for _ in range(count)]  # other blocks may still read those of the exchange before
+        self.draft.shared += [f"W_SHARED w_chunk<16> {name}[{n // 4}];" for name in sums]
+        return [(left, name) for (left, _), name in zip(self.exchange, sums, strict=False)]
 
     def _exchange_columns(self, totals: Sequence[Accumulator]) -> None:
         """Each thread leaves its partial results; each sum of a block is then formed by a few threads."""
@@ -562,14 +579,30 @@ class Rows:
             with self.body.block("if (g_ == 0u)"):
                 for (_, joined), group in zip(arrays, by_root, strict=True):
                     put(f"((w_f32*){joined})[o_] = {group[0].name};")
+        if self.cluster > 1:
+            self._sum_cluster(n, arrays, by_root)
+            arrays = self.exchange
         put("w_sync();")
-        for (_, joined), group in zip(arrays, by_root, strict=True):
+        for (_, joined), group in zip(arrays, by_root, strict=False):
             for k in range(0, lanes, 4):
                 q = self.draft.name("q_")
                 put(f"w_f32 {q}[4];")
                 put(f"w_ldv<4>((const w_f32*){joined} + (x * {lanes}u + {k}u), {q});")
                 for i, t in enumerate(group[k : k + 4]):
                     put(f"{t.name} = {q}[{i}];")
+
+    def _sum_cluster(self, n: int, arrays: Sequence[tuple[str, str]], by_root: Sequence[Sequence[Accumulator]]) -> None:
+        """Sums of blocks to sums of the cluster, in the blocks' order."""
+        put = self.nest.put
+        put("w_cluster_sync();")
+        with self.body.block(f"if (threadIdx.x < {n}u)"):
+            for (_, joined), (_, final), group in zip(arrays, self.exchange, by_root, strict=False):
+                t = group[0]
+                self._reset(t, declare=False)
+                put("#pragma unroll")
+                word = f"w_bits<w_f32>(w_cluster_word((const unsigned*){joined} + threadIdx.x, c))"
+                put(f"for (unsigned c = 0u; c < {self.cluster}u; ++c) {{ {t.take(word, '')} }}")
+                put(f"((w_f32*){final})[threadIdx.x] = {t.name};")
 
     @staticmethod
     def _shuffle(total: Accumulator) -> str:
