@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests.orchestrate.graphs import Net, residual_net
-from tests.pipeline.test_search import FACTS, Found, Machine
+from tests.pipeline.test_search import FACTS, Machine
 
 from weft.errors import OptionError
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
 from weft.ir.types import DType
+from weft.kernels.measurement import Measurement
 from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
@@ -42,10 +43,9 @@ def posed() -> tuple[Alternatives, Problems]:
 class DearFusion(Machine):
     """Here what is fused takes longer than its parts."""
 
-    def __call__(self, entries: Sequence[Entry]) -> Found:
-        sizes = {e.problem.key: len(e.problem.graph) for e in entries}
-        found = super().__call__(entries)
-        return {k: replace(m, samples_us=(0.9 + 0.2 * sizes[k[0]] ** 2,)) for k, m in found.items()}
+    def measured(self, entry: Entry) -> Iterator[Measurement]:
+        samples = (0.9 + 0.2 * len(entry.problem.graph) ** 2,)
+        yield from (replace(m, samples_us=samples) for m in super().measured(entry))
 
 
 def alive_bytes(graph: Graph, plan: Plan) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from tests.orchestrate.graphs import residual_net
 
+from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
@@ -20,7 +21,6 @@ from weft.pipeline.search import MIN_BATCH, Known, search
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
-Found = Mapping[tuple[str, Schedule], Measurement]
 OPTIONS = Options()
 
 
@@ -40,21 +40,24 @@ class Machine:
         self.asked: list[tuple[str, Schedule]] = []
         self.batches: list[int] = []
         self.makers = generators(library=True, generated=True)
+        self.facts: DeviceFacts = FACTS
 
-    def __call__(self, entries: Sequence[Entry]) -> Found:
-        self.batches.append(len(entries))
-        found = {}
-        for entry in entries:
-            make_kernels(entry, self.problems, self.makers, FACTS, OPTIONS)
-            for position, (schedule, _) in enumerate(entry.asked):
-                key = (entry.problem.key, schedule)
-                if key in self.asked:
-                    continue
-                self.asked.append(key)
-                share = hashlib.sha256(str(key).encode()).digest()[0] / 256
-                verdict = Verdict.WRONG if self.refuses(position) else Verdict.OK
-                found[key] = Measurement(*key, verdict, (entry.estimate_us * (0.5 + share),))
-        return found
+    def __call__(self, batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
+        for entries in batches:
+            self.batches.append(len(entries))
+            for entry in entries:
+                yield from self.measured(entry)
+
+    def measured(self, entry: Entry) -> Iterator[Measurement]:
+        make_kernels(entry, self.problems, self.makers, self.facts, OPTIONS)
+        for position, (schedule, _) in enumerate(entry.asked):
+            key = (entry.problem.key, schedule)
+            if key in self.asked:
+                continue
+            self.asked.append(key)
+            share = hashlib.sha256(str(key).encode()).digest()[0] / 256
+            verdict = Verdict.WRONG if self.refuses(position) else Verdict.OK
+            yield Measurement(*key, verdict, (entry.estimate_us * (0.5 + share),))
 
 
 def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000) -> Known:

@@ -17,6 +17,8 @@ Source: Korch (arXiv 2406.09465), section 5, for (1) and (2); the others close i
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -113,6 +115,8 @@ class _Model:
     """Optimum of the relaxation, or 0: no plan costs less."""
     reduced: _Vector
     """Reduced cost per kept option: a plan with it costs at least `relaxed` plus this. Then zeros, one per way."""
+    kernels: float
+    """Kernels of the relaxed optimum."""
 
     @staticmethod
     def of(instance: Instance) -> _Model:
@@ -124,19 +128,25 @@ class _Model:
         rows = build_rows(instance, kept)
         costs = np.zeros(len(kept) + len(instance.ways))
         costs[: len(kept)] = [instance.price(k) + TIE_US * x for x, k in enumerate(kept)]
-        relaxed, reduced = _relax(costs, rows, RELAX_FROM)
+        relaxed, reduced, shares = _relax(costs, rows, RELAX_FROM)
         reduced[len(kept) :] = 0.0
-        return _Model(instance, kept, rows, costs, relaxed, reduced)
+        return _Model(instance, kept, rows, costs, relaxed, reduced, float(shares[: len(kept)].sum()))
+
+    @property
+    def step(self) -> float:
+        """By how much the first core's options may lift the relaxation, in microseconds."""
+        return CORE * self.relaxed / max(1.0, self.kernels)
 
 
-def _relax(costs: _Vector, rows: Rows, start: int) -> tuple[float, _Vector]:
-    """Optimum and reduced costs of the relaxation; zeros where it fails or there are fewer options than `start`."""
+def _relax(costs: _Vector, rows: Rows, start: int) -> tuple[float, _Vector, _Vector]:
+    """Optimum, reduced costs and solution of the relaxation; zeros where it fails or `start` is above the options."""
+    nothing = np.zeros(len(costs))
     if len(costs) < max(start, 1) or not rows.bounds:
-        return 0.0, np.zeros(len(costs))
+        return 0.0, nothing, nothing
     answer = linprog(costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
     if answer.status != 0:
-        return 0.0, np.zeros(len(costs))
-    return float(answer.fun), np.maximum(answer.lower.marginals, 0.0)
+        return 0.0, nothing, nothing
+    return float(answer.fun), np.maximum(answer.lower.marginals, 0.0), answer.x
 
 
 def solve(
@@ -232,24 +242,58 @@ def _solve_parts(instance: Instance, parts: Sequence[Part], gap: float, seconds:
     return trim(instance, chosen)
 
 
-def best_solutions(instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0) -> list[Solution]:
+CORE = 0.02
+"""A core holds the options that lift the relaxation by at most this share of a kernel's average price."""
+CORE_GROWTH = 8.0
+"""By so much the lift grows where the core has no plan within the gap."""
+
+
+def _plan_of_core(model: _Model) -> tuple[int, ...] | None:
+    """The best heuristic plan over few options; better than one over all, whose local choices the others mislead."""
+    instance = model.instance
+    found: list[tuple[int, ...]] = []
+    lift = model.step
+    while lift > 0 and len(found) < 2:
+        chosen = [k for k, r in zip(model.kept, model.reduced, strict=False) if r <= lift]
+        if len(chosen) == len(model.kept) and found:
+            break
+        with contextlib.suppress(InvalidGraphError):  # too few to produce the results
+            found.append(heuristic_plan(instance, chosen))
+        if len(chosen) == len(model.kept):
+            break
+        lift *= CORE_GROWTH
+    return min((p for p in found if fits(instance, p)), key=lambda p: _total(instance, p), default=None)
+
+
+def best_solutions(
+    instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0, core: bool = False
+) -> list[Solution]:
     """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one.
 
-    `seconds` is for all of them.
+    `seconds` is for all of them. With `core` options that lift the relaxation least are solved for by themselves,
+    then more of them, until a plan is within the gap: as exact, and faster where many options are nearly equal.
 
     Raises:
         InvalidGraphError: no choice of options produces the results [W901].
     """
     started = time.perf_counter()
     model = _Model.of(instance)
-    at_hand = _plan_at_hand(model, gap, seconds)
-    found = [_first(model, at_hand, gap, max(0.0, seconds - (time.perf_counter() - started)))]
+
+    def left() -> float:
+        return max(0.0, seconds - (time.perf_counter() - started))
+
+    at_hand = _plan_of_core(model) if core else None
+    if at_hand is not None:
+        found = [_solve(model, at_hand, (), gap, left(), core=True)]
+    else:
+        core = False
+        at_hand = _plan_at_hand(model, gap, seconds)
+        found = [_first(model, at_hand, gap, left())]
     while len(found) < count:
         forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
         fallback = None if _is_forbidden(at_hand, forbidden) else at_hand
         try:
-            left = max(0.0, seconds - (time.perf_counter() - started))
-            found.append(_solve(model, fallback, forbidden, gap, left))
+            found.append(_solve(model, fallback, forbidden, gap, left(), core=core))
         except NoFurtherPlan:
             break
     return sorted(found, key=lambda s: s.cost_us)
@@ -264,12 +308,19 @@ GUESS = 1.03
 
 
 def _solve(
-    model: _Model, incumbent: tuple[int, ...] | None, forbidden: Sequence[Forbidden], gap: float, seconds: float
+    model: _Model,
+    incumbent: tuple[int, ...] | None,
+    forbidden: Sequence[Forbidden],
+    gap: float,
+    seconds: float,
+    *,
+    core: bool = False,
 ) -> Solution:
     """Branch and bound over the options that can be in a plan cheaper than the one at hand.
 
     An option whose reduced cost lifts the relaxation above a known plan is in no better plan, so it is left out:
-    exact, and most options are. Where no plan is known the limit is a guess that is raised until it holds.
+    exact, and most options are. Where no plan is known the limit is a guess that is raised until it holds. With `core`
+    the limit starts low, so that few options remain, and rises until the plan found is within the gap.
     """
     started = time.perf_counter()
     instance, kept = model.instance, model.kept
@@ -281,6 +332,7 @@ def _solve(
     best = incumbent if incumbent is not None and fits(instance, incumbent) else None
     cuts, status, bound = 0, "heuristic", model.relaxed
     limit = model.relaxed * GUESS if best is None else _total(instance, best)
+    lift = model.step if core else math.inf
     if best is not None and limit - model.relaxed <= gap * limit:
         status, kept = "optimal", []  # the plan at hand is within the gap
     while kept:
@@ -288,10 +340,14 @@ def _solve(
         if left <= 0.05:
             break
         slack = 1e-6 * max(1.0, limit) + TIE_US * len(kept)
-        active = np.flatnonzero(model.relaxed + model.reduced <= limit + slack)
+        narrow = model.relaxed + lift < limit
+        active = np.flatnonzero(model.relaxed + model.reduced <= min(limit, model.relaxed + lift) + slack)
         everything = len(active) == len(model.costs)
         columns = np.concatenate((active, np.arange(len(model.costs), len(costs))))
-        answer = _milp(costs, rows, columns, len(active), left, gap)
+        answer = _milp(costs, rows, columns, len(active), left / 2 if narrow else left, gap)
+        if answer.status == 2 and narrow:
+            lift *= CORE_GROWTH
+            continue
         if answer.status == 2 and not everything:
             if best is not None:
                 status, bound = "optimal", limit  # nothing cheaper than the plan at hand exists
@@ -324,6 +380,14 @@ def _solve(
             best = plan
         elif answer.status != 0:
             status = "heuristic"
+        if narrow and not everything:
+            limit = _total(instance, best)
+            if limit - model.relaxed <= gap * limit:
+                status = "optimal"
+                break
+            status = "limit"
+            lift *= CORE_GROWTH
+            continue
         exhaustive = everything or _total(instance, best) <= limit + slack
         if status == "optimal" and not exhaustive:
             limit = _total(instance, best)  # dearer than the guess: options left out may do better
@@ -426,5 +490,5 @@ def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
     if not usable:
         return result
     costs = np.array([instance.price(k) for k in usable] + [0.0] * len(instance.ways))
-    _, reduced = _relax(costs, build_rows(instance, usable), start=0)
+    _, reduced, _ = _relax(costs, build_rows(instance, usable), start=0)
     return result | {k: float(r) for k, r in zip(usable, reduced[: len(usable)], strict=True)}

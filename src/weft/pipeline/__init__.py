@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,9 @@ from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, finish, reference, summary, warm
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.pipeline.search import Known, Pace, search
+from weft.pipeline.search import Known, search
 from weft.pipeline.stages import Say, Stages, silent
+from weft.pipeline.stream import stream
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -221,36 +223,36 @@ def measure(alternatives: Alternatives, problems: Problems, setting: Setting, de
         if setting.on_gpu:
             tuner.start_early()
 
+        began = time.monotonic()
+
         def out_of_time() -> bool:
             return time.monotonic() > deadline
+
+        def spent() -> float:
+            return (time.monotonic() - began) / max(deadline - began, 1e-3)
 
         def listen(progress: Progress) -> None:
             nonlocal lookups
             lookups = progress.lookups
             say("measure", progress_line(progress))
 
-        def measure_entries(entries: Sequence[Entry]) -> Mapping[tuple[str, Schedule], Measurement]:
+        def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
             def trials() -> Iterator[ProblemTrial]:
-                for entry in emission.made(entries, out_of_time):
+                for entry in emission.made(batches, out_of_time):
                     kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
                     if kernels:
                         yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
-            found = tuner.measure(trials(), progress=listen, deadline=deadline)
-            new = {(m.problem_key, m.schedule): m for m in found}
-            done.update(new)
-            return new
+            for found in tuner.measure(trials(), progress=listen, deadline=deadline):
+                done.add((found.problem_key, found.schedule))
+                yield found
 
-        known = search(
-            alternatives.graph,
-            problems,
-            alternatives,
-            measure_entries,
-            options,
-            out_of_time=out_of_time,
-            say=lambda line: say("measure", line),
-            pace=Pace.on_gpu(options) if setting.on_gpu else Pace.on_cpu(options),
-        )
+        posed = (alternatives.graph, problems, alternatives, measure_batches, options)
+        note = partial(say, "measure")
+        if setting.on_gpu:
+            known: Known = stream(*posed, out_of_time=out_of_time, spent=spent, say=note)
+        else:
+            known = search(*posed, out_of_time=out_of_time, say=note)
         known.reused = lookups
         return known
 

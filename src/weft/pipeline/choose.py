@@ -20,6 +20,13 @@ from weft.pipeline.problems import Entry, Problems
 
 UNMEASURED_FACTOR = 4.0
 """An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""
+UNMEASURED_CALL_US = 12.0
+"""Added on a GPU, where a small operator is often several kernels, none of them launched early: 24 such calls of one
+network took 20 us each where 4 were predicted."""
+WORTH_TIMING = 1.05
+"""On a GPU, the heuristic plan is made where it is predicted to be at most so many times as slow as the best."""
+SOLVER_S, SOLVER_SHARE = 3.0, 0.05
+"""On a GPU, the final plans are solved for in this share of the budget, at least so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ def rank(
         calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
         fresh = [(s, k) for s, k in calls if _is_open(measurements.get((entry.problem.key, s)))]
         if entry.essential and fresh:
-            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0)
+            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
 
@@ -127,7 +134,8 @@ def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, 
     solutions = _solve(graph, priced, alternatives, options, plans=3)
     found = [assemble(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
     quick = heuristic(graph, priced, alternatives=alternatives)
-    if is_within(graph, priced, quick, options.memory_limit_bytes, alternatives=alternatives):
+    slow = _on_gpu(options) and sum(priced[i].cost_us for i in quick) > WORTH_TIMING * solutions[0].cost_us
+    if not slow and is_within(graph, priced, quick, options.memory_limit_bytes, alternatives=alternatives):
         found.append(assemble("heuristic", available, quick, alternatives, None))
     return found
 
@@ -135,15 +143,21 @@ def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, 
 def _solve(
     graph: Graph, priced: Sequence[Priced], alternatives: Alternatives, options: Options, *, plans: int
 ) -> list[Solution]:
+    on_gpu = _on_gpu(options)
     return select(
         graph,
         priced,
         alternatives=alternatives,
         gap=options.solver_gap,
-        seconds=options.solver_s,
+        seconds=min(options.solver_s, max(SOLVER_S, SOLVER_SHARE * options.budget_s)) if on_gpu else options.solver_s,
         plans=plans,
         memory_limit=options.memory_limit_bytes,
+        core=on_gpu,
     )
+
+
+def _on_gpu(options: Options) -> bool:
+    return options.device != "cpu"
 
 
 def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives, options: Options) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import final
 
@@ -42,8 +42,12 @@ class Emission:
         if self._emitters is not None:
             self._emitters.close()
 
-    def made(self, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
+    def made(self, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
         """The entries one by one, in their order, as soon as their kernels are there; those that time allows."""
+        for entries in batches:
+            yield from self._made(entries, out_of_time)
+
+    def _made(self, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
         written = {e.problem.key: self._begin(e) for e in entries if not e.is_made}
         try:
             for entry in entries:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.device.any import DeviceFacts
+from weft.device.cuda.record import GpuFacts
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import Kernel, Schedule
+from weft.kernels.source import Kernel, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
@@ -22,6 +23,10 @@ from weft.orchestrate.extract import Extracted, extract, format_choices
 
 FIRST = 3
 """Kernels of each generator that are made and measured before it is known whether the problem matters."""
+FIRST_ON_GPU = 2
+"""The same of generated kernels on a GPU, where whole plans are known sooner with fewer."""
+LIBRARY_FROM_US = 4.0
+"""On a GPU, products whose estimate is below this are first tried without the library: it never won there."""
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Entry:
     """Whether the others are to be measured too."""
     more: bool = False
     """Whether a generator may make more than `kernels` for the asking."""
+    on_gpu: bool = False
 
     @property
     def is_made(self) -> bool:
@@ -48,7 +54,8 @@ class Entry:
 
     def most(self, options: Options) -> int:
         """Kernels to ask each generator for."""
-        return options.keep_per_problem if self.widened else min(FIRST, options.keep_per_problem)
+        first = FIRST_ON_GPU if self.on_gpu else FIRST
+        return options.keep_per_problem if self.widened else min(first, options.keep_per_problem)
 
     @property
     def asked(self) -> list[tuple[Schedule, Kernel]]:
@@ -72,6 +79,14 @@ class Entry:
                 (candidate, tuple(ins[i] for i in candidate.inputs), tuple(outs[o] for o in candidate.outputs))
             )
         return found
+
+    @cached_property
+    def sort(self) -> str:
+        """Coarser than `family`: what its kernel is built around, and whether it is one primitive alone."""
+        prims = [n.prim for n in self.problem.graph.nodes if n.prim not in FREE]
+        found = {CATEGORY[p] for p in prims}
+        around = "product" if Category.LINEAR in found else "reduction" if Category.REDUCE in found else "plain"
+        return f"{around} alone" if len(prims) <= 1 else around
 
     @cached_property
     def family(self) -> str:
@@ -106,7 +121,8 @@ def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alterna
             entry = found.entries.get(cut.problem.key)
             if entry is None:
                 bound, estimate = lower_bound_us(cut.problem, facts), estimate_us(cut.problem, facts)
-                entry = found.entries[cut.problem.key] = Entry(cut.problem, [], estimate, bound)
+                entry = Entry(cut.problem, [], estimate, bound, on_gpu=isinstance(facts, GpuFacts))
+                found.entries[cut.problem.key] = entry
             entry.uses.append((candidate, cut))
     return found
 
@@ -125,11 +141,23 @@ def make_kernels(
 def take_kernels(entry: Entry, problems: Problems, found: Sequence[Offer]) -> None:
     """Note what each generator made for an entry, in the order of the generators."""
     again = entry.kernels is not None
-    first = [pair for offer in found for pair in offer.kernels[:FIRST]]
-    entry.kernels = first + [pair for offer in found for pair in offer.kernels[FIRST:]]
+    counts = _first_of(entry, found)
+    first = [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[:n]]
+    entry.kernels = first + [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[n:]]
     entry.first = len(first)
     entry.more = any(offer.more for offer in found) and not entry.widened
     for offer in found:
         if not again:
             problems.declined.update(offer.declined)
         problems.dropped_schedules += offer.more and entry.widened
+
+
+def _first_of(entry: Entry, found: Sequence[Offer]) -> list[int]:
+    """How many kernels of each offer are measured first."""
+    if not entry.on_gpu:
+        return [FIRST] * len(found)
+    library = [any(isinstance(kernel, LibraryCall) for _, kernel in offer.kernels) for offer in found]
+    generated = any(offer.kernels for offer, its in zip(found, library, strict=True) if not its)
+    worth = entry.sort.startswith("product") and entry.estimate_us >= LIBRARY_FROM_US
+    calls = 1 if worth else 0 if generated else FIRST
+    return [calls if its else FIRST_ON_GPU for its in library]

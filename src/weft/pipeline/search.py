@@ -8,7 +8,7 @@
 
 A round takes the problems that make up `SHARE` of the unmeasured part of the plan, so that what they teach about the
 estimates counts before the small ones are looked at, and so that a search cut short has measured what weighs most.
-On a GPU, where many kernels are built while others are measured, a round is longer (see `Pace`).
+On a GPU, where many kernels are built while others are measured, there are no rounds: see `weft.pipeline.stream`.
 
 A candidate that never enters a plan even at its optimistic price is never built: that is the pruning. The
 prediction is the model's estimate times what its family (same product, or same mix of primitives) was off by so
@@ -23,7 +23,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from weft.ir.graph import Graph, bits
 from weft.ir.text import print_graph
@@ -38,48 +38,11 @@ OPTIMISM = 0.85
 MAX_ROUNDS = 200
 SHARE = 0.6
 MIN_BATCH = 6
-GPU_BATCH = 48
-LOOSE_GAP = 0.02
-LOOSE_S = 3.0
-"""What the solver may leave open, and how long it may take, while much of the plan is guessed."""
-SETTLED = 0.1
-"""Below this share of guesses the plan counts as known well enough to be solved exactly."""
-SOLVER_SHARE = 0.1
-"""Of the budget, that one exact solution may take on a GPU."""
-TURNS = 2
-"""Further plans that fill a batch, at most."""
 WIDEN_SHARE = 0.01
 """Problems below this share of the best plan are left with the first kernels of each generator."""
-Measure = Callable[[Sequence[Entry]], Mapping[tuple[str, Schedule], Measurement]]
-"""Builds, verifies and times the kernels of some problems (and emits them first)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How much a round measures, and how exactly its plan is solved."""
-
-    batch: int
-    """Problems of a round, at least, where there are so many."""
-    gap: float
-    seconds: float
-    loose_gap: float
-    loose_s: float
-    """While more than `SETTLED` of the plan is guessed."""
-    fill: bool
-    """Fill batches with what other good plans use, and take what saves most over single primitives first."""
-
-    @staticmethod
-    def on_cpu(options: Options) -> Pace:
-        """Building and measuring take turns on the same cores: little at once."""
-        return Pace(MIN_BATCH, options.solver_gap, options.solver_s, options.solver_gap, options.solver_s, False)
-
-    @staticmethod
-    def on_gpu(options: Options) -> Pace:
-        """Many kernels are built while others are measured."""
-        seconds = min(options.solver_s, max(LOOSE_S, SOLVER_SHARE * options.budget_s))
-        return Pace(
-            GPU_BATCH, options.solver_gap, seconds, max(LOOSE_GAP, options.solver_gap), min(LOOSE_S, seconds), True
-        )
+Measure = Callable[[Iterator[Sequence[Entry]]], Iterator[Measurement]]
+"""Emits, builds, verifies and times the kernels of batches of problems, in their order. Batches are taken while those
+before them are measured."""
 
 
 @dataclass
@@ -131,7 +94,6 @@ def search(
     *,
     out_of_time: Callable[[], bool],
     say: Callable[[str], None],
-    pace: Pace | None = None,
 ) -> Known:
     """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
 
@@ -139,74 +101,34 @@ def search(
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
     known = Known()
-    pace = pace or Pace.on_cpu(options)
-    settled = False
     number = 0
     while number < MAX_ROUNDS and not out_of_time():
         offers, owners = priced_offers(problems, known)
-        gap, seconds = (pace.gap, pace.seconds) if settled else (pace.loose_gap, pace.loose_s)
         best = select(
             graph,
             offers,
             alternatives=alternatives,
-            gap=gap,
-            seconds=seconds,
+            gap=options.solver_gap,
+            seconds=options.solver_s,
             plans=1,
             memory_limit=options.memory_limit_bytes,
         )[0]
-        wanted = _unmeasured(best.chosen, owners, known)
-        guessed = sum(offers[i].cost_us for i in best.chosen if owners[i].problem.key in wanted)
-        exact = settled or (gap, seconds) == (pace.gap, pace.seconds)
-        settled = settled or guessed <= SETTLED * best.cost_us
-        if not exact and not wanted:
-            continue  # the same once more, exactly
-        saving = _savings(known, offers, owners) if pace.fill else None
-        entries = _batch(list(wanted.values()), pace.batch, saving)
-        if len(wanted) < pace.batch:
-            for also in _others(graph, offers, owners, known, alternatives, wanted, pace):
-                entries += _batch(also, pace.batch, saving)
+        wanted = unmeasured(best.chosen, owners, known)
+        entries = _batch(list(wanted.values()))
         if len(wanted) < MIN_BATCH:
-            most = max(MIN_BATCH, pace.batch // 4)
-            entries += _widened([owners[i] for i in best.chosen], known, best.cost_us, most)
+            quick = unmeasured(heuristic(graph, offers, alternatives=alternatives), owners, known)
+            entries += _batch([e for k, e in quick.items() if k not in wanted])
+            entries += widened([owners[i] for i in best.chosen], known, best.cost_us, MIN_BATCH)
         if not entries:
             known.complete = True
             break
         number += 1
         say(f"round {number}: {len(entries)} problems to measure, plan at {best.cost_us:.0f} us")
-        known.learn(entries, measure(entries))
+        known.learn(entries, {(m.problem_key, m.schedule): m for m in measure(iter([entries]))})
     return known
 
 
-def _others(
-    graph: Graph,
-    offers: Sequence[Priced],
-    owners: Sequence[Entry],
-    known: Known,
-    alternatives: Alternatives,
-    wanted: Mapping[str, Entry],
-    pace: Pace,
-) -> Iterator[list[Entry]]:
-    """What the heuristic plan uses and nobody measured; to fill a batch, also those of plans that avoid what is asked.
-
-    A plan avoids kernels whose price it takes for half as much again.
-    """
-    taken = set(wanted)
-    for turn in range(TURNS if pace.fill else 1):
-        if turn and len(taken) >= pace.batch:
-            return
-        if turn:
-            offers = [
-                replace(p, cost_us=p.cost_us * 1.5) if e.problem.key in taken else p
-                for p, e in zip(offers, owners, strict=True)
-            ]
-        quick = _unmeasured(heuristic(graph, offers, alternatives=alternatives), owners, known)
-        found = [e for k, e in quick.items() if k not in taken]
-        taken.update(e.problem.key for e in found)
-        if found:
-            yield found
-
-
-def _savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) -> Callable[[Entry], float]:
+def savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) -> Callable[[Entry], float]:
     """By how much a problem's kernels, where they stand, are predicted to beat its primitives one by one."""
     alone: dict[int, float] = {}
     for offer, owner in zip(offers, owners, strict=True):
@@ -225,14 +147,13 @@ def _savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) ->
     return saving
 
 
-def _batch(entries: list[Entry], least: int, saving: Callable[[Entry], float] | None) -> list[Entry]:
-    """The longest entries (or those that save most) that make up `SHARE` of all; equal graphs stand together."""
-    weights = {e.problem.key: saving(e) if saving else -_weight(e) for e in entries}
-    entries.sort(key=lambda e: -weights[e.problem.key])
-    left = SHARE * sum(weights.values())
+def _batch(entries: list[Entry]) -> list[Entry]:
+    """The longest entries that make up `SHARE` of all, at least `MIN_BATCH`; equal graphs stand together."""
+    entries.sort(key=_weight)
+    left = SHARE * -sum(_weight(e) for e in entries)
     count = 0
-    while count < len(entries) and (count < least or left > 0):
-        left -= weights[entries[count].problem.key]
+    while count < len(entries) and (count < MIN_BATCH or left > 0):
+        left += _weight(entries[count])
         count += 1
     groups: dict[str, list[Entry]] = {}
     for entry in entries[:count]:
@@ -240,7 +161,7 @@ def _batch(entries: list[Entry], least: int, saving: Callable[[Entry], float] | 
     return [e for group in groups.values() for e in group]
 
 
-def _widened(chosen: Sequence[Entry], known: Known, total_us: float, most: int) -> list[Entry]:
+def widened(chosen: Sequence[Entry], known: Known, total_us: float, most: int) -> list[Entry]:
     """Entries of a measured plan with kernels left to try, now asked for all of them; the longest few."""
     uses = Counter(e.problem.key for e in chosen)
     share = {e.problem.key: uses[e.problem.key] * known.best_us.get(e.problem.key, 0.0) for e in chosen}
@@ -270,6 +191,7 @@ def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[
     return offers, owners
 
 
-def _unmeasured(chosen: Iterable[int], owners: Sequence[Entry], known: Known) -> dict[str, Entry]:
+def unmeasured(chosen: Iterable[int], owners: Sequence[Entry], known: Known) -> dict[str, Entry]:
+    """The problems of a plan whose time nobody knows."""
     used = [owners[i] for i in chosen]
     return {e.problem.key: e for e in used if e.problem.key not in known.best_us}

@@ -1,0 +1,335 @@
+"""The search for a GPU's plan without a GPU: how good is the plan after how many seconds, and what does the host do?
+
+    python -m benchmarks.search_replay [NAME ...] [--batch 1] [--dtype f16] [--budget 120] [--database FILE]
+
+Enumeration, extraction and the search are the real ones, for the shipped profile of an H200; what they take is counted
+in processor seconds. Kernels are neither written nor run: each takes a fixed time of a virtual clock, and its time is
+that of the tuning database, if the problem is in it, or else the estimate times noise that depends on the problem
+alone. Sorts of problems are off, and scatter, as they did on an H200. Plans are compared by these times, with what
+was not measured included: at given moments, the best plan over what was measured until then, against the best plan if
+all were known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import random
+import sqlite3
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.models import NETWORKS, load
+from weft.device.cuda.facts import profile
+from weft.frontends.torch import import_exported
+from weft.generate.library import LibraryGenerator
+from weft.generate.offer import Offer, kernels_of
+from weft.ir.passes import clean_up
+from weft.kernels.codec import schedule_from_json
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import CudaSource, Kernel, Launch, LibraryCall, Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.legality import EnumerationLimits
+from weft.orchestrate.select import Priced, select
+from weft.pipeline import choose
+from weft.pipeline.problems import Entry, Problems, collect, take_kernels
+from weft.pipeline.stream import PRIORS, stream
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+KERNEL_S = 0.04
+"""To verify and time one kernel."""
+BUILD_S, BUILD_KERNEL_S = 0.5, 0.025
+"""To write and build a group of problems, and per kernel of it."""
+WORKER_S = 4.0
+"""Until the process that measures is there."""
+GROUP = 24
+FAMILY_SD, PROBLEM_SD, SCHEDULE_SD = 0.35, 0.25, 0.3
+"""Scatter of the logarithm of times over estimates."""
+LIBRARY = {"product": 3.0, "reduction": 4.0, "plain": 3.2}
+LIBRARY_BIG_US = 8.0
+"""Products with a larger estimate suit the library better."""
+STEP_US = 4.0
+"""What a library call costs in a plan on top of its own time: it waits for, and is waited for by, whole kernels."""
+Times = Mapping[str, Mapping[Schedule, float]]
+"""Problem -> schedule -> microseconds; infinite for what was rejected."""
+
+
+def read_times(path: Path) -> Times:
+    """What a tuning database says of each problem, in the order in which it was measured."""
+    found: dict[str, dict[Schedule, float]] = {}
+    with sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True) as base:
+        for (body,) in base.execute("SELECT body FROM trials ORDER BY rowid"):
+            m = json.loads(body)["measurement"]
+            us = statistics.median(m["samples_us"]) if m["verdict"] == "ok" else math.inf
+            found.setdefault(m["problem_key"], {})[schedule_from_json(m["schedule"])] = us
+    return found
+
+
+@dataclass
+class Truth:
+    """The time of every kernel of every problem."""
+
+    times: Times
+    kernels: int = 6
+    """Generated kernels of a problem."""
+
+    def scatter(self, sd: float, *what: object) -> float:
+        """Normal with this standard deviation, always the same for the same things."""
+        seed = hashlib.sha256(repr(what).encode()).digest()
+        return random.Random(seed).gauss(0.0, sd)
+
+    def schedules(self, entry: Entry) -> list[Schedule]:
+        """Of the generated kernels; those of the database first."""
+        known = [s for s in self.times.get(entry.problem.key, ()) if s.generator != "library"]
+        return known + [Schedule("cuda", (("number", i),)) for i in range(len(known), self.kernels)]
+
+    def us(self, entry: Entry, schedule: Schedule) -> float:
+        """Microseconds of one kernel."""
+        known = self.times.get(entry.problem.key, {})
+        if schedule in known:
+            return known[schedule]
+        sort = entry.sort.split()[0]
+        own = self.scatter(FAMILY_SD, entry.family) + self.scatter(PROBLEM_SD, entry.problem.key)
+        if schedule.generator == "library":
+            factor = 1.5 if sort == "product" and entry.estimate_us > LIBRARY_BIG_US else LIBRARY[sort]
+            return max(entry.bound_us, entry.estimate_us * factor * math.exp(own))
+        base = entry.estimate_us * PRIORS[entry.sort] * math.exp(own)
+        measured = [us for s, us in known.items() if s.generator != "library" and math.isfinite(us)]
+        if measured:
+            base = min(measured)
+        return max(entry.bound_us, base * math.exp(abs(self.scatter(SCHEDULE_SD, entry.problem.key, schedule))))
+
+    def best_us(self, entry: Entry) -> float:
+        """Of the generated kernels."""
+        return min(self.us(entry, s) for s in self.schedules(entry))
+
+
+@dataclass
+class Machine:
+    """Writes, builds and measures in virtual time; see `Tuner.measure` for how groups follow each other."""
+
+    truth: Truth
+    problems: Problems
+    options: Options
+    began: float = field(default_factory=time.process_time)
+    virtual_s: float = 0.0
+    """On top of the processor seconds of the host."""
+    built_at: float = 0.0
+    kernels: int = 0
+    snapshots: list[tuple[float, int]] = field(default_factory=list)
+    """(time, kernels) at the beginning of each batch."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, processor and virtual."""
+        return time.process_time() - self.began + self.virtual_s
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """The host's work in here is not the search's."""
+        start = time.process_time()
+        yield
+        self.virtual_s -= time.process_time() - start
+
+    def make(self, entry: Entry) -> None:
+        """What the generators would offer."""
+        if entry.is_made:
+            return
+        most = entry.most(self.options)
+        library = kernels_of(LibraryGenerator(), entry.problem, profile("h200"), most)
+        schedules = self.truth.schedules(entry)
+        made: list[tuple[Schedule, Kernel]] = [
+            (s, CudaSource(s, "", (Launch("k", (1, 1, 1), (1, 1, 1), ()),))) for s in schedules[:most]
+        ]
+        take_kernels(entry, self.problems, [library, Offer(tuple(made), (), len(schedules) > most)])
+
+    def measure(self, batches: Iterator[Sequence[Entry]], done: set[tuple[str, Schedule]]) -> Iterator[Measurement]:
+        """See `weft.pipeline.search.Measure`; a group is built while the one before it is measured."""
+        entries = itertools.chain.from_iterable(batches)
+        waiting: tuple[list[tuple[Entry, list[Schedule]]], float] | None = None
+        while group := list(itertools.islice(entries, GROUP)):
+            todo = []
+            with self.uncounted():
+                for entry in group:
+                    self.make(entry)
+                    kernels = [s for s, _ in entry.asked if (entry.problem.key, s) not in done]
+                    done.update((entry.problem.key, s) for s in kernels)
+                    todo.append((entry, kernels))
+            count = sum(len(kernels) for _, kernels in todo)
+            self.built_at = max(self.now, self.built_at) + BUILD_S + BUILD_KERNEL_S * count
+            if waiting is not None:
+                yield from self._run(*waiting)
+            waiting = todo, self.built_at
+        if waiting is not None:
+            yield from self._run(*waiting)
+
+    def _run(self, todo: Sequence[tuple[Entry, list[Schedule]]], ready: float) -> Iterator[Measurement]:
+        self.virtual_s += max(0.0, ready - self.now)
+        for entry, kernels in todo:
+            for schedule in kernels:
+                if self.now > self.options.budget_s:
+                    return
+                self.virtual_s += KERNEL_S
+                self.kernels += 1
+                us = self.truth.us(entry, schedule)
+                verdict = Verdict.OK if math.isfinite(us) else Verdict.WRONG
+                yield Measurement(entry.problem.key, schedule, verdict, (us,) if math.isfinite(us) else ())
+
+
+def graph_of(name: str, batch: int, dtype: str) -> Alternatives:
+    """A network as the pipeline enumerates it."""
+    module, inputs = load(name, batch)
+    kind = DTYPES[dtype]
+    cast = tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
+    with torch.no_grad():
+        program = torch.export.export(module.to(kind), cast, strict=False)
+    return find_alternatives(clean_up(import_exported(program).graph).graph, strict=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One search."""
+
+    batches: int
+    host_s: float
+    """In the search, without enumeration and extraction."""
+    first_s: float
+    """Before the first problem is asked for."""
+    kernels: int
+    plans_us: Mapping[float, float]
+    """True time of the best plan known after so many seconds."""
+    best_us: float
+    """Of the best plan if every kernel's time were known."""
+    complete: bool
+
+
+def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: Sequence[float], log: bool) -> Outcome:
+    """Search in virtual time."""
+    graph = alternatives.graph
+    began = time.process_time()
+    limits = EnumerationLimits(
+        max_members=options.max_members,
+        max_inputs=options.max_inputs,
+        max_reductions=options.max_reductions,
+        max_candidates=options.max_candidates,
+    )
+    found = enumerate_candidates(graph, limits, alternatives)
+    enumerated = time.process_time()
+    problems = collect(graph, found.candidates, alternatives, profile("h200"))
+    extracted = time.process_time()
+    if log:
+        print(f"  enumerate {enumerated - began:.2f} s, extract {extracted - enumerated:.2f} s", end=", ")
+        print(f"{len(found.candidates)} candidates, {len(problems.entries)} problems", flush=True)
+    machine = Machine(truth, problems, options, began)
+    machine.built_at = machine.now + WORKER_S - BUILD_S
+    seen: list[tuple[float, Measurement]] = []
+    decided: list[float] = []
+    done: set[tuple[str, Schedule]] = set()
+    first = 0.0
+
+    def measure(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
+        def asked() -> Iterator[Sequence[Entry]]:
+            nonlocal first
+            while True:
+                start = time.process_time()
+                batch = next(batches, None)
+                decided.append(time.process_time() - start)
+                if batch is None:
+                    return
+                first = first or machine.now
+                yield batch
+
+        for m in machine.measure(asked(), done):
+            seen.append((machine.now, m))
+            yield m
+
+    def say(line: str) -> None:
+        if log:
+            print(f"  {machine.now:6.1f} s  {machine.kernels:4} kernels  {line}", flush=True)
+
+    known = stream(
+        graph,
+        problems,
+        alternatives,
+        measure,
+        options,
+        out_of_time=lambda: machine.now > options.budget_s,
+        spent=lambda: machine.now / options.budget_s,
+        say=say,
+    )
+    plans = {t: plan_us(alternatives, problems, truth, [m for at, m in seen if at <= t], options) for t in moments}
+    best = ideal_us(alternatives, problems, truth)
+    return Outcome(len(decided) - 1, sum(decided), first, len(seen), plans, best, known.complete)
+
+
+def plan_us(
+    alternatives: Alternatives, problems: Problems, truth: Truth, measured: Sequence[Measurement], options: Options
+) -> float:
+    """True time of the plan that the pipeline would take knowing only these measurements."""
+    for entry in problems.entries.values():
+        if entry.essential and entry.kernels is None:
+            take_kernels(entry, problems, [kernels_of(LibraryGenerator(), entry.problem, profile("h200"), 3)])
+    ranked = choose.rank(problems, {(m.problem_key, m.schedule): m for m in measured}, library_only=False)
+    loose = replace(options, solver_gap=3e-3, solver_s=6.0)
+    plan = choose.plain_plan("replay", alternatives.graph, choose.offers(ranked), alternatives, loose)
+    entries = problems.entries
+    calls = sum(isinstance(s.kernel, LibraryCall) for s in plan.steps)
+    return STEP_US * calls + sum(truth.us(entries[s.problem_key], s.kernel.schedule) for s in plan.steps)
+
+
+def ideal_us(alternatives: Alternatives, problems: Problems, truth: Truth) -> float:
+    """Time of the best plan over all generated kernels."""
+    offers = [Priced(c, i, o, truth.best_us(e)) for e in problems.entries.values() for c, i, o in e.formats]
+    found = select(alternatives.graph, offers, alternatives=alternatives, gap=0.01, seconds=20.0, plans=1, core=True)
+    return found[0].cost_us
+
+
+def main() -> None:
+    """Replay the networks named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--batch", default="1")
+    parser.add_argument("--dtype", default="f16", choices=sorted(DTYPES))
+    parser.add_argument("--budget", type=float, default=120.0)
+    parser.add_argument("--at", default="15,30,60,120", help="seconds at which the plan is judged")
+    parser.add_argument("--database", type=Path, help="times of kernels, where it has them")
+    parser.add_argument("--verbose", action="store_true", help="a line per batch")
+    given = parser.parse_args()
+    times = read_times(given.database) if given.database else {}
+    moments = [t for t in map(float, given.at.split(",")) if t <= given.budget]
+    options = Options(device="cuda", budget_s=given.budget)
+    ratios: dict[float, list[float]] = {t: [] for t in moments}
+    for batch in map(int, given.batch.split(",")):
+        for name in given.names:
+            if given.verbose:
+                print(f"{name} b{batch}", flush=True)
+            found = replay(graph_of(name, batch, given.dtype), Truth(times), options, moments, given.verbose)
+            for t in moments:
+                ratios[t].append(found.plans_us[t] / found.best_us)
+            plans = ", ".join(f"{t:.0f} s: {found.plans_us[t]:.0f}" for t in moments)
+            print(
+                f"{name} b{batch}: {found.batches} batches, {found.kernels} kernels, first asked after"
+                f" {found.first_s:.1f} s, {found.host_s / max(1, found.batches):.2f} s host per batch; us at {plans};"
+                f" best {found.best_us:.0f}{', complete' if found.complete else ''}",
+                flush=True,
+            )
+    if not moments:
+        sys.exit(0)
+    means = ", ".join(f"{t:.0f} s: {statistics.geometric_mean(r):.3f}" for t, r in ratios.items())
+    print(f"geometric mean over the best plan: {means}")
+
+
+if __name__ == "__main__":
+    main()
