@@ -8,7 +8,7 @@ longer than their content, so that neither direction meets the same bank too oft
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.generate.cpp.index import Index, Var, index_of
@@ -144,9 +144,22 @@ def _fill(draft: Draft, part: Tiled, buffer: Buffer, key: TileKey, pitch: int, c
         put(f"const w_index ta = s / {per_row}u, tb = s % {per_row}u * {loads}u;")
         tests = _tests(part, f"{corner[0]}ta < {part.along.size}u", f"{corner[1]}tb < {part.across.size}u")
         with draft.body.block(f"if ({tests})" if tests else ""):
-            put(f"{c_type(buffer.dtype)} q[{loads}];")
             where = f"{buffer.name} + ({base.text()} + ({corner[0]}ta) * {step}u + {corner[1]}tb)"
-            put(f"w_ldv<{loads}>({where}, q);" if loads > 1 else f"q[0] = w_ld({where});")
-            for k in range(loads):
-                put(f"w_st({name} + (ta * {pitch}u + tb + {k}u), q[{k}]);")
+            target = f"{name} + (ta * {pitch}u + tb"
+            _move(put, buffer, where, target, loads)
     return name
+
+
+def _move(put: Callable[[str], None], buffer: Buffer, where: str, target: str, loads: int) -> None:
+    """Neighbours from memory into a tile, 16 and 32 bits as they are."""
+    size, kind = buffer.dtype.itemsize, storage_type(buffer.dtype)
+    if loads == 1 or size not in (2, 4):
+        put(f"{c_type(buffer.dtype)} q[{loads}];")
+        put(f"w_ldv<{loads}>({where}, q);" if loads > 1 else f"q[0] = w_ld({where});")
+        for k in range(loads):
+            put(f"w_st({target} + {k}u), q[{k}]);")
+        return
+    put(f"const w_chunk<{loads * size}> q = *(const w_chunk<{loads * size}>*)({where});")
+    for k in range(loads):
+        half = f"(unsigned short)(q.x[{k // 2}] >> {k % 2 * 16})"
+        put(f"*({target} + {k}u)) = w_bits<{kind}>({half if size == 2 else f'q.x[{k}]'});")
