@@ -283,7 +283,7 @@ def markdown(quality: Quality) -> str:
 
 
 def _percent(share: float) -> str:
-    return "none" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.995 else "100 %"
+    return "none" if math.isnan(share) else f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
 def write_document(quality: Quality, path: Path = DOCUMENT) -> None:

@@ -21,42 +21,45 @@ from weft.device.cuda.model import DRAM_PORT_BYTES, L2_PORT_BYTES, gap_us
 from weft.device.cuda.record import GpuFacts
 from weft.ir.types import DType
 
-START = 110.0
+START = 90.0
 """Addresses, and the first copies on their way."""
-END = 750.0
+END = 825.0
 """The last barrier, the sums into shared memory, and the way of the last results to memory."""
-LATENCY = 990.0
+LATENCY = 870.0
 """Of a copy from memory: weights were last used a whole inference ago."""
-EXPOSED = 0.08
+EXPOSED = 0.14
 """Share of the smaller costs of a step that is not hidden behind the largest."""
 RATE = {"group": 3700.0, "mma": 2500.0, "simt": 220.0}
 """FLOP per cycle: warpgroup products, those of warps (62 % of the peak at most on Hopper), multiply-adds."""
-CHAIN = {"group": 390.0, "mma": 206.0, "simt": 60.0}
+CHAIN = {"group": 328.0, "mma": 170.0, "simt": 60.0}
 """Cycles of a step of one block that nothing shortens."""
-MMA = 16.4
+MMA = 15.0
 """Cycles of one 16x8x16 product of a warp that does not overlap with the next."""
 SIMT_SHARED = 1.3
 """Reads of shared memory by threads instead of fragments meet in banks."""
-ISSUE = {"rows": 0.051, "columns": 0.051, "taps": 0.116, "elements": 2.65}
+ISSUE = {"rows": 0.056, "columns": 0.054, "taps": 0.26, "elements": 2.5}
 """Cycles in which a multiprocessor issues the copy of 16 bytes of the left operand, by how they are found."""
-ISSUE_WEIGHTS = 0.057
-ELEMENTS = 670.0
+ISSUE_WEIGHTS = 0.052
+ELEMENTS = 690.0
 """Latency of a step whose elements pass through registers."""
-ELEMENT, ELEMENT_OF_TABLES = 63.0, 172.0
+ELEMENT, ELEMENT_OF_TABLES = 59.0, 168.0
 """Further latency per element of a thread: they are read one after another; through tables of places yet slower."""
-ITEM, ITEM_OPERAND = 80.0, 93.0
+ITEM, ITEM_OPERAND = 78.0, 94.0
 """Latency of one vector of results of a thread, and of each operand that is read for it."""
-RESULT, PLAIN, SPECIAL = 0.98, 3.2, 17.4
+RESULT, PLAIN, SPECIAL = 0.93, 3.3, 16.6
 """Issue slots of lanes: per result, and per elementwise and per transcendental operation on it."""
+PORT_BYTES = 42.0
+"""Bytes per cycle that a multiprocessor gets from the L2 cache while all ask for the same few lines: more than their
+share of what the cache gives to a copy."""
 STORE_BYTES = 32
 """Bytes per cycle that a multiprocessor stores."""
-CLUSTER_RANK = 564.0
+CLUSTER_RANK = 583.0
 """Per block of a cluster: they start together, and wait for each other twice."""
-CLUSTER_BYTES = 10.0
+CLUSTER_BYTES = 10.3
 """Bytes per cycle that a block reads from the shared memory of its cluster."""
-MEETING = 5300.0
+MEETING = 5400.0
 """Blocks that meet through memory: fences, a counter, and the last one reads what all have written."""
-MEETING_BYTES = 6.3
+MEETING_BYTES = 6.5
 """Bytes per cycle of that."""
 
 
@@ -189,7 +192,7 @@ class Block:
         # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide latencies
         warps = active * s.warps
         busy = 1.0 if s.group else min(1.0, warps / 4) * (0.85 if warps < 8 else 1.0)
-        port = self.loaded / min(L2_PORT_BYTES, facts.l2_bandwidth / facts.clock_ghz / sms)
+        port = self.loaded / min(L2_PORT_BYTES, max(PORT_BYTES, facts.l2_bandwidth / facts.clock_ghz / sms))
         shared = (self.products / busy, self.shared, port, self.issue)
         costs = (*(active * x for x in shared), self.chain, LATENCY / s.ahead)
         largest = max(costs)
