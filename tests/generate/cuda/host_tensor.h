@@ -117,6 +117,7 @@ inline unsigned w_shfl_word(unsigned x, int mask) {
   return w.at[slot][w_self->lane ^ mask];
 }
 inline unsigned w_cluster_rank() { return w_self->block->rank; }
+inline void w_cluster_leave() { w_meet(w_cluster_barrier); }
 inline void w_cluster_sync() { w_meet(w_cluster_barrier); }
 inline unsigned w_cluster_word(const unsigned* p, unsigned rank) {
   return *(const unsigned*)((*w_cluster)[rank].shared + ((const unsigned char*)p - w_self->block->shared));
@@ -157,6 +158,11 @@ inline void w_copy16(u32 to, const void* from, u32 bytes) {
   if (w_defer) w_self->open.push_back(c); else w_do(c);
 }
 inline void w_copy16(u32 to, const void* from) { w_copy16(to, from, 16); }
+template <class T> inline void w_read_if(T& v, const void* p, bool in) {
+  v = T();
+  if (in) memcpy(&v, p, sizeof(T));
+}
+inline void w_together() { __syncwarp(); }
 inline void w_prefetch(const void* p) {
   bool known = false;
   for (auto& b : w_buffers) known |= (const char*)p >= b.first && (const char*)p < b.second;

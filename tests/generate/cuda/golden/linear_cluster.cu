@@ -103,7 +103,7 @@ const w_f32 e1_7 = (acc[7] + x0[7]);
 u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7));
 } }
-w_cluster_sync();
+w_cluster_leave();
 }
 
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {

@@ -165,14 +165,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     ]
     if near:
         vector = _kind(p, s)
-        past = f"if (i < {count}) " if count % s.threads else ""
-        zero = {"uint4": "make_uint4(0, 0, 0, 0)", "uint2": "make_uint2(0, 0)"}.get(vector, f"({vector})0")
-        lines += [
-            f"{vector} k{tap} = {zero}; {past}k{tap} = *(const {vector}*)(w + {tap * s.width});" for tap in range(taps)
-        ]
+        lines += [f"{vector} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, i < {count});" for tap in range(taps)]
     lines += [
         "w_wait(); w_release();",
-        f"if (i >= {count}) return;",
+        f"const bool live = i < {count};",
         f"const int y0 = ty * {s.th * c.strides[0]} - {top}, x0 = tx * {s.tw * c.strides[1]} - {left};",
         f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {origin};",
         f"float acc[{s.th * s.tw}][{s.width}];",
@@ -210,7 +206,6 @@ def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: 
     words = max(1, s.width * p.dtype.itemsize // 4)
     together = max(1, _HELD // (len(cols) * words))
     kind = _kind(p, s)
-    zero = {"uint4": "make_uint4(0, 0, 0, 0)", "uint2": "make_uint2(0, 0)"}.get(kind, f"({kind})0")
     lines = [f"const bool in_x{x} = {_inside(p, s, 1, x)};" for x in cols]
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
@@ -219,7 +214,8 @@ def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: 
             lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y)};")
             for x in cols:
                 at = f"A + {y * row_step + x * col_step}"
-                lines.append(f"{kind} h{y}_{x} = {zero}; if (in_y{y} && in_x{x}) h{y}_{x} = *(const {kind}*)({at});")
+                lines.append(f"{kind} h{y}_{x}; w_read_if(h{y}_{x}, {at}, live && in_y{y} && in_x{x});")
+        lines.append("w_together();")
         for y in part:
             for x in cols:
                 lines += [f"{{ float v[{s.width}];", *_unpacked(p, f"h{y}_{x}", "v", s)]
@@ -269,7 +265,7 @@ def _unpacked(p: Product, name: str, to: str, s: Shape) -> list[str]:
 def _multiply(p: Product, s: Shape, pixel: int, tap: int, near: bool) -> list[str]:
     """Statements: `v` times the weights of a tap, added to a pixel's sums."""
     kind = _kind(p, s)
-    read = [] if near else [f"const {kind} k{tap} = *(const {kind}*)(w + {tap * s.width});"]
+    read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, live);"]
     return [
         f"{{ float f[{s.width}];",
         *read,
@@ -288,6 +284,7 @@ def _outputs(p: Product, s: Shape, args: epilogue.Arguments) -> list[str]:
         f"auto finish = [&](const float (&acc)[{s.width}], int m) {{",
         *epilogue.body(p, args.names, s.width),
         "};",
+        "if (!live) return;",
     ]
     for i in range(s.th):
         for j in range(s.tw):

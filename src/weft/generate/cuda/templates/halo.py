@@ -364,27 +364,29 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: str) -> str
     """Statements: the field element by element, the loads of several pieces before their stores."""
     ic, walk, kind = g.w.ic, p.c.a_walk, storage(p.dtype)
     width = FEW if g.few else 8
-    together = 4 if g.few else 2
     rounds = -(-count // g.threads)
+    together = min(rounds, 8 if g.few else 4)
     vector = "uint2" if g.few else "uint4"
-    words = ", ".join(f"(u32)v[{2 * j}] | (u32)v[{2 * j + 1}] << 16" for j in range(width // 2))
+    words = ", ".join(f"(u32)v[j][{2 * k}] | (u32)v[j][{2 * k + 1}] << 16" for k in range(width // 2))
     ao, at = ("ao", "at") if find else ("ao[i]", "at[i]")
     value = f"ch + e < {ic} && ok" if g.blocks * g.s.bc != ic else "ok"
+    last = f"i < {rounds} && x < {count}"
     read = (
-        f"const int x = t + i * {g.threads}; if (i < {rounds} && x < {count}) {{ {find} const int ch = {channel};"
-        f" const bool ok = {ao} >= 0; {kind} v[{width}];"
-        f' _Pragma("unroll") for (int e = 0; e < {width}; ++e)'
-        f" {{ v[e] = 0; if ({value}) v[e] = A[{ao} + (ch + e) * {walk.channel}]; }}"
-        f" held[j] = make_{vector}({words}); to_[j] = {at}; }}"
+        f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
+        f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
+        f' _Pragma("unroll") for (int e = 0; e < {min(width, ic)}; ++e)'
+        f" w_read_if(v[j][e], A + {ao} + (ch + e) * {walk.channel}, {value}); }}"
     )
     write = (
-        f"const int x = t + i * {g.threads}; if (i < {rounds} && x < {count}) *({vector}*)(sm + to + to_[j]) = held[j];"
+        f"const int i = i0 + j, x = t + i * {g.threads};"
+        f" if ({last}) *({vector}*)(sm + to + to_[j]) = make_{vector}({words});"
     )
     return (
         f'_Pragma("unroll") for (int i0 = 0; i0 < {rounds}; i0 += {together})'
-        f" {{ {vector} held[{together}]; int to_[{together}];\n"
-        f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ const int i = i0 + j; {read} }}\n'
-        f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ const int i = i0 + j; {write} }} }}'
+        f" {{ {kind} v[{together}][{width}] = {{}}; int to_[{together}];\n"
+        f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ {read} }}\n'
+        "w_together();\n"
+        f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ {write} }} }}'
     )
 
 

@@ -12,7 +12,7 @@ from weft.generate.cuda.templates.halo import FEW, Geometry, Shape, Window, refu
 from weft.generate.cuda.templates.product import Product
 from weft.ir.declined import Declined
 
-_LAUNCH = 1500.0
+_LAUNCH = 2200.0
 """Cycles from the start of a block to its first copy's arrival: launch, addresses, one trip to the L2 cache."""
 _WASTE = 1.15
 """Most pixels that tiles may cover over those of the image."""
@@ -154,7 +154,8 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int) -> float:
     # one block of channels
     issue = (pieces * (16.0 if w.chunks else 60.0) + g.w_bytes / 16 * 6.0) / 128
     arrival = pieces * 16.0 / _PORT + 0.4 * g.w_bytes / _PORT
-    used = min(1.0, active * warps / 4)
+    together = active * warps
+    used = min(1.0, together / 4) * (0.65 if together <= 4 else 0.85 if together < 8 else 1.0)
     tensor = products / g.deepest * 1.7 / used
     fragments = warps * steps * (mi + ni) * 512.0 / (100.0 if not g.few else 60.0)
     chain = steps * max(36.0, (mi * ni * 2) * 8.0)
@@ -176,4 +177,4 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int) -> float:
         end += _ALONE
     weights = g.columns * g.taps * w.ic * w.groups * 2
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
-    return max(waves * (body + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)
+    return 1.1 * max(waves * (body + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)

@@ -376,7 +376,7 @@ def finish(
             _sum_cluster(s, v, pitch),
             done,
             "} }",
-            "w_cluster_sync();",
+            "w_cluster_leave();",
         ]
     if s.split == 1:
         return [

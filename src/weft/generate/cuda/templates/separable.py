@@ -201,7 +201,7 @@ def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, 
     ok += [f"n < {one.n}"] if one.n % s.bc else []
     lines = [
         start,
-        f"if ({' && '.join(ok)}) {{" if ok else "{",
+        f"const bool live = {' && '.join(ok) or 'true'};",
         f"const int img = m / {rows * cols};",
         f"const int y0 = m / {cols} % {rows} * {c.strides[0]} - {top.lo if top else 0};",
         f"const int x0 = m % {cols} * {c.strides[1]} - {left.lo if left else 0};",
@@ -218,12 +218,11 @@ def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, 
         lines.append("{")
         for ky, kx in part:
             y, x = ky * c.dilations[0], kx * c.dilations[1]
-            read = f"*(const uint4*)(A + {y * row_step + x * col_step})"
-            if top and left:
-                test = f"(u32)(y0 + {y}) < {top.size}u && (u32)(x0 + {x}) < {left.size}u"
-                lines.append(f"uint4 h{ky}_{kx} = make_uint4(0, 0, 0, 0); if ({test}) h{ky}_{kx} = {read};")
-            else:
-                lines.append(f"const uint4 h{ky}_{kx} = {read};")
+            test = "live" + (
+                f" && (u32)(y0 + {y}) < {top.size}u && (u32)(x0 + {x}) < {left.size}u" if top and left else ""
+            )
+            lines.append(f"uint4 h{ky}_{kx}; w_read_if(h{ky}_{kx}, A + {y * row_step + x * col_step}, {test});")
+        lines.append("w_together();")
         for ky, kx in part:
             lines.append(f"{{ const uint4 f = k[{ky * c.kernel[1] + kx}];")
             for i, field in enumerate("xyzw"):
@@ -234,7 +233,7 @@ def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, 
                 ]
             lines.append("}")
         lines.append("}")
-    lines += epilogue.body(stored, names, 8, prefix="d")
+    lines += ["if (live) {", *epilogue.body(stored, names, 8, prefix="d")]
     lines.append("} else *(uint4*)(out0 + n) = make_uint4(0, 0, 0, 0);" if ok else "}")
     count = s.bm * per
     return f"for (int x = t; x < {count}; x += {g.threads}) {{\n" + "\n".join(lines) + "\n}"

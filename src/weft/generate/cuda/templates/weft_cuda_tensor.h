@@ -15,6 +15,26 @@ W_FN void w_copy16(u32 to, const void* from) {
 W_FN void w_copy16(u32 to, const void* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// what lies there, or zeros where it is outside: reads in the order of the text, none waits for another
+W_FN void w_read_if(uint4& v, const void* p, bool in) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+               " @q ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)in));
+}
+W_FN void w_read_if(uint2& v, const void* p, bool in) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @q ld.global.v2.b32 {%0, %1}, [%2]; }"
+               : "=&r"(v.x), "=&r"(v.y) : "l"(p), "r"((u32)in));
+}
+W_FN void w_read_if(u32& v, const void* p, bool in) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.b32 %0, 0; @q ld.global.b32 %0, [%1]; }"
+               : "=&r"(v) : "l"(p), "r"((u32)in));
+}
+W_FN void w_read_if(u16& v, const void* p, bool in) {
+  asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; mov.b16 %0, 0; @q ld.global.b16 %0, [%1]; }"
+               : "=&h"(v) : "l"(p), "r"((u32)in));
+}
+// all lanes: what stands before it is not put off behind it
+W_FN void w_together() { __syncwarp(); }
 W_FN void w_prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 W_FN void w_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> W_FN void w_arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -57,6 +77,12 @@ W_FN float4 w_read_cluster(u32 at, u32 rank) {
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at), "r"(rank) : "memory");
 #endif
   return v;
+}
+// to be sure that no other block of the cluster reads from here any more; publishes nothing
+W_FN void w_cluster_leave() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
 }
 // warpgroup products (sm_90a): operands in shared memory, rows of 128 bytes, 128-byte swizzle, tiles aligned to 1024
 typedef unsigned long long u64;
