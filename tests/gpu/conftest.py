@@ -72,6 +72,14 @@ def tell(pytestconfig: pytest.Config) -> Tell:
     return lines.append
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once why a test failed: a run on a lent machine may be cut off before its end."""
+    if report.failed and report.longrepr is not None:
+        sys.__stderr__.write(f"\n{report.nodeid} failed after {report.duration:.1f} s\n{report.longreprtext[-1500:]}\n")
+        sys.__stderr__.flush()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for line in config.stash.get(_TOLD, []):
         terminalreporter.write_line(line)

@@ -49,7 +49,7 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     measured = len(parts.known.measurements)
     return CompileRecord(
         model=model,
-        device="cpu",
+        device=environment.get("gpu", "cpu"),
         environment=tuple(sorted(environment.items())),
         operators=parts.imported.operators,
         primitives=sum(n.prim not in FREE for n in graph.nodes),
