@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.fission.sdpa import sdpa
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -92,3 +93,38 @@ def block(c: Block) -> Problem:
     weights = b.cast(b.apply(Prim.DIV, e, b.reduce(Prim.REDUCE_SUM, e, (3,))), c.dtype)
     y = b.transpose(b.add(Prim.MATMUL, weights, v), (0, 2, 1, 3))
     return problem_of(b, y)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Linear attention of an image: `parts` are concatenated along the channels, 3 * size of each head."""
+
+    batch: int
+    heads: tuple[int, ...]
+    size: int
+    height: int
+    width: int
+    dtype: DType = F16
+    format: Format = Format.ROW
+    inner: DType = F32
+
+
+def linear(c: Heads) -> Problem:
+    """((v | 1) relu(k)ᵀ) relu(q), the rows of v over the row of ones."""
+    b = GraphBuilder()
+    shape = (c.height, c.width)
+    parts = [b.input(TensorType(c.dtype, (c.batch, n * 3 * c.size, *shape))) for n in c.heads]
+    x = parts[0] if len(parts) == 1 else b.add(Prim.CONCAT, *parts, attrs=a.ConcatAttrs(1))
+    tokens, heads = c.height * c.width, sum(c.heads)
+    x = b.reshape(x, (c.batch, heads, 3 * c.size, tokens))
+    one = (c.batch, heads, c.size, tokens)
+    q, k, v = (b.cast(b.slice(x, (0, 0, i * c.size, 0), one, (1,) * 4), c.inner) for i in range(3))
+    q, k = (b.apply(Prim.MAX, y, 0.0) for y in (q, k))
+    v = b.add(Prim.PAD, v, attrs=a.PadAttrs((0,) * 4, (0, 0, 1, 0), "constant", 1.0))
+    y = b.add(Prim.MATMUL, b.add(Prim.MATMUL, v, b.transpose(k, (0, 1, 3, 2))), q)
+    top = b.slice(y, (0,) * 4, one, (1,) * 4)
+    below = b.slice(y, (0, 0, c.size, 0), (*one[:2], 1, tokens), (1,) * 4)
+    y = b.cast(b.apply(Prim.DIV, top, b.apply(Prim.ADD, below, 1e-3)), c.dtype)
+    graph = b.build([y])
+    formats = (c.format,) * len(parts)
+    return Problem(graph, f"{graph.nodes} {formats}", formats, (ROW,))

@@ -44,8 +44,8 @@ float l1v[8];
 { const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
-const w_f32 e2 = (l0v[e] + l1v[e]);
-v[e] = (float)e2;
+const w_f32 e0 = (l0v[e] + l1v[e]);
+v[e] = (float)e0;
 }
 }
 w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
@@ -82,8 +82,8 @@ float l1v[8];
 { const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
-const w_f32 e2 = (l0v[e] + l1v[e]);
-v[e] = (float)e2;
+const w_f32 e0 = (l0v[e] + l1v[e]);
+v[e] = (float)e0;
 }
 }
 w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
@@ -120,8 +120,8 @@ float l1v[8];
 { const float2 h = w_unpack_f16(l1w.w); l1v[6] = h.x; l1v[7] = h.y; }
 #pragma unroll
 for (int e = 0; e < 8; ++e) {
-const w_f32 e2 = (l0v[e] + l1v[e]);
-v[e] = (float)e2;
+const w_f32 e0 = (l0v[e] + l1v[e]);
+v[e] = (float)e0;
 }
 }
 w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates import attention_linear
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import attention
 from weft.generate.cuda.templates.attention_shapes import WIDEST, Shape, shapes, shared_bytes
@@ -38,12 +39,17 @@ W_FN float w_exp2(float x) {  // within 2 ulp
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
-    """Shapes worth measuring, the most promising first; Declined for what is no attention in f16 or bf16."""
+    """Shapes worth measuring, the most promising first; Declined for what is no attention.
+
+    Linear attention: see `attention_linear`, whose schedules say so.
+    """
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; attention needs 8.0")
+    if not isinstance(attention_linear.linear(problem), Declined):
+        return attention_linear.schedules(problem, facts)
     p = attention(problem)
     if isinstance(p, Declined):
         return p
-    if facts.capability < 80:
-        return Declined(f"compute capability {facts.capability / 10}; attention needs 8.0")
     if max(p.qk, p.head) > WIDEST:
         return Declined(f"heads of {p.qk} and {p.head} columns; attention takes {WIDEST}")
     found = [s.schedule() for s in shapes(p, facts)]
@@ -52,6 +58,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
+    if schedule.param("template") == "linear_attention":
+        return attention_linear.emit(problem, schedule)
     p = attention(problem)
     if isinstance(p, Declined):
         return p

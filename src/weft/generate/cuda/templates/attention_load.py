@@ -79,20 +79,26 @@ def value_at(leaf: Expr, base: str, place: str) -> str:
 
 
 def expression(x: Expr, known: Mapping[int, Value]) -> tuple[list[str], Value]:
-    """Statements that compute an expression whose leaves have values (by identity), and its value."""
-    lines = []
+    """Statements that compute an expression over what has values already (by identity), and its value."""
+    lines: list[str] = []
     found = dict(known)
-    for i, y in enumerate(x.parts()):
-        if id(y) in found:
-            continue
+
+    def value(y: Expr) -> Value:
+        if id(y) not in found:
+            found[id(y)] = computed(y)
+        return found[id(y)]
+
+    def computed(y: Expr) -> Value:
         if y.kind == "number":
-            value = bool(y.number) if y.dtype is DType.BOOL else y.number
-            found[id(y)] = Value(literal(value, y.dtype), y.dtype, constant=float(y.number))
-            continue
-        text, _ = elementwise(y.prim, [found[id(z)] for z in y.args], y.dtype)
-        found[id(y)] = Value(f"e{i}", y.dtype)
-        lines.append(f"const {c_type(y.dtype)} e{i} = {text};")
-    return lines, found[id(x)]
+            number = bool(y.number) if y.dtype is DType.BOOL else y.number
+            return Value(literal(number, y.dtype), y.dtype, constant=float(y.number))
+        text, _ = elementwise(y.prim, [value(z) for z in y.args], y.dtype)
+        name = f"e{len(lines)}"
+        lines.append(f"const {c_type(y.dtype)} {name} = {text};")
+        return Value(name, y.dtype)
+
+    result = value(x)
+    return lines, result
 
 
 def constant_arrays(p: Attention) -> str:

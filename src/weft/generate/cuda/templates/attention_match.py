@@ -93,7 +93,7 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Attention:
         raise NotStridedError(f"attention of {dtype.value} and {values.value}; tensor cores take f16 or bf16")
     chain = _behind(graph, second)
     softmax = _softmax(graph, graph.nodes[second].inputs[0])
-    reader = Reader(problem, first)
+    reader = Reader(problem, {first: Expr("scores", DType.F32)})
     score = reader.read(softmax.scores)
     if not score.has_scores:
         raise NotStridedError("a softmax of something else than the first product")

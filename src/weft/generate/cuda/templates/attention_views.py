@@ -6,7 +6,7 @@ primitives stay as a tree. What no stride can say (a reshape that would copy, a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -82,9 +82,13 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expr:
-    """A value: a leaf (`kind`) with its view, a number, or a primitive of operands; compared by identity."""
+    """A value: a leaf (`kind`) with its view, a number, or a primitive of operands; compared by identity.
 
-    kind: Literal["input", "constant", "iota", "number", "scores", "apply"]
+    A `choice` is a concatenation: its first operand counts along the axis; operand i + 1 stands where that is below
+    limits[i] and in no operand before; every operand has a view of the whole.
+    """
+
+    kind: Literal["input", "constant", "iota", "number", "scores", "product", "apply", "choice"]
     dtype: DType
     view: View | None = None
     """Of input, constant and iota (the value of an iota is the position that its view gives)."""
@@ -93,14 +97,15 @@ class Expr:
     number: float = 0.0
     prim: Prim = Prim.CAST
     args: tuple[Expr, ...] = ()
+    limits: tuple[int, ...] = ()
 
     def mapped(self, change: Callable[[View], View], done: dict[int, Expr] | None = None) -> Expr:
         """The same value with every view changed; operands that occur twice stay one."""
         done = {} if done is None else done
         if id(self) not in done:
-            if self.kind == "apply":
+            if self.args:
                 args = tuple(x.mapped(change, done) for x in self.args)
-                done[id(self)] = Expr("apply", self.dtype, prim=self.prim, args=args)
+                done[id(self)] = Expr(self.kind, self.dtype, prim=self.prim, args=args, limits=self.limits)
             elif self.view is None:
                 done[id(self)] = self
             else:
@@ -140,14 +145,14 @@ _VIEWS = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.SLICE, Prim.BROADCAST})
 
 
 class Reader:
-    """Finds the expressions of a problem's nodes; `scores` is the node whose value lies in registers."""
+    """Finds the expressions of a problem's nodes; those of some nodes are `known`. Concatenations only where asked."""
 
-    def __init__(self, problem: Problem, scores: NodeId) -> None:
+    def __init__(self, problem: Problem, known: Mapping[NodeId, Expr], *, concat: bool = False) -> None:
         self._problem = problem
         self._graph = problem.graph
-        self._scores = scores
         self._positions = {node: i for i, node in enumerate(problem.graph.inputs)}
-        self._found: dict[NodeId, Expr] = {}
+        self._found = dict(known)
+        self._concat = concat
 
     def read(self, node: NodeId) -> Expr:
         """The expression of a node in its own shape.
@@ -161,8 +166,6 @@ class Reader:
 
     def _make(self, node: NodeId) -> Expr:
         n = self._graph.nodes[node]
-        if node == self._scores:
-            return Expr("scores", DType.F32)
         if n.prim is Prim.INPUT:
             position = self._positions[node]
             strides = self._problem.input_formats[position].strides(n.type.shape)
@@ -176,7 +179,25 @@ class Reader:
             return self._viewed(node)
         if CATEGORY[n.prim] is Category.ELEMENTWISE:
             return Expr("apply", n.type.dtype, prim=n.prim, args=tuple(map(self.read, n.inputs)))
+        if n.prim is Prim.CONCAT and self._concat:
+            return self._chosen(node)
         raise NotStridedError(f"{n.prim.value} in front of a product of attention")
+
+    def _chosen(self, node: NodeId) -> Expr:
+        n = self._graph.nodes[node]
+        axis = cast("a.ConcatAttrs", n.attrs).axis
+        count = Expr("iota", DType.I32, View(n.type.shape, tuple(int(d == axis) for d in range(n.type.rank))))
+        parts: list[Expr] = []
+        limits: list[int] = []
+        start = 0
+        for operand in n.inputs:
+            part = self.read(operand)
+            if part.kind != "input":
+                raise NotStridedError("a concatenation of computed values")
+            parts.append(part.mapped(_placed(n.type.shape, axis, start)))
+            start += self._graph.type_of(operand).shape[axis]
+            limits.append(start)
+        return Expr("choice", n.type.dtype, args=(count, *parts), limits=tuple(limits))
 
     def _constant(self, node: NodeId) -> Expr:
         t = self._graph.type_of(node)
@@ -209,6 +230,11 @@ class Reader:
             s = cast("a.SliceAttrs", n.attrs)
             return source.mapped(lambda v: v.slice(s.starts, s.sizes, s.steps))
         return source.mapped(lambda v: v.broadcast(shape))
+
+
+def _placed(shape: tuple[int, ...], axis: int, start: int) -> Callable[[View], View]:
+    """The view of a part of a concatenation by the positions of the whole."""
+    return lambda v: View(shape, v.strides, v.offset - start * v.strides[axis])
 
 
 def written(problem: Problem, chain: Sequence[NodeId], shape: tuple[int, ...]) -> View:
