@@ -1,4 +1,4 @@
-// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=4,stages=5,template=mma,wk=2,wm=16,wn=16)
+// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=2,stages=5,template=mma,wk=2,wm=16,wn=16)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
@@ -9,7 +9,7 @@ const int g = blockIdx.z / 1, b = blockIdx.z % 1;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 16384;
-const int first = blockIdx.y * 16 / 4, last = (blockIdx.y + 1) * 16 / 4;
+const int first = blockIdx.y * 16 / 2, last = (blockIdx.y + 1) * 16 / 2;
 int ao[2];
 _Pragma("unroll")
 for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
@@ -72,13 +72,13 @@ float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 24 + col0 + j * 8 + (la
 *(float2*)(at + 192) = make_float2(acc[i][j][2], acc[i][j][3]);
 }
 w_cluster_sync();
-for (int x = t + (int)blockIdx.y * 64; x < 32; x += 256) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
+for (int x = t + (int)blockIdx.y * 64; x < 32; x += 128) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
 { float acc[8];
 
 #pragma unroll
 for (int i = 0; i < 8; ++i) acc[i] = 0.0f;
 #pragma unroll
-for (int rank = 0; rank < 4; ++rank)
+for (int rank = 0; rank < 2; ++rank)
 #pragma unroll
 for (int y = 0; y < 2; ++y)
 #pragma unroll
