@@ -312,7 +312,7 @@ class Rows:
         if not self.repeated:
             return
         for which, space in sorted(enumerate(self.spaces), key=lambda pair: pair[1].split):
-            keys = [k for k in self.arrays if k[0] == which and k[1] in self.scene.readable]
+            keys = [k for k in self.arrays if k[0] == which and k[1] in self.scene.readable and not _at_run_time(k[2])]
             if not keys:
                 continue
             with self._turns(space):
@@ -657,6 +657,11 @@ class Rows:
                 if total.is_arg:
                     self.nest.put(f"const w_i32 there = w_remote(&{places}, c);")
                 self.nest.put(total.take("other", "there"))
+
+
+def _at_run_time(place: Place) -> bool:
+    """Whether an index has to be read first."""
+    return any(True for index in place for _ in index.loaded())
 
 
 def _power(n: int) -> int:
