@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
+from weft.generate.cuda.rough import FUNCTIONS, JUMPS, may_be_rough
 from weft.generate.cuda.templates.prelude import load, storage, store
 from weft.generate.cuda.templates.product import Product, is_weight, offset_of
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.source import CudaArgument, Pointer
 
@@ -201,6 +203,24 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
     return lines
 
 
+def _rough(c: Contraction) -> bool:
+    """Whether the machine's own functions are exact enough; see `rough`."""
+    return c.graph is not None and not any(s.prim in JUMPS for s in c.body) and may_be_rough(c.graph)
+
+
+def _shifted_erf(c: Contraction) -> dict[int, int]:
+    """Slot of 1 + erf(x) -> slot of erf(x), where nothing else reads that: without the 1 a small result errs more."""
+    found: dict[int, int] = {}
+    for slot, step in enumerate(c.body):
+        if step.prim is Prim.ADD and c_type(step.dtype) == "w_f32":
+            for erf, one in (step.args, step.args[::-1]):
+                number = scalar(c, c.body[one]) if one >= 0 else None
+                if erf >= 0 and c.body[erf].prim is Prim.ERF and number is not None and number.constant == 1.0:
+                    found[slot] = erf
+    read = [s for i, step in enumerate(c.body) if i not in found for s in step.args] + [s for s, _ in c.outputs]
+    return {slot: erf for slot, erf in found.items() if erf not in read}
+
+
 def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", prefix: str = "") -> list[str]:
     """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b."""
     c = p.c
@@ -226,17 +246,25 @@ def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", 
         else:
             lines += [f"{name}[{i}] = {load(step.dtype, f'{name}p + {i * walk.channel}')};" for i in range(width)]
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
+    rough = _rough(c)
+    shifted = _shifted_erf(c) if rough else {}
     for slot, step in enumerate(c.body):
-        if slot in values:
+        if slot in values or slot in shifted.values():
             continue
         number = scalar(c, step)
         if number is not None:
             values[slot] = [number] * width
             continue
         found: list[Value] = []
+        args = c.body[shifted[slot]].args if slot in shifted else step.args
         for i in range(width):
-            operands = [Value(f"{acc}[{i}]", p.dtype) if s < 0 else values[s][i] for s in step.args]
-            text, _ = elementwise(step.prim, operands, step.dtype)
+            operands = [Value(f"{acc}[{i}]", p.dtype) if s < 0 else values[s][i] for s in args]
+            if slot in shifted:
+                text = f"w_rough_one_plus_erf({operands[0].name})"
+            elif rough and step.prim in FUNCTIONS and c_type(step.dtype) == "w_f32" and operands[-1].constant is None:
+                text = FUNCTIONS[step.prim].format(*(x.name for x in operands))
+            else:
+                text, _ = elementwise(step.prim, operands, step.dtype)
             value = Value(f"{prefix}e{slot}_{i}", step.dtype)
             lines.append(f"const {value.c_type} {value.name} = {text};")
             found.append(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from weft.generate.cuda.rough import rough_header
 from weft.ir.types import DType
 
 
@@ -13,7 +14,8 @@ def prelude() -> str:
     """The functions that a kernel's text stands on: the machine's, the elementary ones, the tensor cores'."""
     here = Path(__file__).parent
     files = (here.parent / "weft_cuda_machine.h", here.parent / "weft_cuda.h", here / "weft_cuda_tensor.h")
-    return "".join(f.read_text(encoding="utf-8") for f in files)
+    end = (here / "weft_cuda_end.h").read_text(encoding="utf-8")
+    return "".join(f.read_text(encoding="utf-8") for f in files) + rough_header() + end
 
 
 _STORAGE: dict[DType, str] = {
