@@ -61,6 +61,18 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
+FIRST = ("test_calls", "test_networks", "test_surface", "test_faults")
+"""What users touch goes first; the parts beneath it follow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [k for k, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    order = {name: k for k, name in enumerate(FIRST)}
+    moved = sorted((items[k] for k in here), key=lambda item: order.get(item.path.stem, len(order)))
+    for k, item in zip(here, moved, strict=True):
+        items[k] = item
+
+
 Tell = Callable[[str], None]
 _TOLD = pytest.StashKey[list[str]]()
 

@@ -19,6 +19,7 @@ from tests.gpu.small_networks import DTYPES, NETWORKS, check, network
 
 import weft
 from weft.pipeline import gpu
+from weft.runtime import artifact
 from weft.runtime.artifact import plan_to_json
 from weft.runtime.cuda_executable import CudaExecutable
 
@@ -161,3 +162,32 @@ def test_a_call_allocates_its_outputs_and_nothing_else(compiled: Compile) -> Non
     outputs = sum(-(-t.nbytes // 512) * 512 for t in y)
     assert torch.cuda.max_memory_allocated() - before <= outputs
     assert exe.memory.arena_bytes < sum(exe.graph.type_of(n).nbytes for s in exe.plan.steps for n, _ in s.outputs)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_only_where_it_was_allowed(allowed: bool, shared_cache: Path, tmp_path: Path) -> None:
+    """Whatever the process has set; also after loading, and inside a capture."""
+    options = weft.Options(
+        device="cuda", budget_s=3.0, cache_dir=shared_cache, allow_tf32=allowed, allow_generated=False
+    )
+    torch.manual_seed(0)
+    module, x = torch.nn.Linear(512, 512).cuda(), torch.randn(256, 512, device="cuda")
+    with torch.no_grad():
+        truth = copy.deepcopy(module).double()(x.double())
+    products_of_torch = torch.backends.cuda.matmul
+    saved = products_of_torch.allow_tf32
+    try:
+        products_of_torch.allow_tf32 = not allowed
+        exe = weft.compile(module, (x,), options=options).executable
+        artifact.save(exe.linked, tmp_path / "net.weft", trust_dir=options.cache)
+        loaded = weft.load(tmp_path / "net.weft", options=options).executable
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            (recorded,) = exe(x)
+        graph.replay()
+        assert products_of_torch.allow_tf32 is not allowed
+        for got in (exe(x)[0], loaded(x)[0], recorded):
+            error = float((got.double() - truth).norm() / truth.norm())
+            assert (5e-5 < error < 2e-3) if allowed else error < 5e-6, error
+    finally:
+        products_of_torch.allow_tf32 = saved
