@@ -75,7 +75,7 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
-    if schedule.param("template") == "attention":
+    if schedule.param("template") in ("attention", "linear_attention"):
         return attention.emit(problem, schedule)
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "separable":

@@ -365,6 +365,8 @@ def _uniform(leaf: Expr, at: int, width: int) -> bool:
         return True
     view = leaf.args[0].view
     assert view is not None
+    if view.strides[at] == 0:
+        return True
     rest = [s for d, s in enumerate(view.strides) if d != len(view.strides) + at and view.shape[d] > 1]
     return all(x % width == 0 for x in (*rest, view.offset, *leaf.limits))
 
