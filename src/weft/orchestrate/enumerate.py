@@ -16,6 +16,7 @@ from weft.orchestrate.attention import attention_groups
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.opaque import call_members
+from weft.orchestrate.separable import separable_groups
 from weft.orchestrate.stored import Stored, stored_root
 
 
@@ -90,7 +91,7 @@ def enumerate_candidates(
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
         if limits.attention:
-            _add_attention(found, stored, limits, only, rejected)
+            _add_pairs(found, stored, limits, only, rejected)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
@@ -261,10 +262,10 @@ def _add_siblings(
                 found.add(stored, members, bits(outputs), Kind.GROUP, 2)
 
 
-def _add_attention(
-    found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]
-) -> None:
-    for members, sink in attention_groups(found.graph, stored):
+def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]) -> None:
+    """Two contractions in one kernel."""
+    graph = found.graph
+    for members, sink in (*attention_groups(graph, stored), *separable_groups(graph, stored)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1
         elif not only or members & only:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -118,3 +118,47 @@ def heads_parted(b0: int, heads: int, rows: int, size: int, k: int, *, weight: b
     y = b.apply(Prim.ADD, y, b.input(TensorType(F16, (heads * size,)), is_weight=True))
     y = b.reshape(b.reshape(y, (b0, rows, heads * size)), (b0, rows, heads, size))
     return _problem(b, b.transpose(y, (0, 2, 1, 3)), [ROW] * 3, ROW)
+
+
+def pair(
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    oc: int,
+    k: int = 3,
+    stride: int = 1,
+    pad: int = 1,
+    *,
+    dtype: DType = F16,
+    fin: Format = LAST,
+    fout: Format = LAST,
+    residual: bool = False,
+    second: int = 1,
+    shared: bool = False,
+    constants: bool = False,
+    middle: Callable[[GraphBuilder, NodeId], NodeId] = lambda b, y: b.apply(Prim.MAX, y, 0.0),
+) -> Problem:
+    """relu(conv1x1(relu(depthwise(x) + bias)) + bias + residual); `shared`: the value between is returned too."""
+    b = GraphBuilder()
+
+    def weight(*shape: int) -> NodeId:
+        if constants:
+            return b.constant(np.full(shape, 0.5, dtype.numpy))
+        return b.input(TensorType(dtype, shape), is_weight=True)
+
+    x = b.input(TensorType(dtype, (n, c, h, w)))
+    one = weight(c, 1, k, k)
+    y = b.add(Prim.CONV, x, one, attrs=a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (1, 1), c))
+    y = b.apply(Prim.ADD, y, b.reshape(weight(c), (c, 1, 1)))
+    y = between = middle(b, y)
+    two = weight(oc, c, second, second)
+    y = b.add(Prim.CONV, y, two, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
+    y = b.apply(Prim.ADD, y, b.reshape(weight(oc), (oc, 1, 1)))
+    formats = [fin, ROW, ROW, ROW, ROW]
+    if residual:
+        y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
+        formats.append(fout)
+    outputs = [b.apply(Prim.MAX, y, 0.0), *([between] if shared else [])]
+    graph = b.build(outputs)
+    return Problem(graph, f"{graph}", tuple(formats), (fout,) * len(outputs))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW
+from tests.generate.cuda.products import BF16, F32, ROW, pair
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
@@ -15,53 +13,10 @@ from weft.generate.cuda.templates import separable
 from weft.generate.cuda.templates.separable import Shape
 from weft.generate.cuda.templates.separable_match import Separable
 from weft.generate.cuda.templates.separable_match import separable as matched
-from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder, NodeId
-from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
-from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
-
-
-def pair(
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    oc: int,
-    k: int = 3,
-    stride: int = 1,
-    pad: int = 1,
-    *,
-    dtype: DType = F16,
-    fin: Format = LAST,
-    fout: Format = LAST,
-    residual: bool = False,
-    second: int = 1,
-    shared: bool = False,
-    middle: Callable[[GraphBuilder, NodeId], NodeId] = lambda b, y: b.apply(Prim.MAX, y, 0.0),
-) -> Problem:
-    """relu(conv1x1(relu(depthwise(x) + bias)) + bias + residual); `shared`: the value between is returned too."""
-    b = GraphBuilder()
-    x = b.input(TensorType(dtype, (n, c, h, w)))
-    one = b.input(TensorType(dtype, (c, 1, k, k)), is_weight=True)
-    y = b.add(Prim.CONV, x, one, attrs=a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (1, 1), c))
-    y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(dtype, (c,)), is_weight=True), (c, 1, 1)))
-    y = between = middle(b, y)
-    two = b.input(TensorType(dtype, (oc, c, second, second)), is_weight=True)
-    y = b.add(Prim.CONV, y, two, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
-    y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(dtype, (oc,)), is_weight=True), (oc, 1, 1)))
-    formats = [fin, ROW, ROW, ROW, ROW]
-    if residual:
-        y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
-        formats.append(fout)
-    outputs = [b.apply(Prim.MAX, y, 0.0), *([between] if shared else [])]
-    graph: Graph = b.build(outputs)
-    return Problem(graph, f"{graph}", tuple(formats), (fout,) * len(outputs))
-
 
 CASES: dict[str, tuple[Problem, Shape]] = {
     "one block of channels": (pair(1, 32, 9, 9, 24), Shape(16, 32, 32, 16, 16, 2, 1, False)),
