@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.generate.cuda.attentions import BF16, ROW, Block, block, plain
+from tests.generate.cuda.attentions import BF16, ROW, Block, Heads, block, linear, plain
 from tests.orchestrate.graphs import transformer
 
 from weft.ir.graph import Graph, GraphBuilder, bits
@@ -74,3 +74,28 @@ def test_too_many_inputs_are_counted():
 def test_every_layer_of_a_network():
     graph = transformer(3)
     assert len({c.outputs for c in fused(graph)}) == 3
+
+
+def test_linear_attention_with_all_around_it():
+    graph = linear(Heads(1, (1, 1), 8, 4, 4)).graph
+    found = fused(graph)
+    with_concat, without = sorted(found, key=lambda c: -c.members.bit_count())
+    assert prims(graph, with_concat) == prims(graph, without) + Counter({Prim.CONCAT: 1})
+    assert prims(graph, without) == Counter(
+        {
+            Prim.MATMUL: 2, Prim.SLICE: 5, Prim.CAST: 4, Prim.MAX: 2, Prim.PAD: 1, Prim.TRANSPOSE: 1, Prim.ADD: 1,
+            Prim.DIV: 1,
+        }
+    )  # fmt: skip
+    assert all(c.outputs == (graph.outputs[0],) for c in found)
+
+
+def test_large_products_are_no_linear_attention():
+    assert fused(linear(Heads(1, (1,), 64, 4, 4)).graph) == []
+
+
+def test_a_first_product_that_others_read_is_no_linear_attention():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (2, 8, 8)))
+    first = b.add(Prim.MATMUL, x, x)
+    assert fused(b.build([b.add(Prim.MATMUL, first, x), b.apply(Prim.ADD, first, 1.0)])) == []

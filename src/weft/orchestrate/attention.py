@@ -1,8 +1,9 @@
 """Attention as candidates: two products with the softmax between them, which the growth of groups never joins.
 
-A group holds one contraction, because no other pair of contractions has a kernel that is faster than two; attention is
-the exception, so it is looked for by its shape: product, softmax, product. Each place gives a few sets: the core, with
-the index maps of queries, keys and values, and with the cheap arithmetic before these (biases); behind it, transposes.
+A group holds one contraction, because few other pairs of contractions have a kernel that is faster than two; attention
+is the exception, so it is looked for by its shape: product, softmax, product. Each place gives a few sets: the core,
+with the index maps of queries, keys and values, and with the cheap arithmetic before these (biases); behind it,
+transposes. Linear attention is a small product that another one reads: with all that is cheap around the two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from weft.orchestrate.stored import Stored, stored_root
 _MAPS = frozenset({Prim.TRANSPOSE, Prim.SLICE})
 _CHEAP = _MAPS | {Prim.CAST, Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV}
 _BEHIND = frozenset({Prim.TRANSPOSE, Prim.CAST})
+_AROUND = _CHEAP | {Prim.MAX, Prim.MIN, Prim.PAD}
+"""Around linear attention."""
+_SMALL = 48
+"""Rows and columns of its first product."""
 _SOFTMAX = frozenset({Prim.REDUCE_MAX, Prim.EXP, Prim.REDUCE_SUM, Prim.DIV})
 
 
@@ -24,6 +29,7 @@ def attention_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeI
     for second in bits(stored.work):
         if graph.nodes[second].prim is not Prim.MATMUL:
             continue
+        yield from _linear(graph, stored, second)
         core = _core(graph, stored, second)
         if not core:
             continue
@@ -35,6 +41,43 @@ def attention_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeI
             if members not in seen and not stored.dag.missing(members):
                 seen.add(members)
                 yield members, sink
+
+
+def _linear(graph: Graph, stored: Stored, second: NodeId) -> Iterator[tuple[Mask, NodeId]]:
+    """Linear attention with what it concatenates, and without."""
+    first = graph.nodes[second].inputs[0]
+    small = max(graph.type_of(first).shape[-2:], default=0) <= _SMALL
+    if graph.nodes[first].prim is not Prim.MATMUL or not small or stored.dag.consumers[first] != 1 << second:
+        return
+    core = 1 << first | 1 << second
+    behind, sink = _cone(graph, stored, second)
+    operands = _operands(graph, stored, core)
+    for prims in (_AROUND | {Prim.CONCAT}, _AROUND):
+        members = core | behind | _above(graph, stored, operands, prims)
+        if not stored.dag.missing(members):
+            yield members, sink
+        if not any(graph.nodes[m].prim is Prim.CONCAT for m in bits(members)):
+            return
+
+
+def _cone(graph: Graph, stored: Stored, start: NodeId) -> tuple[Mask, NodeId]:
+    """What is cheap behind a value and reads nothing else, as far as it ends in one value; that value."""
+    found, best, sink = 1 << start, 0, start
+    while True:
+        readers = 0
+        for v in bits(found):
+            readers |= stored.dag.consumers[v]
+        grown = 0
+        for v in bits(readers & ~found):
+            inside = not stored.dag.producers[v] & ~found & stored.work
+            if inside and graph.nodes[v].prim in _CHEAP and not stored.results & stored.dag.producers[v]:
+                grown |= 1 << v
+        if not grown:
+            return best, sink
+        found |= grown
+        ends = stored.dag.written(found, stored.results)
+        if ends.bit_count() == 1:
+            best, sink = found & ~(1 << start), next(bits(ends))
 
 
 def _core(graph: Graph, stored: Stored, second: NodeId) -> Mask:
