@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.attentions import BF16, F16, Block, block, plain
+from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
 from tests.generate.cuda.test_attention import CASES
+from tests.generate.cuda.test_attention_linear import CASES as LINEAR
 from tests.generate.cuda.test_templates_gpu import gpu  # noqa: F401 - a fixture
 
 from weft.generate.cuda import templates
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import CudaSource
 from weft.tune.verify import build_reference, compare
@@ -41,6 +43,10 @@ SHAPES: dict[str, Problem] = {
     "segformer": block(Block(1, 1024, 256, 5, 32, merged=False)),
     "one row": plain((2, 4), 1, 777, 64),
     "long": plain((1, 2), 1024, 1024, 64),
+    **{f"linear, {name}": problem for name, (problem, _) in LINEAR.items()},
+    "linear, efficientvit 14": linear(Heads(2, (8, 8), 16, 14, 14, format=Format.LAST)),
+    "linear, efficientvit 7": linear(Heads(1, (16, 16), 16, 7, 7)),
+    "linear, many tokens": linear(Heads(1, (2, 2), 32, 64, 64, dtype=F32)),
 }
 
 
