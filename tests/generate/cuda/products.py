@@ -137,14 +137,18 @@ def pair(
     second: int = 1,
     shared: bool = False,
     constants: bool = False,
+    texts: bool = False,
     middle: Callable[[GraphBuilder, NodeId], NodeId] = lambda b, y: b.apply(Prim.MAX, y, 0.0),
 ) -> Problem:
-    """relu(conv1x1(relu(depthwise(x) + bias)) + bias + residual); `shared`: the value between is returned too."""
+    """relu(conv1x1(relu(depthwise(x) + bias)) + bias + residual); `shared`: the value between is returned too.
+
+    `constants`: weights are constants of the graph; `texts`: vectors are.
+    """
     b = GraphBuilder()
 
     def weight(*shape: int) -> NodeId:
-        if constants:
-            return b.constant(np.full(shape, 0.5, dtype.numpy))
+        if constants or (texts and len(shape) == 1):
+            return b.constant(np.full(shape, 1, dtype.numpy))
         return b.input(TensorType(dtype, shape), is_weight=True)
 
     x = b.input(TensorType(dtype, (n, c, h, w)))
@@ -155,7 +159,7 @@ def pair(
     two = weight(oc, c, second, second)
     y = b.add(Prim.CONV, y, two, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
     y = b.apply(Prim.ADD, y, b.reshape(weight(oc), (oc, 1, 1)))
-    formats = [fin, ROW, ROW, ROW, ROW]
+    formats = [fin, ROW, ROW] if texts else [fin, ROW, ROW, ROW, ROW]
     if residual:
         y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
         formats.append(fout)

@@ -24,6 +24,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "workspace": (pair(2, 64, 7, 5, 40), Shape(16, 48, 16, 16, 16, 1, 4, False)),
     "strided 5x5 bf16": (pair(1, 16, 13, 9, 24, 5, 2, 2, dtype=BF16), Shape(16, 16, 16, 16, 16, 1, 1, False)),
     "no padding": (pair(1, 16, 8, 8, 16, pad=0, residual=True), Shape(32, 16, 16, 32, 16, 1, 1, False)),
+    "short vectors in the text": (
+        pair(1, 16, 6, 7, 16, texts=True),
+        Shape(16, 16, 16, 16, 16, 1, 1, False),
+    ),
     "row-major result": (pair(1, 48, 6, 6, 24, fout=ROW), Shape(16, 32, 48, 16, 32, 1, 1, False)),
 }
 

@@ -82,7 +82,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if s.bc // 16 % s.wk or g.blocks != s.split:
         return Declined("warps that share a sum divide its steps")
     by_work = s.split > 1 and not s.cluster
-    names1, names2, parameters, pointers = _arguments(p, by_work)
+    (names1, names2), constants, parameters, pointers = _arguments(p, by_work)
     nt = -(-two.n // s.bn)
     tiles = -(-two.m // s.bm) * nt
     vectors = _vector_bytes(p, s)
@@ -125,7 +125,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
         _placed(pack_fragments(two, f"{entry}_pack", order), p.second_inputs, 0),
         _placed(pack_vectors(one, f"{entry}_vectors", 8), p.first_inputs, 1),
     )
-    text = prelude() + "\n".join(x for x in lines if x) + "\n" + "".join(x.text for x in packings)
+    text = prelude() + constants + "\n".join(x for x in lines if x) + "\n" + "".join(x.text for x in packings)
     cluster = (1, s.split, 1) if s.cluster else (1, 1, 1)
     return CudaSource(
         schedule=schedule,
@@ -149,14 +149,23 @@ def _vector_copy(p: Separable, s: Shape) -> str:
 
 def _arguments(
     p: Separable, by_work: bool
-) -> tuple[dict[Source, str], dict[Source, str], list[str], tuple[CudaArgument, ...]]:
-    """Names of what both products read, and the parameters of the kernel with the launch's arguments."""
+) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, list[str], tuple[CudaArgument, ...]]:
+    """Names of what each product reads, text of constants, parameters of the kernel with the launch's arguments."""
     one, two = p.first.c, p.second.c
     reads1 = [one.a, *(x.source for _, x in epilogue.leaves(one) if x.source is not None)]
     reads2 = [x.source for _, x in epilogue.leaves(two) if x.source is not None]
-    names1 = {x: f"in{p.first_inputs[x.index]}" for x in reads1}
-    names2 = {x: f"in{p.second_inputs[x.index]}" for x in reads2}
-    wanted = dict.fromkeys([p.first_inputs[x.index] for x in reads1] + [p.second_inputs[x.index] for x in reads2])
+    inputs = (p.first_inputs, p.second_inputs)
+    wanted: dict[int, None] = {}
+    names: tuple[dict[Source, str], dict[Source, str]] = ({}, {})
+    constants = ""
+    for k, (c, reads) in enumerate(((one, reads1), (two, reads2))):
+        for x in dict.fromkeys(reads):
+            if x.kind == "input":
+                names[k][x] = f"in{inputs[k][x.index]}"
+                wanted[inputs[k][x.index]] = None
+            else:
+                names[k][x] = f"k{'ab'[k]}{x.index}"
+                constants += epilogue.constant_array(c, x.index, f"k{'ab'[k]}")
     parameters = [f"const void* __restrict__ in{i}" for i in wanted]
     pointers: list[CudaArgument] = [Pointer("in", i) for i in wanted]
     parameters += ["const void* __restrict__ pk", "const void* __restrict__ pv"]
@@ -167,7 +176,7 @@ def _arguments(
     if by_work:
         parameters += ["void* __restrict__ work", "void* __restrict__ state"]
         pointers += [Pointer("work", 0), Pointer("state", 0)]
-    return names1, names2, parameters, tuple(pointers)
+    return names, constants, parameters, tuple(pointers)
 
 
 def _placed(packing: Packing, inputs: tuple[int, ...], number: int) -> Packing:

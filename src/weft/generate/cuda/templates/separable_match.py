@@ -75,10 +75,10 @@ def _refuse(s: Separable) -> Declined | None:
     if two.a_load != "rows" or not two.c.w_const or two.z != 1 or two.m != one.m or two.k != one.n:
         return Declined("a second product of other rows")
     for p in (one, two):
-        read = [step.source for _, step in epilogue.leaves(p.c)]
-        if any(x is not None and x.kind != "input" for x in (*read, p.c.a, p.c.w)):
-            return Declined("constants that are arrays")
-    if any(x.source is not None and s.second_inputs[x.source.index] < 0 for _, x in epilogue.leaves(two.c)):
+        if p.c.a.kind != "input" or p.c.w.kind != "input":
+            return Declined("operands that are constants of the text")
+    read = [x.source.index for _, x in epilogue.leaves(two.c) if x.source is not None and x.source.kind == "input"]
+    if any(s.second_inputs[i] < 0 for i in read):
         return Declined("a value between the convolutions that others read")
     return None
 
