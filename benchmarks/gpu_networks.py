@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import math
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -29,6 +31,7 @@ from weft.ir.work import node_flops
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 from weft.report.timeline import chrome_trace
+from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.timeline import timeline
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -43,7 +46,9 @@ def flat(result: object) -> list[torch.Tensor]:
 def peer(
     name: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, channels_last: bool
 ) -> tuple[gpu.Captured, float, int]:
-    """A contender of another maker in a CUDA graph; seconds to compile and peak bytes while it runs."""
+    """A contender of another maker in a CUDA graph; seconds to compile, and peak bytes with its copy of the weights."""
+    held = allocated()
+    torch.cuda.reset_peak_memory_stats()
     module = copy.deepcopy(module)  # changing the layout of weights moves them, and a graph keeps their addresses
     images = channels_last and all(x.ndim == 4 for x in inputs)
     if images:
@@ -56,11 +61,28 @@ def peer(
     elif name == "autotune":
         model = torch.compile(module, mode="max-autotune-no-cudagraphs")
     start = time.perf_counter()
-    torch.cuda.reset_peak_memory_stats()
     with torch.no_grad():
         captured = gpu.Captured(lambda *x: flat(model(*x)), inputs)
     torch.cuda.synchronize()
-    return captured, time.perf_counter() - start, torch.cuda.max_memory_allocated()
+    return captured, time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
+
+
+def allocated() -> int:
+    """Bytes of the tensors that are alive."""
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def runs_that_differ(replay: Callable[[], Sequence[torch.Tensor]], count: int) -> int:
+    """How many of so many runs on the same inputs give other bits than the first."""
+    first = [x.clone() for x in replay()]
+    differ = torch.zeros((), dtype=torch.int64, device=first[0].device)
+    for _ in range(count):
+        bits = [(x.contiguous().view(torch.uint8) != y.contiguous().view(torch.uint8)).any()
+                for x, y in zip(replay(), first, strict=True)]  # fmt: skip
+        differ += torch.stack(bits).any()
+    return int(differ)
 
 
 def floor_ms(exe: weft.Compiled, dtype: str) -> float:
@@ -86,6 +108,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     module = module.to(kind).cuda()
     inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
     options = weft.Options(budget_s=given.budget, device="cuda")
+    held = allocated()
     start = time.perf_counter()
 
     def say(stage: str, line: str) -> None:
@@ -94,21 +117,32 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
 
     exe = weft.compile(module, inputs, options=options, name=name, say=say)
     tuning_s = time.perf_counter() - start
-    warm_s = 0.0
+    warm_s = library_s = library_error = 0.0
     if not given.cold_only:
         again = time.perf_counter()
         weft.compile(module, inputs, options=options, name=name)
         warm_s = time.perf_counter() - again
+    if given.library:
+        again = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            plain = weft.Options(budget_s=0, device="cuda", cache_dir=Path(folder))
+            untuned = weft.compile(module, inputs, options=plain, name=name)
+            library_s = time.perf_counter() - again
+            library_error = error_of(untuned(*inputs), exact)
+            del untuned
     for p in exe.record.plans:
         times = f"{p.median_us:.1f} us, predicted {p.predicted_us:.1f}"
         print(f"   {p.name}: {times}, {p.kernels} kernels {p.note}", flush=True)
     runs: dict[str, Callable[[], object]] = {}
     executable = exe.executable
+    assert isinstance(executable, CudaExecutable)
+    allocated()
     torch.cuda.reset_peak_memory_stats()
     executable(*inputs)
     torch.cuda.synchronize()
-    weft_peak = torch.cuda.max_memory_allocated()
+    weft_peak = torch.cuda.max_memory_allocated() - held
     runs["weft"] = executable.replay
+    different = runs_that_differ(executable.replay, given.repeat)
     compile_s, peaks, errors = {}, {}, {}
     errors["weft"] = error_of(executable.replay(), exact)
     for who in given.peers.split(","):
@@ -136,8 +170,10 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             "floor_ms": round(floor_ms(exe, dtype), 5),
             "errors": errors, "plan": r.chosen, "kernels": len(r.steps),
             "tuning_s": round(tuning_s, 1), "warm_s": round(warm_s, 2), "branches": executable.plan.branches,
+            "runs": given.repeat, "runs_that_differ": different,
+            **({"library_s": round(library_s, 1), "library_error": library_error} if given.library else {}),
             "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
-            "peak_bytes": weft_peak, "peer_peak_bytes": peaks,
+            "own_bytes": weft_peak, "peer_own_bytes": peaks,
             "measured": r.measured, "reused": r.reused, "rejected": list(r.rejected_kernels)[:8],
             "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
             "samples_ms": {k: [round(x / 1e3, 5) for x in v] for k, v in samples.items()},
@@ -182,6 +218,8 @@ def main() -> None:
     parser.add_argument("--layouts", choices=("both", "last"), default="both", help="memory formats given to compilers")
     parser.add_argument("--trace", type=Path, help="folder for a timeline of each network")
     parser.add_argument("--all", action="store_true", help="torch.compile max-autotune too")
+    parser.add_argument("--repeat", type=int, default=1000, help="runs that must give the same bits")
+    parser.add_argument("--library", action="store_true", help="compile without tuning too")
     parser.add_argument("--cold-only", action="store_true", help="do not compile once more from the tuning database")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
     given = parser.parse_args()
