@@ -128,7 +128,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             plain = weft.Options(budget_s=0, device="cuda", cache_dir=Path(folder))
             untuned = weft.compile(module, inputs, options=plain, name=name)
             library_s = time.perf_counter() - again
-            library_error = error_of(untuned(*inputs), exact)
+            library_error = error_of(flat(untuned(*inputs)), exact)
             del untuned
     for p in exe.record.plans:
         times = f"{p.median_us:.1f} us, predicted {p.predicted_us:.1f}"
