@@ -1,4 +1,4 @@
-"""Which measured problems are two other measured ones at once: cut a problem in two, and look both parts up."""
+"""Which measured problems are two other measured ones at once: cut a problem, and look the parts up."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ MOST_CUTS = 400
 """Cuts of one problem that are looked at."""
 
 
-def fusions(cases: Sequence[Case], problems: Sequence[Problem]) -> tuple[tuple[int, int, int], ...]:
+def fusions(cases: Sequence[Case], problems: Sequence[Problem]) -> tuple[tuple[int, ...], ...]:
     """Numbers of (a case, and two that do the same one after the other), all that are found."""
     known = {_bare(case.text): k for k, case in reversed(list(enumerate(cases)))}
-    return tuple((whole, *parts) for whole, problem in enumerate(problems) for parts in _cuts(problem, known))
+    found = ((whole, *parts) for whole, problem in enumerate(problems) for parts in _Cuts(problem, known).all())
+    return tuple(dict.fromkeys(found))
 
 
 def _bare(text: str) -> str:
@@ -30,20 +31,52 @@ def _bare(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("as "))
 
 
-def _cuts(problem: Problem, known: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Numbers of the parts, for every cut whose parts were measured; the intermediate values in either format."""
-    graph = _with_weights(problem.graph)
-    stored = Stored.of(graph)
-    formats = dict(zip(problem.graph.inputs, problem.input_formats, strict=True))
-    formats |= dict(zip(problem.graph.outputs, problem.output_formats, strict=True))
-    for first in _first_parts(stored):
+class _Cuts:
+    """One problem taken apart into measured ones; intermediate values in either format."""
+
+    def __init__(self, problem: Problem, known: Mapping[str, int]) -> None:
+        self.known = known
+        self.graph = _with_weights(problem.graph)
+        self.stored = Stored.of(self.graph)
+        self.formats = dict(zip(problem.graph.inputs, problem.input_formats, strict=True))
+        self.formats |= dict(zip(problem.graph.outputs, problem.output_formats, strict=True))
+
+    def all(self) -> Iterator[tuple[int, int]]:
+        """Numbers of the parts, in order."""
         for middle in (Format.ROW, Format.LAST):
-            before = _look_up(graph, stored, first, formats, middle, known)
-            if before is None:
-                continue  # never measured
-            after = _look_up(graph, stored, stored.work & ~first, formats, middle, known)
-            if after is not None:
-                yield before, after
+            for first in self._first_parts():
+                before = self._look_up(first, middle)
+                after = None if before is None else self._look_up(self.stored.work & ~first, middle)
+                if before is not None and after is not None:
+                    yield before, after
+
+    def _first_parts(self) -> Iterator[Mask]:
+        """Sets of members whose producers are among them: what may run before the rest."""
+        stored, seen, waiting = self.stored, {0}, [0]
+        while waiting and len(seen) < MOST_CUTS:
+            done = waiting.pop()
+            for member in bits(stored.work & ~done):
+                grown = done | 1 << member
+                if not stored.reads[member] & stored.work & ~done and grown not in seen:
+                    seen.add(grown)
+                    waiting.append(grown)
+                    if grown != stored.work:
+                        yield grown
+
+    def _look_up(self, members: Mask, middle: Format) -> int | None:
+        inputs = tuple(bits(self.stored.inputs_of(members)))
+        written = tuple(bits(self.stored.dag.written(members, self.stored.results)))
+        if not written:
+            return None
+
+        def of(value: int) -> Format:
+            node = self.graph.nodes[value]
+            image = node.type.rank == 4 and node.prim is not Prim.CONSTANT
+            return self.formats.get(value, middle if image else Format.ROW)
+
+        candidate = Candidate(members, inputs, written)
+        cut = extract(self.graph, candidate, [of(i) for i in inputs], [of(o) for o in written])
+        return self.known.get(_bare(cut.problem.key))
 
 
 def _with_weights(graph: Graph) -> Graph:
@@ -60,39 +93,3 @@ def _with_weights(graph: Graph) -> Graph:
         else:
             builder.adopt(node, node.inputs)
     return builder.build(graph.outputs)
-
-
-def _first_parts(stored: Stored) -> Iterator[Mask]:
-    """Sets of members whose producers are among them: what may run before the rest."""
-    seen, waiting = {0}, [0]
-    while waiting and len(seen) < MOST_CUTS:
-        done = waiting.pop()
-        for member in bits(stored.work & ~done):
-            grown = done | 1 << member
-            if not stored.reads[member] & stored.work & ~done and grown not in seen:
-                seen.add(grown)
-                waiting.append(grown)
-                if grown != stored.work:
-                    yield grown
-
-
-def _look_up(
-    graph: Graph,
-    stored: Stored,
-    members: Mask,
-    formats: Mapping[int, Format],
-    middle: Format,
-    known: Mapping[str, int],
-) -> int | None:
-    inputs = tuple(bits(stored.inputs_of(members)))
-    written = tuple(bits(stored.dag.written(members, stored.results)))
-    if not written:
-        return None
-
-    def of(value: int) -> Format:
-        image = graph.nodes[value].type.rank == 4 and graph.nodes[value].prim is not Prim.CONSTANT
-        return formats.get(value, middle if image else Format.ROW)
-
-    candidate = Candidate(members, inputs, written)
-    cut = extract(graph, candidate, [of(i) for i in inputs], [of(o) for o in written])
-    return known.get(_bare(cut.problem.key))

@@ -72,8 +72,8 @@ class Table:
 
     facts: GpuFacts
     cases: tuple[Case, ...]
-    fusions: tuple[tuple[int, int, int], ...] = ()
-    """Numbers of cases: one, and two that do the same one after the other; see `benchmarks.fusions`."""
+    fusions: tuple[tuple[int, ...], ...] = ()
+    """Numbers of cases: one, and those that do the same one after the other; see `benchmarks.fusions`."""
 
     def to_json(self) -> str:
         """Lines of problems (without their numbers, operands counted backwards) and schedules stand there once each."""
@@ -114,8 +114,8 @@ class Table:
                 )
                 for row in data["cases"]
             ]
-            found = [(int(x), int(y), int(z)) for x, y, z in data["fusions"]]
-            if any(not 0 <= i < len(cases) for three in found for i in three):
+            found = [tuple(int(i) for i in numbers) for numbers in data["fusions"]]
+            if any(len(numbers) < 3 or not all(0 <= i < len(cases) for i in numbers) for numbers in found):
                 raise ValueError("a fusion of cases that are not there")
             return Table(GpuFacts.from_json(data["facts"]), tuple(cases), tuple(found))
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -197,7 +197,7 @@ def problem_of(text: str) -> Problem:
             ins.append(Format(found[3]))
         else:
             at = _node(builder, line)
-        if at != number:
+        if at != number or not line.startswith(f"%{number} = "):
             raise ValueError(f"{line!r} is not number {number} of its graph")
     graph = builder.build([at for at, _ in outputs])
     return Problem(graph, text, tuple(ins), tuple(fmt for _, fmt in outputs))

@@ -21,7 +21,7 @@ TEMPLATES = frozenset({"mma", "wgmma", "simt", "gemv", "depthwise"})
 
 
 def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
-    """Time of a kernel of the `cuda` generator, the gap before it included; None where no model ranks it.
+    """Time of a kernel of the `cuda` generator, the gap before it included; None where no model ranks it (any more).
 
     Only the order within a problem is what the models are made for.
     """
@@ -33,7 +33,10 @@ def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float
     p = _product(problem)
     if isinstance(p, Declined):
         return None
-    return _cycles(p, template, schedule, facts) / facts.clock_ghz / 1e3
+    try:
+        return _cycles(p, template, schedule, facts) / facts.clock_ghz / 1e3
+    except KeyError:
+        return None  # a parameter came later than the schedule
 
 
 def _pointwise_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
