@@ -36,6 +36,7 @@ def random_form(seed: int) -> Form:
         cluster=rng.choice([1, 1, 2, 4]),
         spread=rng.choice([0, 0, 3, 20]),
         tile=rng.random() < 0.4,
+        parts=rng.choice([1, 1, 2, 4]),
     )
 
 

@@ -19,7 +19,6 @@ from weft.generate.cpp.body import Place, combine, identity
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.plan import ARGS, Key, Stage, reduced_axes
 from weft.generate.cuda.loops import (
-    Oversized,
     Probe,
     Scene,
     best_lane,
@@ -211,6 +210,9 @@ class Rows:
                 put(f"const w_index y = threadIdx.x % {self.across}u, x = threadIdx.x / {self.across}u;")
             else:
                 put("const w_index y = threadIdx.x;")
+        reductions = [stage.reductions for stage in self.segment.stages if stage.reductions]
+        if self.width > 1 and not (self.by_columns and all(self._through_memory(roots) for roots in reductions)):
+            self.cluster = 1
         groups = -(-vectors // self.width)
         self.groups = groups
         if form.spread and self.cluster == 1:
@@ -506,11 +508,9 @@ class Rows:
 
     def _exchange(self, totals: Sequence[Accumulator]) -> None:
         """All threads of a row get the sum of their parts."""
-        if self._through_memory(totals):
+        if self._through_memory([t.root for t in totals]):
             self._exchange_columns(totals)
             return
-        if self.by_columns and self.cluster > 1:
-            raise Oversized
         side_by_side = self.columns if self.by_columns else 1
         low, high = (side_by_side, 32) if self.by_columns else (1, min(self.across, 32))
         for total in totals:
@@ -529,13 +529,17 @@ class Rows:
         each = max(1, min(32, self.across, self.draft.threads // n))
         return n, each, n + max(4, 32 // each)
 
-    def _through_memory(self, totals: Sequence[Accumulator]) -> bool:
-        """Whether many partial results of neighbouring rows go through shared memory at once."""
+    def _through_memory(self, roots: Sequence[NodeId]) -> bool:
+        """Whether the partial results of neighbouring rows, a root per row, go through shared memory at once."""
         if not self.by_columns or self.row_lanes < 4 or self.across < 4:
             return False
+        graph = self.scene.graph
         n, each, pitch = self._sums_of()
-        plain = all(not t.is_arg and c_type(t.dtype) == "w_f32" for t in totals)
-        memory = len(totals) // self.row_lanes * self.across * pitch * 4
+        plain = all(
+            graph.nodes[r].prim not in ARGS and c_type(graph.type_of(graph.nodes[r].inputs[0]).dtype) == "w_f32"
+            for r in roots
+        )
+        memory = len(set(roots)) * self.across * pitch * 4
         return plain and self.draft.threads >= n and n * each % 32 == 0 and memory <= MAX_EXCHANGE
 
     def _exchange_arrays(self, count: int) -> list[tuple[str, str]]:

@@ -221,20 +221,50 @@ def _shifted_erf(c: Contraction) -> dict[int, int]:
     return {slot: erf for slot, erf in found.items() if erf not in read}
 
 
-def body(p: Product, names: Mapping[Source, str], width: int, acc: str = "acc", prefix: str = "") -> list[str]:
-    """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b."""
+def streamed(p: Product) -> list[int]:
+    """Slots of 16-bit operands that differ by row and are read as vectors of 8: residuals."""
+    found = []
+    for slot, step in leaves(p.c):
+        walk = step.walk
+        assert walk is not None
+        moves = any(s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1)
+        if moves and walk.channel == 1 and step.dtype.itemsize == 2 and plan(p).width == 8 and _aligned(p, walk, 8):
+            found.append(slot)
+    return found
+
+
+def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
+    """C text of the address of a leaf's element at row m and column n of group g and batch b."""
+    step = p.c.body[slot]
+    assert step.walk is not None
+    assert step.source is not None
+    place = _place(p, step.walk)
+    if step.walk.channel and p.n > 1:
+        place += f" + n * {step.walk.channel}" if step.walk.channel != 1 else " + n"
+    return f"(const {storage(step.dtype)}*){names[step.source]} + ({place})"
+
+
+def body(
+    p: Product,
+    names: Mapping[Source, str],
+    width: int,
+    acc: str = "acc",
+    prefix: str = "",
+    given: Mapping[int, str] | None = None,
+) -> list[str]:
+    """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b.
+
+    `given`: C text of the address of vectors that were read earlier, by slot.
+    """
     c = p.c
     lines: list[str] = []
     values: dict[int, list[Value]] = {}
     for slot, step in leaves(c):
         assert step.walk is not None
-        assert step.source is not None
         name, kind = f"{prefix}x{slot}", storage(step.dtype)
         walk = step.walk
-        place = _place(p, walk)
-        if walk.channel and p.n > 1:
-            place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
-        lines.append(f"const {kind}* const {name}p = (const {kind}*){names[step.source]} + ({place});")
+        where = (given or {}).get(slot) or address(p, names, slot)
+        lines.append(f"const {kind}* const {name}p = {where};")
         if not walk.channel or p.n == 1 or width == 1:
             lines.append(f"const {c_type(step.dtype)} {name} = {load(step.dtype, name + 'p')};")
             values[slot] = [Value(name, step.dtype)] * width

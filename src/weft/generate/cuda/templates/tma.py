@@ -39,6 +39,8 @@ _BAND = 8
 
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
+_OTHERS = 48
+"""Registers of a thread for anything but sums and vectors that are asked for ahead."""
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -375,6 +377,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
+    ahead, end = _finish(p, rows, s, w, width)
     return [
         "w_more_registers<232>();" if s.moves_registers else "",
         "w_wait(); w_release();",
@@ -383,6 +386,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
         f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
         _loop(p, rows, s, begin, step),
+        *ahead,
         mine,
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
         f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
@@ -407,7 +411,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages}));",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
-        *_finish(p, rows, s, w, width),
+        *end,
         "}",
     ]
 
@@ -428,17 +432,22 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
     return f"const int m = {f'{test} ? {place} : -1' if test else place};"
 
 
-def _finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> list[str]:
-    """From the sums in registers to the outputs: a thread has 8 neighbours of a row at a time."""
+def _finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[list[str], list[str]]:
+    """From the sums in registers to the outputs: a thread has 8 neighbours of a row at a time.
+
+    Statements before the products of a tile, which ask for what the first vectors need, and after them.
+    """
     high, wide = s.rows // 64, s.bn // 32
     names = epilogue.arguments(p, w.map is None, False, False).names
     guard = ["m >= 0"] if _clipped(rows, s) else []
     if p.n % s.bn:
         guard.append(f"n < {p.n}")
     inside = f"if ({' && '.join(guard)}) " if guard else ""
+    ring = 0 if s.split > 1 else _ring(p, s)
+    given = {slot: f"(const u16*)&ahead{slot}[o % {ring}]" for slot in epilogue.streamed(p)} if ring else {}
     parts = []
     for e in range(0, 8, width):
-        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v"))
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n8 + {e}; {inside}{{ {body} }} }}")
     take = [
         "float v[8];",
@@ -451,15 +460,42 @@ def _finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> list[st
     ]
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
-        return _shared_sum(rows, s, take, row, parts)
-    return [
-        f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j) {{ const int n8 = n0 + j * 32 + (lane & 3) * 8;",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int h = 0; h < 2; ++h) {{",
-        *take,
+        return [], _shared_sum(rows, s, take, row, parts)
+    place = [
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = n0 + j * 32 + (lane & 3) * 8;",
         f"const int r = {row}; {_row(rows, s, 'r')}",
-        *parts,
-        "} }",
     ]
+    count = 2 * high * wide
+    ask = [
+        # what does not exist is read at the first row or column instead
+        f"const int row = m; {{ const int m = row < 0 ? 0 : row, n = n8 < {p.n} ? n8 : 0; (void)n;",
+        *(f"ahead{slot}[o % {ring}] = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in given),
+        "}",
+    ]
+    before = [
+        *(f"uint4 ahead{slot}[{ring}];" for slot in given),
+        f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
+        f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
+    ]
+    after = [
+        f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
+        *place,
+        *take,
+        *parts,
+        f"if (o + {ring} < {count}) ask(o + {ring});" if given else "",
+        "}",
+    ]
+    return (before if given else []), after
+
+
+def _ring(p: Product, s: Shape) -> int:
+    """Vectors of each operand that are asked for ahead: as many as registers are left; 0: none."""
+    slots = len(epilogue.streamed(p))
+    if not slots:
+        return 0
+    limit = {1: 232, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
+    left = (limit - s.rows * s.bn // 128 - _OTHERS) // (4 * slots)
+    return max(0, min(2 * (s.rows // 64) * (s.bn // 32), left))
 
 
 def _clipped(rows: Rows, s: Shape) -> bool:
