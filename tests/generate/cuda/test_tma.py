@@ -58,6 +58,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "stored as f32": (product((20, 40), (40, 24), out=F32), linear(64, 32)),
     "narrow columns": (product((20, 40), (40, 18)), linear(64, 32)),
     "1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 64)),
+    "1x1, in turn": (
+        convolution(3, 40, 9, 9, 136, 1, residual=True, dtype=BF16),
+        linear(64, 96, groups=2, turns=True, blocks=2, stages=4),
+    ),
     "1x1 strided": (convolution(2, 16, 9, 9, 24, 1, 2), pixels(64, 32, (2, 5, 5))),
     "3x3": (convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 7, 9))),
     "3x3 strided": (convolution(2, 64, 9, 11, 24, 3, 2, 1, dtype=BF16), pixels(64, 32, (2, 5, 6))),

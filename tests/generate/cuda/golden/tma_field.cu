@@ -64,15 +64,12 @@ if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
 if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
 #pragma unroll
-for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8;
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
+for (int o = 0; o < 8; ++o) {
+const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x0 = i0 + (r) % 8, x1 = i1 + (r) / 8 % 14, x2 = i2 + (r) / 112; const int m = (r) < 112 && x0 < 28 ? (x2 * 28 + x1) * 28 + x0 : -1;
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x0 = i0 + (r) % 8, x1 = i1 + (r) / 8 % 14, x2 = i2 + (r) / 112; const int m = (r) < 112 && x0 < 28 ? (x2 * 28 + x1) * 28 + x0 : -1;
 { const int n = n8 + 0; if (m >= 0) { const u16* const x1p = (const u16*)in2 + (0 + n);
 w_f32 x1[8];
 const uint4 x1w = *(const uint4*)(x1p);
@@ -98,7 +95,7 @@ const w_f32 e3_6 = w_max_const(e2_6, 0.0f);
 const w_f32 e3_7 = w_max_const(e2_7, 0.0f);
 u16* const y0 = (u16*)out0 + ((m) * 128 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7)); } }
-} }
+}
 }
 } }
 

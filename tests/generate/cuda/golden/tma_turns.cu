@@ -64,15 +64,12 @@ if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
 it += last - first;
 #pragma unroll
-for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8;
-#pragma unroll
-for (int i = 0; i < 2; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
+for (int o = 0; o < 16; ++o) {
+const int h = o % 2, i = o / 2 % 2, j = o / 4, n8 = n0 + j * 32 + (lane & 3) * 8;
+const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m = i0 + r;
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m = i0 + r;
 { const int n = n8 + 0; { const u16* const x0p = (const u16*)in2 + (0 + n);
 w_f32 x0[8];
 const uint4 x0w = *(const uint4*)(x0p);
@@ -90,7 +87,7 @@ const w_f32 e1_6 = (v[6] + x0[6]);
 const w_f32 e1_7 = (v[7] + x0[7]);
 u16* const y0 = (u16*)out0 + ((m) * 3072 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7)); } }
-} }
+}
 }
 } }
 
