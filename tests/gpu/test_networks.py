@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from tests.gpu.conftest import Compile, Tell
 from tests.gpu.small_networks import DTYPES, NETWORKS, check, network
 
 import weft
-from weft.pipeline import gpu
+from weft.frontends.torch import import_exported
+from weft.frontends.torch.dtypes import FROM_TORCH
+from weft.pipeline import finish, gpu, reference, untuned
 from weft.runtime import artifact
 from weft.runtime.artifact import plan_to_json
 from weft.runtime.cuda_executable import CudaExecutable
@@ -191,3 +194,41 @@ def test_tf32_only_where_it_was_allowed(allowed: bool, shared_cache: Path, tmp_p
             assert (5e-5 < error < 2e-3) if allowed else error < 5e-6, error
     finally:
         products_of_torch.allow_tf32 = saved
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_the_same_bits_beside_other_work(name: str, compiled: Compile) -> None:
+    """Kernels start while their predecessors run: whatever holds the multiprocessors must not change what they read."""
+    case = compiled(name, "f16")
+    exe = case.exe.executable
+    first = bits(exe(*case.inputs)[0])
+    torch.cuda.synchronize()
+    chance = torch.Generator("cuda").manual_seed(0)
+    loads = [torch.randn(n, n, device="cuda", dtype=torch.float16, generator=chance) for n in (64, 512, 2048)]
+    others = [torch.cuda.Stream() for _ in range(2)]
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for turn in range(400):
+        for k, stream in enumerate(others):
+            with torch.cuda.stream(stream):
+                load = loads[(turn + k) % len(loads)]
+                torch.mm(load, load) if (turn + k) % 2 else torch.relu(load).sum()
+        different += (bits(exe.replay()[0]) != first).any()
+    torch.cuda.synchronize()
+    assert int(different) == 0
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_plans_of_many_forms_are_right(name: str, dtype: str, shared_cache: Path) -> None:
+    """Few large kernels, one per primitive, and random ones: more kernels than the fastest plan has."""
+    module, inputs = network(name, DTYPES[dtype])
+    with torch.no_grad():
+        imported = import_exported(torch.export.export(module, inputs, strict=False), device="cuda")
+    options = weft.Options(device="cuda", cache_dir=shared_cache)
+    made = untuned.build(imported, options, ("fused", "single", "mixed"))
+    expected = reference.outputs(imported.graph, inputs, None)
+    for way, exe in made.executables.items():
+        contender = finish.Contender(way, partial(exe, *inputs), 0, 0.0, baseline=False, executable=None)
+        for _ in range(3):
+            found = finish.verify(contender, expected, FROM_TORCH[DTYPES[dtype]])
+            assert found.ok, (way, found, [str(s.kernel.schedule) for s in exe.plan.steps])
