@@ -121,7 +121,7 @@ def compile_imported(
             baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting)
         return Compilation(executable, record, record.chosen == "eager", baseline)
     end = time.monotonic() + options.budget_s
-    found = stages.run("enumerate", enumerate_candidates, graph, _limits(options), alternatives)
+    found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options), alternatives)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
     stages.note(f"{len(problems.entries)} distinct problems")
@@ -191,7 +191,8 @@ def survey(options: Options) -> Setting:
     return Setting(options, facts, usable, environment)
 
 
-def _limits(options: Options) -> EnumerationLimits:
+def limits_of(options: Options) -> EnumerationLimits:
+    """Bounds of the enumeration; what only kernels of one device take is looked for there alone."""
     return EnumerationLimits(
         max_members=options.max_members,
         max_inputs=options.max_inputs,

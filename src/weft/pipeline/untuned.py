@@ -27,9 +27,8 @@ from weft.kernels.source import CudaSource, Kernel, KernelSource, LibraryCall, S
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.orchestrate.legality import EnumerationLimits
 from weft.orchestrate.select import heuristic
-from weft.pipeline import Setting, choose, link, survey
+from weft.pipeline import Setting, choose, limits_of, link, survey
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.runtime.any import AnyExecutable
 
@@ -65,8 +64,7 @@ def build(imported: Imported, options: Options, ways: Sequence[str] = WAYS) -> U
     setting = survey(options)
     cleaned = clean_up(imported.graph, strict=options.strict)
     alternatives = find_alternatives(cleaned.graph, strict=options.strict)
-    limits = EnumerationLimits(options.max_members, options.max_inputs, options.max_reductions, options.max_candidates)
-    found = enumerate_candidates(alternatives.graph, limits, alternatives)
+    found = enumerate_candidates(alternatives.graph, limits_of(options), alternatives)
     problems = collect(alternatives.graph, found.candidates, alternatives, setting.facts)
     built: dict[str, AnyExecutable] = {}
     seen: set[object] = set()
