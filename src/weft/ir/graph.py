@@ -130,6 +130,7 @@ class GraphBuilder:
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._interned: dict[Node, NodeId] = {}
+        self._adopted: dict[tuple[int, tuple[NodeId, ...]], NodeId] = {}
         self._inputs: list[NodeId] = []
         self._input_names: list[str] = []
         self._constants: dict[str, Array] = {}
@@ -202,6 +203,17 @@ class GraphBuilder:
         It keeps its number of origin: see `adopt_origins`.
         """
         return self._intern(Node(node.prim, inputs, node.attrs, node.type, node.origin))
+
+    def adopt_copy(self, node: Node, inputs: tuple[NodeId, ...], identity: int) -> NodeId:
+        """As `adopt`, without an origin, for a builder whose nodes but for inputs and constants all come through here.
+
+        `identity` is equal for equal primitives, attributes and types, which are then not compared.
+        """
+        found = self._adopted.get((identity, inputs))
+        if found is None:
+            found = self._adopted[identity, inputs] = len(self._nodes)
+            self._nodes.append(Node(node.prim, inputs, node.attrs, node.type))
+        return found
 
     def adopt_origins(self, origins: Sequence[Origin]) -> None:
         """Take over another graph's origins under their old numbers; only before any other origin is opened."""

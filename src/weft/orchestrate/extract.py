@@ -7,7 +7,7 @@ ordered operands needs no search to be canonical; a missed symmetry costs a seco
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,6 +15,7 @@ from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, COMMUTATIVE, Category, Prim
+from weft.ir.types import TensorType
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
@@ -73,12 +74,13 @@ def extract(
     input_formats: Sequence[Format],
     output_formats: Sequence[Format],
     alternatives: Alternatives | None = None,
+    known: Mapping[str, Problem] | None = None,
 ) -> Extracted:
     """The problem of a candidate. Formats are in the order of `candidate.inputs` and `candidate.outputs`.
 
     Nodes are emitted depth first from the outputs, operands first; operands of commutative primitives and the outputs
     are sorted by size and a hash of what they compute. Inputs are numbered at their first use. Attributes of the source
-    operator, where the members are exactly one, are part of the text.
+    operator, where the members are exactly one, are part of the text. A problem of `known` (by key) is not made again.
 
     Raises:
         InvalidGraphError: the candidate does not belong to the graph, or the number of formats is off.
@@ -88,30 +90,37 @@ def extract(
     classes = alternatives.classes if alternatives else {}
     cut = _Cut(graph, candidate, dict(zip(candidate.inputs, input_formats, strict=True)), dict(classes))
     formats = dict(zip(candidate.outputs, output_formats, strict=True))
-    order = sorted(candidate.outputs, key=lambda o: (cut.hashes[cut.resolve(o)], formats[o].value, o))
+    order = candidate.outputs
+    if len(order) > 1:
+        order = tuple(sorted(order, key=lambda o: (cut.hashes[cut.resolve(o)], formats[o].value, o)))
     b = GraphBuilder()
     for output in order:
         cut.emit(b, output)
-    outputs = [cut.emitted[cut.resolve(o)] for o in order]
     if len(cut.input_ids) != len(candidate.inputs):
         raise InvalidGraphError(problem="a candidate names an input that no member reads")
-    problem_graph = b.build(outputs)
-    ins = tuple(cut.formats[i] for i in cut.input_ids)
+    outputs = [cut.emitted[cut.resolve(o)] for o in order]
     outs = tuple(formats[o] for o in order)
-    problem = Problem(problem_graph, "", ins, outs)
+    lines = [*cut.lines, _returned(outputs, outs)]
     origin = _matching_origin(graph, candidate)
-    if origin >= 0:
-        source = graph.origins[origin]
-        nodes = tuple(cut.find(o) for o in source.operands)
-        positions = {n: i for i, n in enumerate(problem_graph.inputs)}
-        problem = replace(
-            problem,
-            origin_rule=source.rule,
-            origin_params=source.params,
-            origin_operands=tuple(positions.get(n, -1) for n in nodes),
-            origin_operand_nodes=nodes,
-        )
-    return Extracted(replace(problem, key=canonical_text(problem)), tuple(cut.input_ids), tuple(order))
+    source = graph.origins[origin] if origin >= 0 else None
+    nodes = tuple(cut.find(o) for o in source.operands) if source is not None else ()
+    if source is not None and source.rule:
+        lines.append(_origin_text(source.rule, source.params, nodes))
+    key = "\n".join(lines)
+    problem = (known or {}).get(key)
+    if problem is None:
+        problem_graph = b.build(outputs)
+        problem = Problem(problem_graph, key, tuple(cut.formats[i] for i in cut.input_ids), outs)
+        if source is not None:
+            positions = {n: i for i, n in enumerate(problem_graph.inputs)}
+            problem = replace(
+                problem,
+                origin_rule=source.rule,
+                origin_params=source.params,
+                origin_operands=tuple(positions.get(n, -1) for n in nodes),
+                origin_operand_nodes=nodes,
+            )
+    return Extracted(problem, tuple(cut.input_ids), tuple(order))
 
 
 def canonical_text(problem: Problem) -> str:
@@ -119,18 +128,37 @@ def canonical_text(problem: Problem) -> str:
     inputs = iter(problem.input_formats)
     lines = []
     for i, n in enumerate(problem.graph.nodes):
-        operands = ", ".join(f"%{j}" for j in n.inputs)
         if isinstance(n.attrs, a.InputAttrs):
-            lines.append(f"%{i} = input {n.type} {next(inputs).value}" + (" weight" if n.attrs.is_weight else ""))
+            lines.append(_input_text(i, n.type, next(inputs), is_weight=n.attrs.is_weight))
         else:
-            lines.append(f"%{i} = {n.prim.value}({operands}) {_attrs_text(n)}: {n.type}")
-    outs = zip(problem.graph.outputs, problem.output_formats, strict=True)
-    lines.append("return " + ", ".join(f"%{o} {f.value}" for o, f in outs))
+            lines.append(_line(i, n.inputs, _texts_of(n)))
+    lines.append(_returned(problem.graph.outputs, problem.output_formats))
     if problem.origin_rule:
-        params = ", ".join(f"{k}={v!r}" for k, v in problem.origin_params)
-        operands = ", ".join(f"%{n}" if n >= 0 else "none" if n == -1 else "lost" for n in problem.origin_operand_nodes)
-        lines.append(f"as {problem.origin_rule}({operands}; {params})")
+        lines.append(_origin_text(problem.origin_rule, problem.origin_params, problem.origin_operand_nodes))
     return "\n".join(lines)
+
+
+def _input_text(number: int, type: TensorType, format: Format, *, is_weight: bool) -> str:
+    return f"%{number} = input {type} {format.value}" + (" weight" if is_weight else "")
+
+
+def _line(number: int, operands: Sequence[int], texts: tuple[str, str]) -> str:
+    return f"%{number} = {texts[0]}({', '.join([f'%{j}' for j in operands])}{texts[1]}"
+
+
+def _texts_of(node: Node) -> tuple[str, str]:
+    """What stands before and behind a node's operands in its line."""
+    return node.prim.value, f") {_attrs_text(node)}: {node.type}"
+
+
+def _returned(outputs: Sequence[int], formats: Sequence[Format]) -> str:
+    return "return " + ", ".join(f"%{o} {f.value}" for o, f in zip(outputs, formats, strict=True))
+
+
+def _origin_text(rule: str, params: Sequence[tuple[str, object]], nodes: Sequence[int]) -> str:
+    named = ", ".join(f"{k}={v!r}" for k, v in params)
+    operands = ", ".join(f"%{n}" if n >= 0 else "none" if n == -1 else "lost" for n in nodes)
+    return f"as {rule}({operands}; {named})"
 
 
 def _attrs_text(node: Node) -> str:
@@ -147,6 +175,33 @@ def _repr(attrs: a.Attrs) -> str:
     return repr(replace(attrs, reason="") if isinstance(attrs, a.OpaqueAttrs) else attrs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What every cut of a graph needs of its nodes, made once."""
+
+    commutes: tuple[bool, ...]
+    free: tuple[bool, ...]
+    """Copied into every cut that reads it."""
+    identities: tuple[int, ...]
+    """Equal for equal primitives, attributes and types."""
+    hashed: tuple[str, ...]
+    """What is hashed of a node itself."""
+    texts: tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=4)
+def _shared(graph: Graph) -> _Shared:
+    numbers: dict[tuple[object, ...], int] = {}
+    nodes = graph.nodes
+    return _Shared(
+        tuple(n.prim in COMMUTATIVE for n in nodes),
+        tuple(n.prim in _FREE_INSIDE for n in nodes),
+        tuple(numbers.setdefault((n.prim, n.attrs, n.type), i) for i, n in enumerate(nodes)),
+        tuple(f"{n.prim.value} {_attrs_text(n)}{n.type}" for n in nodes),
+        tuple(map(_texts_of, nodes)),
+    )
+
+
 class _Cut:
     """The nodes of one candidate: hashes, then emission."""
 
@@ -158,16 +213,20 @@ class _Cut:
         self.classes = classes
         members = set(bits(candidate.members))
         # inside, a member that computes the class is read in place of the class
-        self.inside = {classes[m]: m for m in members if m in classes}
+        self.inside = {classes[m]: m for m in members if m in classes} if classes else {}
         self.inside = {c: m for c, m in self.inside.items() if c not in members}
         self.members = members
-        self.texts = _node_texts(graph)
+        self.read = formats.keys() - members
+        """What is read from memory."""
+        self.shared = _shared(graph)
         self.settled: dict[NodeId, tuple[NodeId, ...]] = {}
-        """Operands of nodes whose operands are all hashed: their order is final."""
+        """Operands in their final order."""
         self.hashes: dict[NodeId, bytes] = {}
         self.sizes: dict[NodeId, int] = {}
         self.emitted: dict[NodeId, NodeId] = {}
         self.input_ids: list[NodeId] = []
+        self.lines: list[str] = []
+        """Canonical text of what was emitted."""
         for output in candidate.outputs:
             self._walk(output)
 
@@ -179,87 +238,91 @@ class _Cut:
             return self.inside[node]
         return self.classes.get(node, node)
 
-    def operands(self, node: NodeId) -> tuple[NodeId, ...]:
-        known = self.settled.get(node)
-        if known is not None:
-            return known
-        if node in self.formats and node not in self.members:
-            return ()
-        found = tuple(map(self.resolve, self.graph.nodes[node].inputs))
-        if all(i in self.hashes for i in found):
-            if self.graph.nodes[node].prim in COMMUTATIVE:
-                found = tuple(sorted(found, key=self._rank))
-            self.settled[node] = found
-        return found
-
     def _walk(self, root: NodeId) -> None:
+        """Hash a node and what it reads, operands first."""
+        hashes, nodes, read = self.hashes, self.graph.nodes, self.read
         stack = [self.resolve(root)]
+        found: dict[NodeId, tuple[NodeId, ...]] = {}
         while stack:
             node = stack[-1]
-            waiting = [i for i in self.operands(node) if i not in self.hashes]
+            if node in hashes:
+                stack.pop()
+                continue
+            operands = found.get(node)
+            if operands is None:
+                operands = () if node in read else nodes[node].inputs
+                if self.classes:
+                    operands = tuple(map(self.resolve, operands))
+                found[node] = operands
+            waiting = [i for i in operands if i not in hashes]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            if node not in self.hashes:
-                self.hashes[node] = self._hash(node)
-                free = self.graph.nodes[node].prim in _FREE_INSIDE
-                size = sum(self.sizes[i] for i in self.operands(node)) + (0 if free else 1)
-                self.sizes[node] = min(size, 1 << 32)
+            self._hash(node, operands)
 
     def _rank(self, node: NodeId) -> tuple[int, bytes]:
         """Order of commutative operands: the larger expression first, so that a bias stands behind its product."""
         return (-self.sizes[node], self.hashes[node])
 
-    def _hash(self, node: NodeId) -> bytes:
-        n = self.graph.nodes[node]
-        if node in self.formats and node not in self.members:
+    def _hash(self, node: NodeId, operands: tuple[NodeId, ...]) -> None:
+        """Settle the order of a node's operands, its hash and its size."""
+        shared = self.shared
+        if node in self.read:
+            n = self.graph.nodes[node]
             weight = "weight" if n.prim is Prim.CONSTANT else ""
             text = f"input {n.type} {self.formats[node].value} {weight}"
-        elif is_leaf(self.graph, node) or (n.prim not in _FREE_INSIDE and node not in self.members):
+        elif is_leaf(self.graph, node) or (not shared.free[node] and node not in self.members):
             raise InvalidGraphError(problem=f"%{node} is read by the candidate and neither member nor input")
         else:
-            text = self.texts.get(node, "")
-            if not text:
-                text = self.texts[node] = f"{n.prim.value} {_attrs_text(n)}{n.type}"
-        state = hashlib.blake2b(text.encode(), digest_size=16)
-        for operand in self.operands(node):
-            state.update(self.hashes[operand])
-        return state.digest()
+            text = shared.hashed[node]
+        if len(operands) > 1 and shared.commutes[node]:
+            operands = tuple(sorted(operands, key=self._rank))
+        self.settled[node] = operands
+        parts = [text.encode()]
+        size = 0 if shared.free[node] else 1
+        for operand in operands:
+            parts.append(self.hashes[operand])
+            size += self.sizes[operand]
+        self.hashes[node] = hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+        self.sizes[node] = min(size, 1 << 32)
 
     def emit(self, b: GraphBuilder, root: NodeId) -> None:
         """Copy a node and what it reads, operands first."""
+        emitted, settled = self.emitted, self.settled
         stack = [self.resolve(root)]
         while stack:
             node = stack[-1]
-            waiting = [i for i in self.operands(node) if i not in self.emitted]
+            if node in emitted:
+                stack.pop()
+                continue
+            waiting = [i for i in settled[node] if i not in emitted]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            if node not in self.emitted:
-                self.emitted[node] = self._copy(b, node)
+            emitted[node] = self._copy(b, node)
 
     def _copy(self, b: GraphBuilder, node: NodeId) -> NodeId:
         n = self.graph.nodes[node]
-        if node in self.formats and node not in self.members:
+        number = len(b)
+        if node in self.read:
             self.input_ids.append(node)
-            return b.input(n.type, is_weight=n.prim is Prim.CONSTANT)
+            is_weight = n.prim is Prim.CONSTANT
+            self.lines.append(_input_text(number, n.type, self.formats[node], is_weight=is_weight))
+            return b.input(n.type, is_weight=is_weight)
+        operands = tuple([self.emitted[i] for i in self.settled[node]])
         if isinstance(n.attrs, a.ConstantAttrs):
-            return b.adopt_constant(n.attrs.digest, self.graph.constant(node), n.type)
-        # the source operator is no part of a problem's node
-        return b.adopt(Node(n.prim, n.inputs, n.attrs, n.type), tuple(self.emitted[i] for i in self.operands(node)))
+            found = b.adopt_constant(n.attrs.digest, self.graph.constant(node), n.type)
+        else:  # the source operator is no part of a problem's node
+            found = b.adopt_copy(n, operands, self.shared.identities[node])
+        if found == number:
+            self.lines.append(_line(number, operands, self.shared.texts[node]))
+        return found
 
     def find(self, node: NodeId) -> NodeId:
         """Where a node of the original graph is in the problem; -2 if it is not there, -1 for an absent operand."""
         return self.emitted.get(self.resolve(node), -2) if node >= 0 else node
-
-
-@lru_cache(maxsize=4)
-def _node_texts(graph: Graph) -> dict[NodeId, str]:
-    """Texts of a graph's nodes, filled as they are asked for."""
-    del graph
-    return {}
 
 
 _FREE_INSIDE = frozenset({Prim.CONSTANT, Prim.BROADCAST, Prim.RESHAPE, Prim.IOTA})

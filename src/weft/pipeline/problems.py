@@ -115,9 +115,11 @@ class Problems:
 def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
     """Cut every candidate out in each of its format choices; equal ones become one entry."""
     found = Problems({})
+    known: dict[str, Problem] = {}
     for candidate in candidates:
         for choice in format_choices(graph, candidate):
-            cut = extract(graph, candidate, choice.inputs, choice.outputs, alternatives)
+            cut = extract(graph, candidate, choice.inputs, choice.outputs, alternatives, known)
+            known[cut.problem.key] = cut.problem
             entry = found.entries.get(cut.problem.key)
             if entry is None:
                 bound, estimate = lower_bound_us(cut.problem, facts), estimate_us(cut.problem, facts)
