@@ -170,7 +170,7 @@ def compiled_well(sources: list[CudaSource], arch: str, facts: GpuFacts) -> None
         assert result.warnings == (), (str(source.schedule), result.warnings)
         for launch in source.launches:
             own = result.of(launch.entry)
-            assert own.spill_stores == own.spill_loads == 0, str(source.schedule)
+            assert own.spill_stores == own.spill_loads == own.stack_bytes == 0, str(source.schedule)
             assert gate(result, launch, facts) is None
 
 

@@ -1,4 +1,14 @@
 // cuda(bc=32,bn=32,cluster=False,split=1,stages=2,template=halo,th=7,tw=7,wide=False,wk=2,wm=32,wn=32)
+template <int M, int N>
+W_FN void w_products_f16(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const uint4 (&b)[N]) {
+#pragma unroll
+  for (int i = 0; i < M; ++i)
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      w_mma_f16(acc[i][2 * j], a[i], b[j].x, b[j].y);
+      w_mma_f16(acc[i][2 * j + 1], a[i], b[j].z, b[j].w);
+    }
+}
 extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 enum { TABLES = 49824, TAPS = 49824, FLAG = 49824 };
@@ -32,32 +42,59 @@ for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
 auto multiply = [&](int a, int w) {
 const u32 mine = sb + a + (lane >> 4) * 16 + wk * 32;
 const uint4* const fragments = (const uint4*)(sm + w) + (col0 >> 4) * 32 + lane;
-u32 fa[2][2][4];
-uint4 fw[2][2];
-#pragma unroll 1
-for (int turn = 0; turn < 1; ++turn) {
-auto fetch = [&](int u, int to) {
-const int tap = u / 1, ky = tap / 3, kx = tap % 3; const int off = ky * 720 + kx * 1 * 80 + u % 1 * 32; _Pragma("unroll") for (int i = 0; i < 2; ++i) w_matrices(fa[to][i], mine + from[i][0] + off + turn * 720);
-#pragma unroll
-for (int j = 0; j < 2; ++j) fw[to][j] = fragments[((u / 1 * 2 + wk * 1 + u % 1) * 2 + j) * 32];
-};
-fetch(0, 0);
-#pragma unroll
-for (int u = 0; u < 9; ++u) {
-if (u + 1 < 9) fetch(u + 1, (u + 1) & 1);
-#pragma unroll
-for (int i = 0; i < 2; ++i)
-#pragma unroll
-for (int j = 0; j < 2; ++j) {
-w_mma_f16(acc[i][2 * j], fa[u & 1][i], fw[u & 1][j].x, fw[u & 1][j].y);
-w_mma_f16(acc[i][2 * j + 1], fa[u & 1][i], fw[u & 1][j].z, fw[u & 1][j].w);
-}
-}
+{ const uint4* const part = fragments; const u32 here = mine;
+u32 fa0[2][4], fa1[2][4]; uint4 fw0[2], fw1[2];
+w_matrices(fa0[0], here + from[0][0] + 0);
+w_matrices(fa0[1], here + from[1][0] + 0);
+fw0[0] = part[(0 + wk * 1) * 64 + 0];
+fw0[1] = part[(0 + wk * 1) * 64 + 32];
+w_matrices(fa1[0], here + from[0][0] + 80);
+w_matrices(fa1[1], here + from[1][0] + 80);
+fw1[0] = part[(2 + wk * 1) * 64 + 0];
+fw1[1] = part[(2 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa0, fw0);
+w_matrices(fa0[0], here + from[0][0] + 160);
+w_matrices(fa0[1], here + from[1][0] + 160);
+fw0[0] = part[(4 + wk * 1) * 64 + 0];
+fw0[1] = part[(4 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa1, fw1);
+w_matrices(fa1[0], here + from[0][0] + 720);
+w_matrices(fa1[1], here + from[1][0] + 720);
+fw1[0] = part[(6 + wk * 1) * 64 + 0];
+fw1[1] = part[(6 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa0, fw0);
+w_matrices(fa0[0], here + from[0][0] + 800);
+w_matrices(fa0[1], here + from[1][0] + 800);
+fw0[0] = part[(8 + wk * 1) * 64 + 0];
+fw0[1] = part[(8 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa1, fw1);
+w_matrices(fa1[0], here + from[0][0] + 880);
+w_matrices(fa1[1], here + from[1][0] + 880);
+fw1[0] = part[(10 + wk * 1) * 64 + 0];
+fw1[1] = part[(10 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa0, fw0);
+w_matrices(fa0[0], here + from[0][0] + 1440);
+w_matrices(fa0[1], here + from[1][0] + 1440);
+fw0[0] = part[(12 + wk * 1) * 64 + 0];
+fw0[1] = part[(12 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa1, fw1);
+w_matrices(fa1[0], here + from[0][0] + 1520);
+w_matrices(fa1[1], here + from[1][0] + 1520);
+fw1[0] = part[(14 + wk * 1) * 64 + 0];
+fw1[1] = part[(14 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa0, fw0);
+w_matrices(fa0[0], here + from[0][0] + 1600);
+w_matrices(fa0[1], here + from[1][0] + 1600);
+fw0[0] = part[(16 + wk * 1) * 64 + 0];
+fw0[1] = part[(16 + wk * 1) * 64 + 32];
+w_products_f16(acc, fa1, fw1);
+w_products_f16(acc, fa0, fw0);
 }
 };
 if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 64 + (n < 64 ? n : 63)); }
 w_wait(); w_release();
 _Pragma("unroll") for (int i = 0; i < 2; ++i) { if (first + i < last) fill_a(first + i, i * 24912); w_commit(); }
+#pragma unroll 1
 for (int i = 0; i < last - first; ++i) {
 w_arrived<1>(); __syncthreads();
 multiply(i * 24912, i * 24912 + 6480);

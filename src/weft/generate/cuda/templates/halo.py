@@ -268,7 +268,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *([] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
         "w_wait(); w_release();",
         f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
-        "for (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
+        "#pragma unroll 1\nfor (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
         f"w_arrived<{s.stages - 1}>(); __syncthreads();",
         f"multiply({slot}, {slot} + {g.a_bytes});",
     ]
@@ -292,7 +292,16 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines.append("}")
     order = FragmentOrder(g.columns, s.bn, s.bc, g.blocks, g.taps, g.steps, s.wide)
     packing = pack_fragments(p, f"{entry}_pack", order)
-    text = prelude() + args.constants + places + tap_table + "\n".join(x for x in lines if x) + "\n" + packing.text
+    text = (
+        prelude()
+        + products(p.dtype)
+        + args.constants
+        + places
+        + tap_table
+        + "\n".join(x for x in lines if x)
+        + "\n"
+        + packing.text
+    )
     cluster = (1, s.split, 1) if s.cluster else (1, 1, 1)
     launch = Launch(entry, (tiles, s.split, w.groups), (g.threads, 1, 1), args.pointers, g.shared, cluster)
     return CudaSource(
@@ -443,70 +452,79 @@ for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
 
 
 def _multiply(p: Product, g: Geometry) -> str:
+    """The lambda: straight text, a step's fragments are read before the step before is multiplied."""
     s = g.s
     mi, ni = s.wm // 16, s.wn // 16
-    mma_ = f"w_mma_{p.dtype.value}"
-    per = 1 if g.few else s.bc // 16 // s.wk
-    across = 1 if s.wide else g.w.kernel[1]
     total = g.steps // s.wk
-    # many steps: one row of the kernel per turn of the loop
+    # many steps: one row of the kernel per turn of a loop
     turns = 1 if g.few or total <= _MOST_STEPS else g.w.kernel[0]
     inner = total // turns
-    pairs = s.bn // 16
+    lines = ["auto multiply = [&](int a, int w) {"]
     if g.few:
-        start = "const int* const taps = (const int*)(sm + TAPS) + wk * 4 + (lane & 3);"
-        reads = (
-            f"const int off = taps[u * {4 * s.wk}];"
-            f' _Pragma("unroll") for (int i = 0; i < {mi}; ++i) {{'
-            " const uint2 lo = *(const uint2*)(sm + a + from[i][0] + off);"
-            " const uint2 hi = *(const uint2*)(sm + a + from[i][1] + off);"
-            " fa[to][i][0] = lo.x; fa[to][i][1] = hi.x; fa[to][i][2] = lo.y; fa[to][i][3] = hi.y;"
-        )
-        if 4 * g.steps > g.taps:
-            reads += (
-                f" if ((u + 1) * {4 * s.wk} > {g.taps} && u * {4 * s.wk} + wk * 4 + (lane & 3) >= {g.taps})"
-                " fa[to][i][0] = fa[to][i][1] = fa[to][i][2] = fa[to][i][3] = 0;"
-            )
-        reads += " }"
-        step = f"(u * {s.wk} + wk)"
+        lines.append("const int* const taps = (const int*)(sm + TAPS) + wk * 4 + (lane & 3);")
     else:
-        start = f"const u32 mine = sb + a + (lane >> 4) * 16 + wk * {per * 32};"
-        sw, dw = g.w.strides[1], g.w.dilations[1]
-        column = f"kx * {dw}" if sw == 1 else f"(kx * {dw} % {sw} * {g.half} + kx * {dw} / {sw})"
-        reads = (
-            f"const int tap = u / {per}, ky = tap / {across}, kx = tap % {across};"
-            f" const int off = ky * {g.w.dilations[0] * g.row_bytes} + {column} * {g.pitch} + u % {per} * 32;"
-            f' _Pragma("unroll") for (int i = 0; i < {mi}; ++i)'
-            f" w_matrices(fa[to][i], mine + from[i][0] + off + turn * {g.w.dilations[0] * g.row_bytes});"
-        )
-        step = f"(u / {per} * {s.bc // 16} + wk * {per} + u % {per})"
-    turn = f" + turn * {g.steps // turns * pairs * 32}" if turns > 1 else ""
-    return f"""auto multiply = [&](int a, int w) {{
-{start}
-const uint4* const fragments = (const uint4*)(sm + w) + (col0 >> 4) * 32 + lane;
-u32 fa[2][{mi}][4];
-uint4 fw[2][{ni}];
-#pragma unroll 1
-for (int turn = 0; turn < {turns}; ++turn) {{
-auto fetch = [&](int u, int to) {{
-{reads}
+        per = s.bc // 16 // s.wk
+        lines.append(f"const u32 mine = sb + a + (lane >> 4) * 16 + wk * {per * 32};")
+    lines.append("const uint4* const fragments = (const uint4*)(sm + w) + (col0 >> 4) * 32 + lane;")
+    if turns > 1:
+        step_a, step_w = g.w.dilations[0] * g.row_bytes, g.steps // turns * (s.bn // 16) * 32
+        lines += [
+            f"#pragma unroll 1\nfor (int turn = 0; turn < {turns}; ++turn) {{",
+            f"const u32 here = mine + turn * {step_a}; const uint4* const part = fragments + turn * {step_w};",
+        ]
+    else:
+        lines.append(f"{{ const uint4* const part = fragments;{'' if g.few else ' const u32 here = mine;'}")
+    lines.append(f"u32 fa0[{mi}][4], fa1[{mi}][4]; uint4 fw0[{ni}], fw1[{ni}];")
+    for u in range(inner + 1):
+        if u < inner:
+            lines += _fetch(g, u)
+        if u:
+            lines.append(f"w_products_{p.dtype.value}(acc, fa{(u - 1) % 2}, fw{(u - 1) % 2});")
+    return "\n".join([*lines, "}", "};"])
+
+
+def _fetch(g: Geometry, u: int) -> list[str]:
+    """Statements: the fragments of step u of a turn."""
+    s = g.s
+    mi, ni = s.wm // 16, s.wn // 16
+    to = u % 2
+    if g.few:
+        lines = [f"{{ const int off = taps[{u * 4 * s.wk}];"]
+        lines += [
+            f"{{ const uint2 lo = *(const uint2*)(sm + a + from[{i}][0] + off),"
+            f" hi = *(const uint2*)(sm + a + from[{i}][1] + off);"
+            f" fa{to}[{i}][0] = lo.x; fa{to}[{i}][1] = hi.x; fa{to}[{i}][2] = lo.y; fa{to}[{i}][3] = hi.y; }}"
+            for i in range(mi)
+        ]
+        if (u + 1) * 4 * s.wk > g.taps:
+            zero = " ".join(f"fa{to}[{i}][{e}] = 0;" for i in range(mi) for e in range(4))
+            lines.append(f"if ({u * 4 * s.wk} + wk * 4 + (lane & 3) >= {g.taps}) {{ {zero} }}")
+        lines.append("}")
+        step = f"({u * s.wk} + wk)"
+    else:
+        per = s.bc // 16 // s.wk
+        ky, kx = divmod(u // per, 1 if s.wide else g.w.kernel[1])
+        off = g.tap(ky, kx) + u % per * 32
+        lines = [f"w_matrices(fa{to}[{i}], here + from[{i}][0] + {off});" for i in range(mi)]
+        step = f"({u // per * (s.bc // 16) + u % per} + wk * {per})"
+    pairs = s.bn // 16
+    return lines + [f"fw{to}[{j}] = part[{step} * {pairs * 32} + {j * 32}];" for j in range(ni)]
+
+
+def products(dtype: DType) -> str:
+    """The function that multiplies one step's fragments."""
+    mma_ = f"w_mma_{dtype.value}"
+    return f"""template <int M, int N>
+W_FN void w_products_{dtype.value}(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const uint4 (&b)[N]) {{
 #pragma unroll
-for (int j = 0; j < {ni}; ++j) fw[to][j] = fragments[({step} * {pairs} + j) * 32{turn}];
-}};
-fetch(0, 0);
+  for (int i = 0; i < M; ++i)
 #pragma unroll
-for (int u = 0; u < {inner}; ++u) {{
-if (u + 1 < {inner}) fetch(u + 1, (u + 1) & 1);
-#pragma unroll
-for (int i = 0; i < {mi}; ++i)
-#pragma unroll
-for (int j = 0; j < {ni}; ++j) {{
-{mma_}(acc[i][2 * j], fa[u & 1][i], fw[u & 1][j].x, fw[u & 1][j].y);
-{mma_}(acc[i][2 * j + 1], fa[u & 1][i], fw[u & 1][j].z, fw[u & 1][j].w);
+    for (int j = 0; j < N; ++j) {{
+      {mma_}(acc[i][2 * j], a[i], b[j].x, b[j].y);
+      {mma_}(acc[i][2 * j + 1], a[i], b[j].z, b[j].w);
+    }}
 }}
-}}
-}}
-}};"""
+"""
 
 
 def _finish_wide(p: Product, g: Geometry, end: epilogue.Epilogue, args: epilogue.Arguments) -> list[str]:

@@ -125,7 +125,14 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
         _placed(pack_fragments(two, f"{entry}_pack", order), p.second_inputs, 0),
         _placed(pack_vectors(one, f"{entry}_vectors", 8), p.first_inputs, 1),
     )
-    text = prelude() + constants + "\n".join(x for x in lines if x) + "\n" + "".join(x.text for x in packings)
+    text = (
+        prelude()
+        + halo.products(one.dtype)
+        + constants
+        + "\n".join(x for x in lines if x)
+        + "\n"
+        + "".join(x.text for x in packings)
+    )
     cluster = (1, s.split, 1) if s.cluster else (1, 1, 1)
     return CudaSource(
         schedule=schedule,
