@@ -63,13 +63,14 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
 
 def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
-    """Best first by the model, but the best of every template before the second best of any: few are measured."""
+    """Best first by the model, but the best of every near template before the second best of any: few are measured."""
     seen: dict[object, int] = {}
     keyed = []
-    for cycles, schedule in sorted(ranked, key=lambda x: x[0]):
+    ranked = sorted(ranked, key=lambda x: x[0])
+    for cycles, schedule in ranked:
         template = schedule.param("template")
         seen[template] = seen.get(template, 0) + 1
-        keyed.append((seen[template] > 1, cycles, schedule))
+        keyed.append((seen[template] > 1 or cycles > _NEAR * ranked[0][0], cycles, schedule))
     return [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
 
 

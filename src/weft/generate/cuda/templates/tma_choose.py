@@ -21,19 +21,25 @@ from weft.generate.cuda.templates.tma import Shape
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
 from weft.ir.declined import Declined
 
-_PORT = 42.0
+_PORT = 50.0
 """Bytes per cycle and multiprocessor from the L2 cache while all load."""
 _BUSY = 0.9
 """Share of the tensor cores' peak that a stream of products reaches."""
-_LATENCY = 1100.0
+_LATENCY = 950.0
 """Cycles of a copy."""
 _LATE = 300.0
 """Cycles from the last product of a tile to the first of the next one of the same warpgroup."""
 _ROUND = 60.0
 """Latency of one vector of results, with one operand more for each that is read."""
-_RANK, _EXCHANGE = 450.0, 24.0
+_RANK, _EXCHANGE = 470.0, 28.0
 """A cluster: cycles per block, and bytes per cycle of its exchange."""
+_CLUSTERED = 0.97
+"""Share of the multiprocessors that clusters can fill: those of one cluster are neighbours."""
 _SPLITS = (1, 2, 4, 8)
+_NEAR = 0.6
+"""Share of the L2 cache that operands and results may take and still be there."""
+_STRANGERS = 1.15
+"""Blocks on one multiprocessor do not take turns: their ends meet."""
 _STAGES = 8
 _FEWEST = 3
 
@@ -61,6 +67,8 @@ class _Case:
     stride: Three
     columns: bool
     """The left operand's rows are neighbours."""
+    residuals: int
+    """Operands of what follows the sum that differ by row."""
     taps: int
     reach: tuple[int, int]
     """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
@@ -78,7 +86,9 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
-    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", kh * kw, reach)
+    walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
+    residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
+    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach)
     found: list[tuple[float, Shape]] = []
     for modelled, s in _ranked(case, facts):
         # tiles that read pixels once and those that read taps one by one, each half of what is measured
@@ -135,7 +145,7 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
-                if not turns and fits and kt >= 4 * split and tiles * split <= 2 * facts.sms:
+                if not turns and fits and kt >= 4 * split and tiles * split <= _CLUSTERED * facts.sms:
                     yield s
 
 
@@ -158,7 +168,7 @@ def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iter
     for split in _SPLITS[1:]:
         s = replace(base, stages=most, box=box, fields=2, split=split, resident=1)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
-        if not s.turns and fits and channels >= split and tiles * split <= 2 * facts.sms:
+        if not s.turns and fits and channels >= split and tiles * split <= _CLUSTERED * facts.sms:
             yield s
 
 
@@ -205,15 +215,19 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     area = s.bm * s.bn
     vectors = area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
     end = (
-        _LATE + vectors * _ROUND * (1 + p.operands) + area / s.split * (slots / 128 + (p.stored + 2 * p.operands) / 32)
+        _LATE
+        + vectors * _ROUND * (1 + case.residuals)
+        + area / s.split * (slots / 128 + (p.stored + 2 * case.residuals) / 32)
     )
     if s.split > 1:
         end += _RANK * s.split + area * 4 / _EXCHANGE
     if s.turns or s.resident > 1:
         inside = busiest * max(main, end / 2) + min(main, end) if busiest > 1 else main + end
+        inside *= _STRANGERS if s.resident > 1 and busiest > 1 else 1.0
     else:
         inside = busiest * (main + end)
     moved = p.m * p.k * p.z * 2.0 / case.taps
-    moved += p.n * p.k * p.z * 2.0 + p.m * p.n * p.z * (p.stored + 2.0 * p.operands)
-    memory = moved / (facts.read_bandwidth[-1][1] / facts.clock_ghz)
+    moved += p.n * p.k * p.z * 2.0 + p.m * p.n * p.z * (p.stored + 2.0 * case.residuals)
+    near = moved < _NEAR * facts.l2_bytes  # what a neighbour in the network has left in the cache
+    memory = moved / ((facts.l2_bandwidth if near else facts.read_bandwidth[-1][1]) / facts.clock_ghz)
     return max(inside, memory) + cost.EXPOSED * min(inside, memory) + _LATENCY + gap_us(facts) * facts.clock_ghz * 1e3
