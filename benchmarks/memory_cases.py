@@ -1,4 +1,4 @@
-"""Memory-bound operators for `benchmarks.gpu_memory`: thirty shapes of the ten networks, and ten of about 1 GB."""
+"""Memory-bound operators for `benchmarks.gpu_memory`: thirty of the ten networks and ten of about 1 GB."""
 
 from __future__ import annotations
 
@@ -173,6 +173,7 @@ NETWORK_CASES = (
     _norm("candy b16 norm+relu+pad 32x224", norm_pad, 16, 32, 224),
     _norm("candy b16 norm+residual+pad 128x56", residual_norm_pad, 16, 128, 56, 1),
     Case("candy norm 32x224 channels-first", instance_norm, ((1, 32, 224, 224), (32,), (32,))),
+    _norm("group norm+silu 128x64", group_norm, 1, 128, 64),
     Case("segformer resize 256x64->128", resize, ((1, 4096, 256), (256,)), last=True),
     Case(
         "segformer resize+concat 1024x128",

@@ -106,6 +106,7 @@ LONG = {
     "parts": (norm(3, 4100), Form(threads=128, per_row=64, parts=10, spread=12)),
     "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
     "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),
+    "parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12)),
     "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, parts=4, spread=30)),
 }
 
@@ -115,7 +116,7 @@ def test_long_rows() -> None:
 
 
 def test_rows_in_parts_take_two_launches() -> None:
-    for name in ("parts", "parts-columns", "parts-norm-pad", "parts-norm-pad-row"):
+    for name in ("parts", "parts-columns", "parts-groups", "parts-norm-pad", "parts-norm-pad-row"):
         p, form = LONG[name]
         source = trial(p, form.schedule(), []).source
         assert len(source.launches) == 2, name

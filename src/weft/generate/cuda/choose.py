@@ -14,6 +14,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 
 LEAST_COLUMNS = 4
 """Vectors of neighbouring rows that a block takes: 64 bytes, two sectors of memory."""
@@ -99,7 +100,9 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
         divided = _in_parts(problem, facts, beside=beside) if feeds else []
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
-        if beside:
+        if _run(problem, largest):
+            found = [*divided, *spread[: 3 - len(divided)], *found]
+        elif beside:
             clusters = _cluster_columns(problem, facts, rows, length)
             found = [*divided[:1], *clusters, *divided[1:], *spread[: 3 - len(divided)], *found]
         else:
@@ -128,22 +131,38 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
     rows = graph.type_of(long[0]).size
     large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
     lanes = max(1, 16 // min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize))
+    last = Format.LAST in problem.input_formats
     columns = min(LEAST_COLUMNS, max(1, rows // lanes)) if beside else 1
     across = THREADS // columns
     per_turn = across if beside else across * lanes
     groups = max(1, rows // (lanes * columns)) if beside else rows
+    run = _run(problem, long[0])
+    if run:
+        lanes = run
+        groups = max(1, rows * run * operand.dtype.itemsize // 256)  # read as 16 bits: lines of 128 bytes
+        per_turn = max(1, THREADS * rows * run // (groups * 64))
     most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large))))
-    sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0]) if p > 1}
+    sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
     blocks = facts.sms * min(8.0, max(0.85, sum(t.nbytes for t in large) / facts.sms / BLOCK_BYTES))
     found = []
     for wanted in (blocks / groups, 2 * blocks / groups):
         parts = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
-        if in_parts(graph, parts) is not None:
+        if in_parts(graph, parts, last=last) is not None:
             spread = max(2, round(blocks / facts.sms)) * facts.sms
-            per_row = 0 if beside else THREADS
+            per_row = 0 if beside or run else THREADS
             found.append(Form(THREADS, per_row=per_row, columns=columns if beside else 0, parts=parts, spread=spread))
     return list(dict.fromkeys(found))
+
+
+def _run(problem: Problem, node: NodeId) -> int:
+    """Elements of a row that lie side by side where the runs of rows alternate: groups of channels that lie last."""
+    operand = problem.graph.type_of(problem.graph.nodes[node].inputs[0])
+    if Format.LAST not in problem.input_formats or operand.rank < 5:
+        return 0
+    channels = [k for k in reduced_axes(problem.graph, node) if 0 < k < operand.rank - 2]
+    run = math.prod(operand.shape[k] for k in channels)
+    return run if channels and 1 not in channels and run * 2 <= 64 else 0
 
 
 def _sources(graph: Graph, node: NodeId) -> set[NodeId]:

@@ -59,7 +59,8 @@ class CudaText:
         self.entry = entry
         self.graph: Graph = separate_windows(problem.graph, live_nodes(problem.graph))
         if form.parts > 1:
-            self.graph = in_parts(self.graph, form.parts) or self.graph
+            last = Format.LAST in problem.input_formats
+            self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
         cut: set[NodeId] = set()
         for _ in range(32):  # each turn takes one more value out of registers
             try:

@@ -33,17 +33,19 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the rows of a reduction are cut: `axis` into `outer` parts, the reduced axes before it into elements."""
+    """Where the rows of a reduction are cut: `axis` into `outer` parts, each of the axes `whole` into its elements."""
 
+    whole: tuple[int, ...]
     axis: int
     outer: int
     parts: int
     """Parts of a row."""
 
 
-def in_parts(graph: Graph, parts: int) -> Graph | None:
-    """The graph with every reduction of rows as long as the longest made of `parts` parts; None where that is not it.
+def in_parts(graph: Graph, parts: int, *, last: bool = False) -> Graph | None:
+    """The graph with every reduction of rows as long as the longest made of `parts` parts; None where that cannot be.
 
+    `last`: images lie channels-last, so that parts are ranges of positions rather than of channels.
     Every chain of reductions over the same values must be understood: sums, products, extrema, and squares about the
     mean.
     """
@@ -54,7 +56,7 @@ def in_parts(graph: Graph, parts: int) -> Graph | None:
     above = _depends(graph, roots)
     if any(above[n] - {moments.get(n, -1)} for n in roots):
         return None
-    cuts = {n: cut(graph, n, parts) for n in roots}
+    cuts = {n: cut(graph, n, parts, last=last) for n in roots}
     if None in cuts.values():
         return None
 
@@ -88,26 +90,33 @@ def long_reductions(graph: Graph) -> list[NodeId]:
     return found if good else []
 
 
-def possible_parts(graph: Graph, node: NodeId) -> list[int]:
+def possible_parts(graph: Graph, node: NodeId, *, last: bool = False) -> list[int]:
     """Numbers of parts into which `cut` can divide the rows of a reduction, ascending."""
     whole, found = 1, {1}
-    for axis in _axes(graph, node):
+    for axis in _slowest_first(graph, node, last=last):
         size = graph.type_of(graph.nodes[node].inputs[0]).shape[axis]
         found |= {whole * d for d in range(1, size + 1) if size % d == 0}
         whole *= size
     return sorted(found)
 
 
-def cut(graph: Graph, node: NodeId, parts: int) -> Cut | None:
+def cut(graph: Graph, node: NodeId, parts: int, *, last: bool = False) -> Cut | None:
     """The cut of a reduction's rows into so many parts; none, where axes do not divide so."""
     whole = 1
-    for axis in _axes(graph, node):
+    axes = _slowest_first(graph, node, last=last)
+    for number, axis in enumerate(axes):
         size = graph.type_of(graph.nodes[node].inputs[0]).shape[axis]
         if parts <= whole * size:
             even = parts % whole == 0 and size % (parts // whole) == 0
-            return Cut(axis, parts // whole, parts) if even else None
+            return Cut(axes[:number], axis, parts // whole, parts) if even else None
         whole *= size
     return None
+
+
+def _slowest_first(graph: Graph, node: NodeId, *, last: bool) -> tuple[int, ...]:
+    """Reduced axes in the order of memory; channels, all axes between the first and the last two, may be fastest."""
+    rank = graph.type_of(graph.nodes[node].inputs[0]).rank
+    return tuple(sorted(_axes(graph, node), key=lambda k: (last and 0 < k < rank - 2, k)))
 
 
 def centred(graph: Graph, node: NodeId) -> NodeId | None:
@@ -171,13 +180,19 @@ def _opened(b: GraphBuilder, x: NodeId, where: Cut) -> NodeId:
     return b.reshape(x, (*shape[:k], where.outer, shape[k] // where.outer, *shape[k + 1 :]))
 
 
+def _moved(axis: int, where: Cut) -> int:
+    """Number of an axis in the opened shape."""
+    return axis if axis <= where.axis else axis + 1
+
+
 def _inner(graph: Graph, node: NodeId, where: Cut) -> tuple[int, ...]:
     """Axes inside a part, in the opened shape."""
-    return tuple(k + 1 for k in _axes(graph, node) if k >= where.axis)
+    others = [_moved(k, where) for k in _axes(graph, node) if k not in (*where.whole, where.axis)]
+    return tuple(sorted([*others, where.axis + 1]))
 
 
 def _joined(b: GraphBuilder, graph: Graph, node: NodeId, where: Cut, value: NodeId, prim: Prim) -> NodeId:
-    outer = (*(k for k in _axes(graph, node) if k < where.axis), where.axis)
+    outer = (*(_moved(k, where) for k in where.whole), where.axis)
     return b.reshape(b.reduce(prim, value, outer), graph.type_of(node).shape)
 
 
@@ -206,4 +221,4 @@ def _squares(
 
 def _opened_axes(graph: Graph, node: NodeId, where: Cut) -> set[int]:
     """All reduced axes, in the opened shape."""
-    return {k if k <= where.axis else k + 1 for k in _axes(graph, node)} | {where.axis + 1}
+    return {_moved(k, where) for k in _axes(graph, node)} | {where.axis + 1}

@@ -171,7 +171,25 @@ class Rows:
             if inner is not None:
                 space.variables = [*(v for v in space.variables if v is not inner), inner]
                 space.lanes = lanes_of(inner, seen, form.vector, MOST_LANES)
+        beside = self._interleaved(lane, seen)
+        if beside is not None and lane is not None:
+            self.by_columns = True
+            self.rows = [*(v for v in self.rows if v is not beside), beside]
+            item = min(x.itemsize for x in seen.accesses)
+            self.columns = min(_power(max(1, 128 // (lane.size * item))), 32, _power(beside.size))
+            self.across = max(1, form.threads // self.columns)
+            return
         self.across = form.per_row or self._across(count, largest)
+
+    def _interleaved(self, lane: Var | None, seen: Probe) -> Var | None:
+        """The loop over rows of which short runs alternate in memory, e.g. groups of channels where those lie last."""
+        if lane is None or lane.size * max(x.itemsize for x in seen.accesses) > 64:
+            return None
+        large = [x.address for x in seen.accesses if lane in x.address.variables]
+        most = max(math.prod(v.size for v in x.variables) for x in large)
+        main = [x for x in large if math.prod(v.size for v in x.variables) == most]
+        found = [v for v in self.rows if v.size > 1 and all(x.coefficient(v) == lane.size for x in main)]
+        return found[0] if len(found) == 1 and all(x.coefficient(lane) == 1 for x in main) else None
 
     def _across(self, count: int, largest: Space) -> int:
         """Threads per row: about eight elements each, more where rows are few."""
