@@ -18,7 +18,7 @@ from weft.generate.cuda.templates import tma, tma_choose
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
-from weft.generate.cuda.templates.tma import Shape
+from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem

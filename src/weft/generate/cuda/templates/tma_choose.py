@@ -17,8 +17,8 @@ from weft.device.cuda.model import gap_us
 from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.tma import Shape
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 
 _PORT = 50.0

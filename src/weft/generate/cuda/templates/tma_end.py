@@ -1,0 +1,129 @@
+"""The end of a tile in the tma template: from the sums in registers to the outputs, 8 neighbours of a row at a time."""
+
+from __future__ import annotations
+
+import math
+
+from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_operands import Operand, Rows
+from weft.generate.cuda.templates.tma_shape import Shape
+
+_OTHERS = 48
+"""Registers of a thread for anything but sums and vectors that are asked for ahead."""
+
+
+def _row(rows: Rows, s: Shape, at: str) -> str:
+    """Declares the row `m` of the product at row `at` of the tile; -1: none."""
+    n2, n1, n0 = rows.sizes
+    b2, b1, b0 = s.box
+    if rows.linear:
+        test = f"i0 + {at} < {n0}" if n0 % b0 else ""
+        place = f"i0 + {at}"
+    else:
+        head = f"const int x0 = i0 + ({at}) % {b0}, x1 = i1 + ({at}) / {b0} % {b1}, x2 = i2 + ({at}) / {b0 * b1};"
+        tests = [f"({at}) < {b0 * b1 * b2}"] if b0 * b1 * b2 < s.bm else []
+        tests += [f"x{i} < {n}" for i, n, b in ((0, n0, b0), (1, n1, b1), (2, n2, b2)) if n % b]
+        place, test = f"(x2 * {n1} + x1) * {n0} + x0", " && ".join(tests)
+        return f"{head} const int m = {f'{test} ? {place} : -1' if test else place};"
+    return f"const int m = {f'{test} ? {place} : -1' if test else place};"
+
+
+def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[list[str], list[str]]:
+    """From the sums in registers to the outputs: a thread has 8 neighbours of a row at a time.
+
+    Statements before the products of a tile, which ask for what the first vectors need, and after them.
+    """
+    high, wide = s.rows // 64, s.bn // 32
+    names = epilogue.arguments(p, w.map is None, False, False).names
+    guard = ["m >= 0"] if _clipped(rows, s) else []
+    if p.n % s.bn:
+        guard.append(f"n < {p.n}")
+    inside = f"if ({' && '.join(guard)}) " if guard else ""
+    ring = 0 if s.split > 1 else _ring(p, s)
+    given = {slot: f"(const u16*)&ahead{slot}[o % {ring}]" for slot in epilogue.streamed(p)} if ring else {}
+    parts = []
+    for e in range(0, 8, width):
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
+        parts.append(f"{{ const int n = n8 + {e}; {inside}{{ {body} }} }}")
+    take = [
+        "float v[8];",
+        (
+            "#pragma unroll\nfor (int c = 0; c < 4; ++c) {"
+            " v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }"
+        ),
+        # packed weights are permuted instead
+        "" if w.map is None else "w_quad(v, lane);",
+    ]
+    row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
+    if s.split > 1:
+        return [], _shared_sum(rows, s, take, row, parts)
+    place = [
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = n0 + j * 32 + (lane & 3) * 8;",
+        f"const int r = {row}; {_row(rows, s, 'r')}",
+    ]
+    count = 2 * high * wide
+    ask = [
+        # what does not exist is read at the first row or column instead
+        f"const int row = m; {{ const int m = row < 0 ? 0 : row, n = n8 < {p.n} ? n8 : 0; (void)n;",
+        *(f"ahead{slot}[o % {ring}] = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in given),
+        "}",
+    ]
+    before = [
+        *(f"uint4 ahead{slot}[{ring}];" for slot in given),
+        f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
+        f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
+    ]
+    after = [
+        f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
+        *place,
+        *take,
+        *parts,
+        f"if (o + {ring} < {count}) ask(o + {ring});" if given else "",
+        "}",
+    ]
+    return (before if given else []), after
+
+
+def _ring(p: Product, s: Shape) -> int:
+    """Vectors of each operand that are asked for ahead: as many as registers are left; 0: none."""
+    slots = len(epilogue.streamed(p))
+    if not slots:
+        return 0
+    limit = {1: 232, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
+    left = (limit - s.rows * s.bn // 128 - _OTHERS) // (4 * slots)
+    return max(0, min(2 * (s.rows // 64) * (s.bn // 32), left))
+
+
+def _clipped(rows: Rows, s: Shape) -> bool:
+    """True where a tile can have rows that do not exist."""
+    return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
+
+
+def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str]) -> list[str]:
+    """The blocks of the cluster put their sums into shared memory, and each finishes its share of the pieces."""
+    high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.groups
+    piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
+    return [
+        f"w_meet_some(1, {threads});",
+        f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j)\n#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
+        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        *take,
+        f"const int o = (j * {high} + i) * 2 + h;",
+        f"float4* const to = (float4*)(sm + o * {32 * threads} + t * 16);",
+        f"to[0] = make_float4(v[0], v[1], v[2], v[3]); to[{threads}] = make_float4(v[4], v[5], v[6], v[7]); }}",
+        "w_cluster_sync();",
+        f"#pragma unroll 1\nfor (int o = rank; o < {2 * high * wide}; o += {s.split}) {{",
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}; const int n8 = n0 + j * 32 + (lane & 3) * 8;",
+        "float v[8];\n#pragma unroll\nfor (int e = 0; e < 8; ++e) v[e] = 0.0f;",
+        f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y) {{",
+        f"const float4 lo = w_read_cluster({piece}, y), hi = w_read_cluster({piece} + {16 * threads}, y);",
+        (
+            "v[0] += lo.x; v[1] += lo.y; v[2] += lo.z; v[3] += lo.w;"
+            " v[4] += hi.x; v[5] += hi.y; v[6] += hi.z; v[7] += hi.w; }"
+        ),
+        f"const int r = {row}; {_row(rows, s, 'r')}",
+        *parts,
+        "}",
+        "w_cluster_sync();",
+    ]

@@ -1,0 +1,86 @@
+"""Parameters of the tma template and what follows from them by numbers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
+from weft.kernels.source import Schedule
+
+_MANY_SUMS = 112
+"""Registers of sums per thread from which on registers are moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Parameters of the template; sizes in elements."""
+
+    bm: int
+    bn: int
+    panel: int
+    """Elements of the sum in a row of shared memory."""
+    stages: int
+    groups: int
+    """Warpgroups that multiply."""
+    turns: bool
+    """True: each takes whole tiles in turn; False: they share the rows of a tile."""
+    split: int
+    """Blocks of a cluster that share the sum of a tile."""
+    box: Three
+    """Images, rows and columns of pixels of a tile; (1, 1, bm) where rows are one dimension."""
+    blocks: int
+    """Blocks of the grid that go on to further tiles; 0: one block per tile."""
+    resident: int
+    """Blocks meant to be on one multiprocessor together."""
+    fields: int = 0
+    """Buffers of fields: all pixels that a tile of a convolution reads, once for all taps, whose products begin at
+    different rows of it. 0: every tap is copied."""
+
+    @staticmethod
+    def of(schedule: Schedule) -> Shape:
+        """Read back what `schedule` wrote."""
+        p = dict(schedule.params)
+        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
+        return Schedule("cuda", tuple(sorted({**fields, "template": "tma"}.items())))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups that multiply and the warp that copies.
+
+        That warp is in a warpgroup of its own where registers move from it to the others.
+        """
+        return 128 * self.groups + (128 if self.moves_registers else 32)
+
+    @property
+    def moves_registers(self) -> bool:
+        """True: the sums of two warpgroups are more than three warps of a scheduler have registers for."""
+        return self.groups == 2 and self.rows * self.bn >= 128 * _MANY_SUMS
+
+    @property
+    def rows(self) -> int:
+        """Rows of a warpgroup's tile."""
+        return self.bm if self.turns else self.bm // self.groups
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of 16-bit elements."""
+        return ((0 if self.fields else self.bm) + self.bn) * self.step * 2
+
+    @property
+    def step(self) -> int:
+        """Elements of the sum in one stage."""
+        return self.panel if self.fields else STEP
+
+    def shared_bytes(self, field: int = 0) -> int:
+        """Dynamic shared memory: fields of so many bytes, stages and barriers."""
+        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16
+
+
+def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
+    """Boxes of rows along each dimension, and tiles of columns."""
+    return rows.tiles(s.box), -(-p.n // s.bn)
