@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 from weft.device.cuda.blocks import LeftLoad, Sizes, least_cycles
@@ -20,10 +21,11 @@ MATRIX_CHANNELS = 8
 """Channels per group below this leave the matrix units idle: such convolutions are sums of products."""
 PERSISTENT_US = 2.0
 """Start and end of kernels whose blocks stay, or of a library's, which reach the rate of the largest tiles."""
-ROW_CONVOLUTION = 1.5
-"""Factor on convolutions with few channels that do not lie side by side."""
+ONE_BY_ONE = 1.5
+"""Factor on convolutions that copy their part of the image element by element."""
 FIELD_CHANNELS = 64
 """Convolutions with windows of at most so many channels keep their part of the image in shared memory, in any order."""
+FEW_INPUTS, FEW_OUTPUTS = 4, 8
 CHUNK_BYTES = 16
 """Of one asynchronous copy."""
 
@@ -46,12 +48,29 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     load = _left_load(problem, node)
     factor = 1.0
     window = isinstance(node.attrs, a.ConvAttrs) and math.prod(graph.type_of(node.inputs[1]).shape[2:]) > 1
-    if load == "elements" and window and graph.type_of(node.inputs[1]).shape[1] <= FIELD_CHANNELS:
-        load, factor = "taps", 1.0 if _last(problem) else ROW_CONVOLUTION
+    if window and graph.type_of(node.inputs[1]).shape[1] <= FIELD_CHANNELS:
+        product = _from_field(graph, node, product)
+        if load == "elements":
+            load, factor = "taps", ONE_BY_ONE
     sizes = _sizes(problem, at, product, load)
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, product)[0] + PERSISTENT_US
     return min(block, persistent if load in ("rows", "taps") else math.inf) * factor
+
+
+def _from_field(graph: Graph, node: Node, product: Product) -> Product:
+    """The product of a kernel that keeps its part of the image.
+
+    It multiplies four taps at a time of few channels, and puts the columns of the kernel beside few output channels.
+    """
+    c, w = cast("a.ConvAttrs", node.attrs), graph.type_of(node.inputs[1]).shape
+    if c.transposed or len(w) != 4 or c.groups > 1:
+        return product
+    if w[1] <= FEW_INPUTS:
+        return replace(product, k=FEW_INPUTS * math.prod(w[2:]))
+    if w[0] <= FEW_OUTPUTS and w[0] * w[3] <= FIELD_CHANNELS and c.strides[1] == 1:
+        return replace(product, n=w[0] * w[3], k=product.k // w[3])
+    return product
 
 
 def _sizes(problem: Problem, at: NodeId, product: Product, load: LeftLoad) -> Sizes:

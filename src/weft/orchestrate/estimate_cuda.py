@@ -45,8 +45,8 @@ STEP_US = {Category.ELEMENTWISE: 0.05, Category.WINDOW: 0.05, Category.REDUCE: 0
 SPECIAL_STEP_US = 0.06
 GATHER_US = 0.13
 """A read at an address that was read."""
-WEIGHTS_US = 0.5
-"""Weights come from memory before the first product of a kernel that does not run ahead of it."""
+WEIGHTS_US, TAP_US = 0.75, 0.03
+"""Weights come from memory before the first product of a thread that keeps them; each tap of them is unpacked."""
 ROW_BYTES = 96 * 1024
 """A row of a reduction up to this size stays in one block's shared memory and registers."""
 STRIDED = 2.5
@@ -136,7 +136,7 @@ def _latency_us(problem: Problem) -> float:
         if behind[i] and category is not Category.REDUCE:
             continue
         if linear:
-            waited[i] += WEIGHTS_US
+            waited[i] += WEIGHTS_US + TAP_US * math.prod(graph.type_of(node.inputs[1]).shape[2:])
         elif node.prim in _GATHERS:
             waited[i] += GATHER_US
         elif node.prim in TRANSCENDENTAL:
