@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
+from weft import pipeline
 from weft.api import Compiled
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError
+from weft.ir.graph import Graph
 from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.runtime.executable import InputError
@@ -242,3 +246,25 @@ def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_p
         weft.compile(model, [1.0], options=options)  # type: ignore[list-item]
     with pytest.raises(ArtifactError):
         weft.load(tmp_path / "missing.weft", options=options)
+
+
+def test_a_plan_that_does_not_run_is_left_out(
+    model: nn.Module, x: torch.Tensor, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator of the framework may refuse what was never measured; only if nothing runs is that an error."""
+    plan, graph = compiled.executable.plan, compiled.executable.graph
+    setting = pipeline.survey(weft.Options(cache_dir=compiled._options.cache_dir))
+    link = pipeline.link
+
+    def refuse(graph: Graph, plan: Plan, setting: pipeline.Setting) -> object:
+        if plan.name.startswith("bad"):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type\nmore")
+        return link(graph, plan, setting)
+
+    monkeypatch.setattr(pipeline, "link", refuse)
+    bad = replace(plan, name="bad", steps=plan.steps[:-1])
+    with pytest.warns(UserWarning, match="leaves out the plan bad, which does not run: FlashAttention.*type$"):
+        found = pipeline.link_all(graph, [bad, plan], setting, [x], None)
+    assert [c.name for c in found] == [plan.name]
+    with pytest.warns(UserWarning, match="leaves out"), pytest.raises(RuntimeError, match="FlashAttention"):
+        pipeline.link_all(graph, [bad], setting, [x], lambda *_: [model(x)])

@@ -327,14 +327,22 @@ def link_all(
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once."""
     contenders: list[finish.Contender] = []
+    refused: RuntimeError | None = None
     seen: set[tuple[object, ...]] = set()
     for plan in branched(graph, plans) if setting.on_gpu else plans:
         identity = (plan.branches, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
         if identity in seen:
             continue
         seen.add(identity)
-        executable = link(graph, plan, setting)
-        executable(*inputs)
+        try:
+            executable = link(graph, plan, setting)
+            executable(*inputs)
+        except RuntimeError as error:
+            # an operator of the framework may refuse a call that was never measured
+            refused = error
+            text = f"Weft leaves out the plan {plan.name}, which does not run: {str(error).splitlines()[0][:200]}"
+            warnings.warn(text, stacklevel=2)
+            continue
         contenders.append(
             finish.Contender(
                 plan.name,
@@ -345,6 +353,8 @@ def link_all(
                 executable,
             )
         )
+    if refused is not None and not contenders:
+        raise refused
     if eager is not None:
         free = not setting.options.memory_limit_bytes
         contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))

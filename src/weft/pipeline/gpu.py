@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -119,8 +121,8 @@ def link(
     sources = {s.kernel.sha256: s.kernel for s in plan.steps if isinstance(s.kernel, CudaSource)}
     if sources and compiler is None:
         raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs NVRTC")
-    objects: dict[str, Path] = {}
-    for sha, source in sources.items():
+
+    def build(source: CudaSource) -> Path:
         assert compiler is not None
         made = compiler.compile(
             source.text,
@@ -129,7 +131,10 @@ def link(
             max_registers=source.max_registers,
             cache_dir=options.cache,
         )
-        objects[sha] = made.path
+        return made.path
+
+    with ThreadPoolExecutor(options.build_jobs or len(os.sched_getaffinity(0))) as pool:
+        objects = dict(zip(sources, pool.map(build, sources.values()), strict=True))
     linked = Linked(graph, plan, objects, None, options.cache, 0, environment)
     return CudaExecutable(linked, device=device_of(options))
 

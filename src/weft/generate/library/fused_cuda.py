@@ -117,6 +117,8 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     scale = params.get("scale", 0.0)
     factor = float(cast("float", scale)) if scale else None
     backend = schedule.param("backend")
+    if backend != "efficient" and graph.type_of(operands[0]).dtype not in (DType.F16, DType.BF16):
+        return Declined(f"{backend} attention takes floats of 16 bits only")
     if backend == "flash":
         if bias is not None:
             return Declined("flash attention takes no mask")
