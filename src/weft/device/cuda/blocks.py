@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 
 from weft.device.cuda.model import DRAM_PORT_BYTES, L2_PORT_BYTES, gap_us
-from weft.device.cuda.record import GpuFacts
+from weft.device.cuda.record import FLOPS_PER_CLOCK, GpuFacts
 from weft.ir.types import DType
 
 START = 90.0
@@ -30,7 +30,9 @@ LATENCY = 870.0
 EXPOSED = 0.14
 """Share of the smaller costs of a step that is not hidden behind the largest."""
 RATE = {"group": 3700.0, "mma": 2500.0, "simt": 220.0}
-"""FLOP per cycle: warpgroup products, those of warps (62 % of the peak at most on Hopper), multiply-adds."""
+"""FLOP per cycle on Hopper: warpgroup products, those of warps (62 % of the peak at most), multiply-adds."""
+REACHED = 0.9
+"""Share of the peak that any of them reaches."""
 CHAIN = {"group": 328.0, "mma": 170.0, "simt": 60.0}
 """Cycles of a step of one block that nothing shortens."""
 MMA = 15.0
@@ -149,7 +151,8 @@ class Block:
         self.gap = gap_us(facts) * facts.clock_ghz * 1e3 + START
         size = p.dtype.itemsize
         self.kind = "group" if s.group else "mma" if size == 2 else "simt"
-        self.products = 2.0 * s.bm * s.bn * s.bk / RATE[self.kind]
+        peak = FLOPS_PER_CLOCK.get(facts.capability, {}).get(p.dtype.value, math.inf)
+        self.products = 2.0 * s.bm * s.bn * s.bk / min(RATE[self.kind], REACHED * peak)
         self.loaded = (s.bm + s.bn) * s.bk * size
         if s.group:
             fragments = s.bm / 64 * (64 + s.bn) * s.bk * size
