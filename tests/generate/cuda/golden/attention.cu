@@ -48,7 +48,7 @@ const w_f32 e0 = (l0v[e] + l1v[e]);
 v[e] = (float)e0;
 }
 }
-w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
+w_store16(to + (u32)(r * 144 + c * 2), make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
 }
 }
 }
@@ -86,7 +86,7 @@ const w_f32 e0 = (l0v[e] + l1v[e]);
 v[e] = (float)e0;
 }
 }
-w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
+w_store16(to + (u32)(r * 144 + c * 2), make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
 }
 }
 }
@@ -124,7 +124,7 @@ const w_f32 e0 = (l0v[e] + l1v[e]);
 v[e] = (float)e0;
 }
 }
-w_store16(to + (u32)(r * 72 + c) * 2u, make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
+w_store16(to + (u32)(r * 144 + c * 2), make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]), w_narrow2_f16(v[6], v[7])));
 }
 }
 }
@@ -149,7 +149,7 @@ __syncthreads();
 #pragma unroll
 for (int a = 0; a < 1; ++a)
 #pragma unroll
-for (int kk = 0; kk < 4; ++kk) w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 72 + kk * 16 + (lane >> 4) * 8) * 2u);
+for (int kk = 0; kk < 4; ++kk) w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 144 + kk * 32 + (lane >> 4) * 16));
 const u32 here = sb + 4608u + (u32)(i * 73728);
 const int n0 = i * 256 + key0;
 const bool some = n0 < 197;
@@ -165,7 +165,7 @@ for (int e = 0; e < 4; ++e) s[a][j][e] = 0.0f;
 for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
 for (int j = 0; j < 4; ++j) { u32 f[4];
-w_matrices(f, here + (u32)((key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 72 + kk * 16 + ((lane >> 3) & 1) * 8) * 2u);
+w_matrices(f, here + (u32)((key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 144 + kk * 32 + ((lane >> 3) & 1) * 16));
 #pragma unroll
 for (int a = 0; a < 1; ++a) {
 w_mma_f16(s[a][2 * j], fq[a][kk], f[0], f[1]);
@@ -217,7 +217,7 @@ w[a][3] = w_narrow2_f16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
 }
 #pragma unroll
 for (int j = 0; j < 4; ++j) { u32 f[4];
-w_matrices_transposed(f, here + 36864u + (u32)((key0 + q * 16 + (lane & 15)) * 72 + j * 16 + (lane >> 4) * 8) * 2u);
+w_matrices_transposed(f, here + 36864u + (u32)((key0 + q * 16 + (lane & 15)) * 144 + j * 32 + (lane >> 4) * 16));
 #pragma unroll
 for (int a = 0; a < 1; ++a) {
 w_mma_f16(o[a][2 * j], w[a], f[0], f[1]);

@@ -71,37 +71,36 @@ float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 24 + col0 + j * 8 + (la
 *(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
 *(float2*)(at + 192) = make_float2(acc[i][j][2], acc[i][j][3]);
 }
+__syncthreads();
+for (int i = t; i < 64; i += 64) {
+float4* const at = (float4*)(sums + i / 4 * 24 + i % 4 * 4);
+float4 a = *at;
+#pragma unroll
+for (int y = 1; y < 2; ++y) { const float4 h = at[y * 96]; a.x += h.x; a.y += h.y; a.z += h.z; a.w += h.w; }
+*at = a; }
 w_cluster_sync();
-for (int x = t + (int)blockIdx.y * 64; x < 32; x += 128) { const int r = x / 2, q = x % 2 * 8; const int m = m0 + r, n = n0 + q;
-{ float acc[8];
+for (int i = t; i < 32; i += 64) { const int x = i + (int)blockIdx.y * 32; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
+{ float acc[4];
 
 #pragma unroll
-for (int i = 0; i < 8; ++i) acc[i] = 0.0f;
+for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
 #pragma unroll
 for (int rank = 0; rank < 2; ++rank)
 #pragma unroll
-for (int y = 0; y < 2; ++y)
-#pragma unroll
-for (int i = 0; i < 2; ++i) {
-const float4 h = w_read_cluster(sb + (u32)(((y * 16 + r) * 24 + q + 4 * i) * 4), (u32)rank);
+for (int i = 0; i < 1; ++i) {
+const float4 h = w_read_cluster(sb + (u32)((r * 24 + q + 4 * i) * 4), (u32)rank);
 acc[4 * i + 0] += h.x; acc[4 * i + 1] += h.y; acc[4 * i + 2] += h.z; acc[4 * i + 3] += h.w; }
 const u16* const x0p = (const u16*)in2 + (0 + n);
-w_f32 x0[8];
-const uint4 x0w = *(const uint4*)(x0p);
+w_f32 x0[4];
+const uint2 x0w = *(const uint2*)(x0p);
 { const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
 { const float2 h = w_unpack_f16(x0w.y); x0[2] = h.x; x0[3] = h.y; }
-{ const float2 h = w_unpack_f16(x0w.z); x0[4] = h.x; x0[5] = h.y; }
-{ const float2 h = w_unpack_f16(x0w.w); x0[6] = h.x; x0[7] = h.y; }
 const w_f32 e1_0 = (acc[0] + x0[0]);
 const w_f32 e1_1 = (acc[1] + x0[1]);
 const w_f32 e1_2 = (acc[2] + x0[2]);
 const w_f32 e1_3 = (acc[3] + x0[3]);
-const w_f32 e1_4 = (acc[4] + x0[4]);
-const w_f32 e1_5 = (acc[5] + x0[5]);
-const w_f32 e1_6 = (acc[6] + x0[6]);
-const w_f32 e1_7 = (acc[7] + x0[7]);
 u16* const y0 = (u16*)out0 + ((m) * 64 + n);
-*(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7));
+*(uint2*)(y0) = make_uint2(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3));
 } }
 w_cluster_leave();
 }

@@ -44,6 +44,9 @@ u32 it = 0;
 u32 cell = 0;
 #pragma unroll 1
 for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+uint4 column1[4];
+#pragma unroll
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 128 ? n8 : 0; column1[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it) {
 const u32 slot = it % 6, at = sb + RING + slot * STAGE;
@@ -70,7 +73,7 @@ const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-{ const int n = n8 + 0; if (m >= 0) { const u16* const x1p = (const u16*)in2 + (0 + n);
+{ const int n = n8 + 0; if (m >= 0) { const u16* const x1p = (const u16*)&column1[j];
 w_f32 x1[8];
 const uint4 x1w = *(const uint4*)(x1p);
 { const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }

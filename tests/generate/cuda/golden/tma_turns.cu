@@ -44,6 +44,9 @@ float acc[2][64];
 u32 it = (warp >> 2) * (u32)(last - first), turn = 0;
 #pragma unroll 1
 for (int tile = blockIdx.x + (warp >> 2) * gridDim.x; tile < 384; tile += 2 * gridDim.x) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+uint4 column0[4];
+#pragma unroll
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 3072 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
 { const u32 before = warp < 4 ? turn : turn + 1; ++turn; if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it) {
@@ -70,7 +73,7 @@ const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-{ const int n = n8 + 0; { const u16* const x0p = (const u16*)in2 + (0 + n);
+{ const int n = n8 + 0; { const u16* const x0p = (const u16*)&column0[j];
 w_f32 x0[8];
 const uint4 x0w = *(const uint4*)(x0p);
 { const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }

@@ -16,7 +16,7 @@ _LAUNCH = 2200.0
 """Cycles from the start of a block to its first copy's arrival: launch, addresses, one trip to the L2 cache."""
 _WASTE = 1.15
 """Most pixels that tiles may cover over those of the image."""
-_PORT = 40.0
+_PORT = 26.0
 """Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask."""
 
 

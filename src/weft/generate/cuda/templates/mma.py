@@ -353,6 +353,8 @@ def finish(
     below the number of rows). `names` are those of what is read, if they are not those of the product alone.
     """
     v = end.width
+    if s.cluster and v == 8 and s.bm * s.bn < 8 * s.split * s.threads:
+        v = 4  # more threads of each block take part
     pitch = s.bn + PAD
     count = s.bm * s.bn // v
     where = (
@@ -367,17 +369,21 @@ def finish(
     guard = f"if ({' && '.join(test)}) " if test else ""
     names = names or epilogue.arguments(p, p.w_load == "packed", False, False).names
     done = "\n".join(epilogue.body(p, names, v))
-    own = _sum_warps(s, v, pitch)
     if s.cluster:
+        per = -(-count // s.split)
+        if count % s.split:
+            guard = guard[:-2] + f" && x < {count}) " if guard else f"if (x < {count}) "
         return [
+            *_fold_warps(s, pitch),
             "w_cluster_sync();",
-            f"for (int x = t + (int)blockIdx.y * {s.threads}; x < {count}; x += {s.threads * s.split}) {{ {where}",
+            f"for (int i = t; i < {per}; i += {s.threads}) {{ const int x = i + (int)blockIdx.y * {per}; {where}",
             f"{guard}{{ float acc[{v}];",
             _sum_cluster(s, v, pitch),
             done,
             "} }",
             "w_cluster_leave();",
         ]
+    own = _sum_warps(s, v, pitch)
     if s.split == 1:
         return [
             "__syncthreads();",
@@ -444,14 +450,29 @@ def _sum_warps(s: Sums, v: int, row: int) -> str:
     )
 
 
+def _fold_warps(s: Sums, row: int) -> list[str]:
+    """The copies of the warps along k into the first one, in order: other blocks read only that."""
+    if s.wk == 1:
+        return []
+    adds = " ".join(f"a.{f} += h.{f};" for f in "xyzw")
+    return [
+        "__syncthreads();",
+        f"for (int i = t; i < {s.bm * s.bn // 4}; i += {s.threads}) {{",
+        f"float4* const at = (float4*)(sums + i / {s.bn // 4} * {row} + i % {s.bn // 4} * 4);",
+        "float4 a = *at;",
+        "#pragma unroll",
+        f"for (int y = 1; y < {s.wk}; ++y) {{ const float4 h = at[y * {s.bm * row // 4}]; {adds} }}",
+        "*at = a; }",
+    ]
+
+
 def _sum_cluster(s: Sums, v: int, row: int) -> str:
-    """`acc` from the copies of all warps along k of all blocks of the cluster, in order."""
+    """`acc` from the tiles of all blocks of the cluster, in order."""
     adds = [f"acc[4 * i + {j}] += h.{f};" for j, f in enumerate("xyzw")]
     return (
         f"\n#pragma unroll\nfor (int i = 0; i < {v}; ++i) acc[i] = 0.0f;\n"
         f"#pragma unroll\nfor (int rank = 0; rank < {s.split}; ++rank)\n"
-        f"#pragma unroll\nfor (int y = 0; y < {s.wk}; ++y)\n"
         f"#pragma unroll\nfor (int i = 0; i < {v // 4}; ++i) {{\n"
-        f"const float4 h = w_read_cluster(sb + (u32)(((y * {s.bm} + r) * {row} + q + 4 * i) * 4), (u32)rank);\n"
+        f"const float4 h = w_read_cluster(sb + (u32)((r * {row} + q + 4 * i) * 4), (u32)rank);\n"
         f"{' '.join(adds)} }}"
     )
