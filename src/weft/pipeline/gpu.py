@@ -25,8 +25,6 @@ from weft.runtime.cuda_executable import CudaExecutable, Turns
 from weft.runtime.executable import InputError, Linked
 
 Tensors = Sequence[torch.Tensor]
-WINDOW_US = 4000.0
-"""Length of one sample of a whole plan."""
 
 
 def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
