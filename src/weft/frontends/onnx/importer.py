@@ -109,10 +109,6 @@ class Call:
         used = [i for i, name in enumerate(self.node.output) if name]
         return used[-1] + 1 if used else 0
 
-    def wants(self, output: int) -> bool:
-        """True if the output has a name."""
-        return output < len(self.node.output) and bool(self.node.output[output])
-
     def has(self, i: int) -> bool:
         """True if operand `i` is given."""
         return i < len(self.operands) and self.operands[i] != ABSENT
