@@ -53,7 +53,9 @@ class LibraryGenerator:
         if on_gpu and Prim.MATMUL in prims:
             found.append(_schedule("cublaslt"))
         if on_gpu and problem.origin_rule == "sdpa":
-            found += [_schedule("attention", backend=name) for name in ("flash", "efficient", "cudnn")]
+            from weft.generate.library.fused_cuda import ATTENTION_BACKENDS
+
+            found += [_schedule("attention", backend=name) for name in ATTENTION_BACKENDS]
         if not on_gpu and Prim.CONV in prims:
             found += [_schedule("conv", channels_last=True), _schedule("conv", channels_last=False)]
         if not on_gpu and Prim.MATMUL in prims:
