@@ -87,6 +87,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     if beside:
         found = [Form(threads=256, columns=4), Form(threads=256, vector=8, columns=4), Form(threads=128), *found[1:]]
     elif length >= 1024:
+        found = [*found[:2], *([Form(threads=128, per_row=128)] if length <= 4096 else []), found[2]]
         found.append(Form(threads=512, per_row=512))
     elif length <= 256:
         found += [Form(threads=128, per_row=32), Form(threads=128, per_row=8)]
