@@ -21,7 +21,7 @@ from tests.gpu.small_networks import DTYPES, NETWORKS, check, network
 import weft
 from weft.frontends.torch import import_exported
 from weft.frontends.torch.dtypes import FROM_TORCH
-from weft.pipeline import finish, gpu, reference, untuned
+from weft.pipeline import finish, reference, untuned
 from weft.runtime import artifact
 from weft.runtime.artifact import plan_to_json
 from weft.runtime.cuda_executable import CudaExecutable
@@ -118,29 +118,35 @@ def held_and_peak(make: Callable[[], Callable[[], object]]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_memory_is_no_more_than_the_frameworks(name: str, compiled: Compile, tmp_path: Path, tell: Tell) -> None:
-    case = compiled(name, "f16")
-    path = tmp_path / "net.weft"
-    case.exe.save(path)
+def test_memory_is_no_more_than_the_frameworks(name: str, shared_cache: Path, tell: Tell) -> None:
+    """Weights, inputs in buffers of their own, values on the way and results, against eager with the same."""
+    module, inputs = network(name, torch.float16)
+    many = tuple(x.repeat(16, *[1] * (x.ndim - 1)) for x in inputs)
+    with torch.no_grad():
+        imported = import_exported(torch.export.export(module, many, strict=False), device="cuda")
+    options = weft.Options(device="cuda", cache_dir=shared_cache)
 
-    def loaded() -> Callable[[], object]:
-        exe = weft.load(path, options=case.options)
-        return lambda: exe(*case.inputs)
+    def planned() -> Callable[[], object]:
+        exe = untuned.build(imported, options, ("fused",)).executables["fused"]
+        return lambda: exe(*many)
 
     def eager() -> Callable[[], object]:
-        module = copy.deepcopy(case.module)  # its weights count, as a plan's do
-        captured = gpu.capture(lambda *x: [module(*x)], case.inputs, case.options)
-        assert isinstance(captured, gpu.Captured), captured
-        return lambda: captured(*case.inputs)
+        model, own = copy.deepcopy(module), [x.clone() for x in many]
 
-    for make in (loaded, eager):
+        def run() -> object:
+            with torch.no_grad():
+                return model(*own)
+
+        return run
+
+    for make in (planned, eager):
         held_and_peak(make)  # libraries set themselves up
-    mine, theirs = held_and_peak(loaded), held_and_peak(eager)
+    mine, theirs = held_and_peak(planned), held_and_peak(eager)
     tell(
-        f"{name} f16: peak {mine[1] / 2**20:.2f} MiB (held {mine[0] / 2**20:.2f}), eager in a graph"
-        f" {theirs[1] / 2**20:.2f} MiB (held {theirs[0] / 2**20:.2f})"
+        f"{name} f16, {len(many[0])} inputs: peak {mine[1] / 2**20:.1f} MiB (held {mine[0] / 2**20:.1f}), eager"
+        f" {theirs[1] / 2**20:.1f} MiB (held {theirs[0] / 2**20:.1f})"
     )
-    assert mine[1] <= 1.1 * theirs[1] + (1 << 20)
+    assert mine[1] <= 1.1 * theirs[1]
 
 
 def test_a_second_compilation_is_warm(compiled: Compile, tell: Tell) -> None:
@@ -217,15 +223,14 @@ def test_the_same_bits_beside_other_work(name: str, compiled: Compile) -> None:
     assert int(different) == 0
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-@pytest.mark.parametrize("name", list(NETWORKS))
+@pytest.mark.parametrize(("name", "dtype"), [("cnn", "f16"), ("transformer", "f16"), ("transformer", "f32")])
 def test_plans_of_many_forms_are_right(name: str, dtype: str, shared_cache: Path) -> None:
-    """Few large kernels, one per primitive, and random ones: more kernels than the fastest plan has."""
+    """Few large kernels, and random ones: more kernels than the fastest plan has."""
     module, inputs = network(name, DTYPES[dtype])
     with torch.no_grad():
         imported = import_exported(torch.export.export(module, inputs, strict=False), device="cuda")
     options = weft.Options(device="cuda", cache_dir=shared_cache)
-    made = untuned.build(imported, options, ("fused", "single", "mixed"))
+    made = untuned.build(imported, options, ("fused", "mixed"))
     expected = reference.outputs(imported.graph, inputs, None)
     for way, exe in made.executables.items():
         contender = finish.Contender(way, partial(exe, *inputs), 0, 0.0, baseline=False, executable=None)

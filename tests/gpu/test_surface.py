@@ -20,6 +20,7 @@ from tests.gpu.small_networks import Cnn, Transformer
 from torch import nn
 
 import weft
+from weft.errors import DeviceError, OptionError
 from weft.torch_backend.backend import register, weft_backend_with
 from weft.torch_backend.engine import compiling_engine
 from weft.torch_backend.region import Region
@@ -32,7 +33,7 @@ SOURCE = Path(weft.__file__).parent.parent
 def regions(shared_cache: Path) -> Any:
     """A backend with a small budget, and what it made of each region."""
     seen: list[Region] = []
-    options = weft.Options(device="cuda", budget_s=4.0, cache_dir=shared_cache)
+    options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
     backend = weft_backend_with(compiling_engine, options)
     object.__setattr__(backend, "on_region", seen.append)
     torch.compiler.reset()
@@ -131,14 +132,14 @@ def test_the_command_line(shared_cache: Path, tmp_path: Path, tell: Tell) -> Non
     model, plan, x, out = (tmp_path / name for name in ("net.onnx", "net.weft", "x.npy", "y.npz"))
     given, want = perceptron(model)
     np.save(x, given)
-    record = command(shared_cache, "compile", model, "--device", "cuda", "--budget", 6, "-o", plan)
+    record = command(shared_cache, "compile", model, "--device", "cuda", "--budget", 3, "-o", plan)
     assert record["chosen"] and record["device"] == torch.cuda.get_device_name() and plan.is_file()
     (row,) = command(shared_cache, "run", plan, "--input", x, "-o", out)
     assert row["shape"] == [64, 160]
     got = np.load(out)["arr_0"]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     timed = command(
-        shared_cache, "bench", model, "--device", "cuda", "--budget", 6, "--rounds", 5, "--against", "eager,onnxruntime"
+        shared_cache, "bench", model, "--device", "cuda", "--budget", 3, "--rounds", 5, "--against", "eager,onnxruntime"
     )
     assert 0 < timed["median_us"]["weft"] < 1e4 and timed["median_us"]["eager"] > 0
     assert "CPU only" in timed["notes"]["onnxruntime"] and "differ" not in timed["notes"]["eager"], timed["notes"]
@@ -152,13 +153,9 @@ def test_the_command_line(shared_cache: Path, tmp_path: Path, tell: Tell) -> Non
     tell(f"weft trace: {len(kernels)} kernels by {told['source']}, {told['microseconds']:.1f} us")
 
 
-def test_the_command_line_says_what_is_wrong_with_a_device(shared_cache: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there(shared_cache: Path, tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
     perceptron(model)
-    environ = {**os.environ, "WEFT_CACHE_DIR": str(shared_cache), "PYTHONPATH": str(SOURCE)}
-    for device, code, told in (("cuda:77", 5, "77"), ("tpu", 2, "'cpu', 'cuda' or 'cuda:N'")):
-        done = subprocess.run(
-            [sys.executable, "-m", "weft", "compile", str(model), "--device", device, "--budget", "0"],
-            capture_output=True, text=True, timeout=60, check=False, env=environ,
-        )  # fmt: skip
-        assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    for device, error, told in (("cuda:77", DeviceError, "77"), ("tpu", OptionError, "'cpu', 'cuda' or 'cuda:N'")):
+        with pytest.raises(error, match=told):
+            weft.compile(model, device=device, options=weft.Options(budget_s=0.0, cache_dir=shared_cache))
