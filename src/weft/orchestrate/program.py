@@ -56,10 +56,10 @@ class Solution:
         return self.report.objective_us
 
 
-def presolve(instance: Instance, *, dominated: bool = False) -> list[int]:
+def presolve(instance: Instance) -> list[int]:
     """Options that some optimal plan may need: producible, writing something new, and dominated by no other.
 
-    One option dominates another if it reads no more, writes no less and costs no more; `dominated` keeps those.
+    One option dominates another if it reads no more, writes no less and costs no more.
     """
     options = instance.options
     have = set(instance.given)
@@ -80,9 +80,6 @@ def presolve(instance: Instance, *, dominated: bool = False) -> list[int]:
         wanted = option.writes - instance.given
         if not wanted or option.writes <= option.reads:
             continue  # writes nothing new
-        if dominated:
-            kept.append(k)
-            continue
         first = min(wanted)
         # a cheaper option that was kept and covers this one; genuine ones must not yield to conversions, see (5)
         if any(
@@ -477,18 +474,3 @@ def _milp(
     )
     bound = getattr(result, "mip_dual_bound", None)
     return _Answer(int(result.status), result.x, None if bound is None else float(bound))
-
-
-def reduced_costs(instance: Instance, kept: Sequence[int]) -> dict[int, float]:
-    """Per option the least growth of the relaxed optimum when a plan must use it; >= 0, 0 for those it uses.
-
-    Options that nothing can feed, or that the relaxation fails to price, get infinity and 0 respectively.
-    """
-    wanted = set(kept)
-    usable = [k for k in presolve(instance, dominated=True) if k in wanted]
-    result = dict.fromkeys(kept, float("inf"))
-    if not usable:
-        return result
-    costs = np.array([instance.price(k) for k in usable] + [0.0] * len(instance.ways))
-    _, reduced, _ = _relax(costs, build_rows(instance, usable), start=0)
-    return result | {k: float(r) for k, r in zip(usable, reduced[: len(usable)], strict=True)}
