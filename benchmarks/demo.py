@@ -12,7 +12,8 @@ from rich.console import Console
 
 import weft
 from benchmarks.models import load
-from benchmarks.networks import flat, onnx_file
+from benchmarks.networks import onnx_file
+from weft.api import flat
 from weft.cli.peers import onnxruntime_session
 from weft.cli.show import Screen, microseconds, summary
 from weft.ir.types import DType

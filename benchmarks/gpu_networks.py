@@ -27,6 +27,7 @@ import torch
 import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.record import Record
+from weft.api import flat
 from weft.ir.work import node_flops
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
@@ -36,11 +37,6 @@ from weft.runtime.timeline import timeline
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 FOLDER = "nvidia-{}"
-
-
-def flat(result: object) -> list[torch.Tensor]:
-    """Output tensors of a module."""
-    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
 
 def peer(

@@ -22,15 +22,11 @@ import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import export
 from benchmarks.record import Record
+from weft.api import flat
 from weft.cli.peers import onnxruntime_session
 from weft.pipeline.finish import interleave
 
 BUILD = Path(__file__).parent.parent / "build" / "models"
-
-
-def flat(result: object) -> list[torch.Tensor]:
-    """Output tensors of a module."""
-    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
 
 def onnx_file(name: str) -> Path:

@@ -221,7 +221,7 @@ def _compile_torch(
 
     def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad():
-            return _flat(placed(*tensors))
+            return flat(placed(*tensors))
 
     def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
         say("import", "")
@@ -257,7 +257,8 @@ def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:
     return tuple(found[0])
 
 
-def _flat(result: object) -> list[torch.Tensor]:
+def flat(result: object) -> list[torch.Tensor]:
+    """The tensors in what a module returned, in the framework's order."""
     from torch.utils import _pytree
 
     leaves = _pytree.tree_leaves(result)
