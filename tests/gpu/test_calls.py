@@ -68,6 +68,44 @@ def test_several_executables_from_several_threads_and_streams(compiled: Compile)
     assert not wrong and not any(t.is_alive() for t in threads), wrong
 
 
+def test_compiling_does_not_disturb_the_calls_of_others(compiled: Compile, shared_cache: Path) -> None:
+    """While plans are recorded, another thread calls an executable and takes memory from the driver."""
+    plan = executable(compiled, "cnn", "f16")
+    (x,) = network("cnn", DTYPES["f16"], 2)[1]
+    (want,) = plan(x)
+    torch.cuda.synchronize()
+    stop, wrong, turns = threading.Event(), [], 0
+
+    def serve() -> None:
+        nonlocal turns
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not stop.is_set():
+                    turns += 1
+                    room = torch.empty(1 << 20 << turns % 8, dtype=torch.uint8, device="cuda")
+                    if not torch.equal(plan(x)[0], want):
+                        wrong.append(f"turn {turns}")
+                    del room
+                    if turns % 16 == 0:
+                        torch.cuda.empty_cache()
+        except Exception as error:  # a thread must not die in silence
+            wrong.append(f"turn {turns}: {error}")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        module = nn.Sequential(nn.Linear(48, 80), nn.GELU(), nn.Linear(80, 16)).cuda()
+        given = torch.randn(24, 48, device="cuda")
+        options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
+        exe = weft.compile(module, (given,), options=options)
+        with torch.no_grad():
+            torch.testing.assert_close(exe(given), module(given), rtol=1e-4, atol=1e-5)
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+    assert turns > 10 and not wrong, wrong[:3]
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("cnn", "f16"), ("transformer", "f16"), ("transformer", "f32")])
 def test_a_call_inside_a_callers_own_graph(name: str, dtype: str, compiled: Compile) -> None:
     plan = executable(compiled, name, dtype)

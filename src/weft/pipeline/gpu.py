@@ -155,7 +155,8 @@ class Captured:
                 model(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
+        # only this thread is kept from what cannot be recorded
+        with torch.no_grad(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self._outputs = list(model(*self._inputs))
         self._lock, self._turns = threading.Lock(), Turns(self._inputs)
 
