@@ -221,14 +221,20 @@ def _shifted_erf(c: Contraction) -> dict[int, int]:
     return {slot: erf for slot, erf in found.items() if erf not in read}
 
 
-def streamed(p: Product) -> list[int]:
-    """Slots of 16-bit operands that differ by row and are read as vectors of 8: residuals."""
+def streamed(p: Product, *, by_row: bool) -> list[int]:
+    """Slots of 16-bit operands that are read as vectors of 8, and differ by row (residuals) or do not (biases)."""
     found = []
     for slot, step in leaves(p.c):
         walk = step.walk
         assert walk is not None
         moves = any(s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1)
-        if moves and walk.channel == 1 and step.dtype.itemsize == 2 and plan(p).width == 8 and _aligned(p, walk, 8):
+        if (
+            moves == by_row
+            and walk.channel == 1
+            and step.dtype.itemsize == 2
+            and plan(p).width == 8
+            and _aligned(p, walk, 8)
+        ):
             found.append(slot)
     return found
 

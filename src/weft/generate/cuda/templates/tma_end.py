@@ -11,6 +11,8 @@ from weft.generate.cuda.templates.tma_shape import Shape
 
 _OTHERS = 48
 """Registers of a thread for anything but sums and vectors that are asked for ahead."""
+_STEP = 4
+"""And for each step of what follows the sum beyond the third."""
 
 
 def _row(rows: Rows, s: Shape, at: str) -> str:
@@ -40,8 +42,10 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     if p.n % s.bn:
         guard.append(f"n < {p.n}")
     inside = f"if ({' && '.join(guard)}) " if guard else ""
-    ring = 0 if s.split > 1 else _ring(p, s)
-    given = {slot: f"(const u16*)&ahead{slot}[o % {ring}]" for slot in epilogue.streamed(p)} if ring else {}
+    columns, ring = _ahead(p, s)
+    residuals = epilogue.streamed(p, by_row=True) if ring else []
+    given = {slot: f"(const u16*)&ahead{slot}[o % {ring}]" for slot in residuals}
+    given |= {slot: f"(const u16*)&column{slot}[j]" for slot in columns}
     parts = []
     for e in range(0, 8, width):
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
@@ -66,33 +70,50 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     ask = [
         # what does not exist is read at the first row or column instead
         f"const int row = m; {{ const int m = row < 0 ? 0 : row, n = n8 < {p.n} ? n8 : 0; (void)n;",
-        *(f"ahead{slot}[o % {ring}] = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in given),
+        *(f"ahead{slot}[o % {ring}] = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in residuals),
         "}",
     ]
-    before = [
-        *(f"uint4 ahead{slot}[{ring}];" for slot in given),
-        f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
-        f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
-    ]
+    before = []
+    if columns:
+        reads = " ".join(f"column{c}[j] = *(const uint4*)({epilogue.address(p, names, c)});" for c in columns)
+        before += [
+            *(f"uint4 column{slot}[{wide}];" for slot in columns),
+            (
+                f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j) {{ const int n8 = n0 + j * 32 + (lane & 3) * 8,"
+                f" n = n8 < {p.n} ? n8 : 0; {reads} }}"
+            ),
+        ]
+    if residuals:
+        before += [
+            *(f"uint4 ahead{slot}[{ring}];" for slot in residuals),
+            f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
+            f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
+        ]
     after = [
         f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
         *place,
         *take,
         *parts,
-        f"if (o + {ring} < {count}) ask(o + {ring});" if given else "",
+        f"if (o + {ring} < {count}) ask(o + {ring});" if residuals else "",
         "}",
     ]
-    return (before if given else []), after
+    return before, after
 
 
-def _ring(p: Product, s: Shape) -> int:
-    """Vectors of each operand that are asked for ahead: as many as registers are left; 0: none."""
-    slots = len(epilogue.streamed(p))
-    if not slots:
-        return 0
-    limit = {1: 232, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
-    left = (limit - s.rows * s.bn // 128 - _OTHERS) // (4 * slots)
-    return max(0, min(2 * (s.rows // 64) * (s.bn // 32), left))
+def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
+    """Biases that are read before the products of a tile, and vectors of each residual: what registers are left for."""
+    if s.split > 1:
+        return [], 0
+    limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
+    steps = sum(step.source is None for step in p.c.body)
+    left = (limit - s.rows * s.bn // 128 - _OTHERS - _STEP * max(0, steps - 3)) // 4
+    columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
+    if len(columns) * (s.bn // 32) > left:
+        columns = []
+    left -= len(columns) * (s.bn // 32)
+    if not residuals:
+        return columns, 0
+    return columns, max(0, min(2 * (s.rows // 64) * (s.bn // 32), left // len(residuals)))
 
 
 def _clipped(rows: Rows, s: Shape) -> bool:
