@@ -22,7 +22,6 @@ import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import export
 from benchmarks.record import Record
-from weft.api import flat
 from weft.cli.peers import onnxruntime_session
 from weft.pipeline.finish import interleave
 
