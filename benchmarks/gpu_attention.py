@@ -1,6 +1,6 @@
-"""Attention in 16 bits: Weft's kernel against every backend of torch's scaled_dot_product_attention, on an NVIDIA GPU.
+"""Attention: Weft's kernel against every backend of torch's scaled_dot_product_attention, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_attention [--only TEXT] [--first K] [--seconds S] [--bf16] [--dry]
+    python -m benchmarks.gpu_attention [--only TEXT] [--first K] [--seconds S] [--dtype T] [--dry]
 
 Both read q, k and v as strided views of what the products before attention write, and write what the product after it
 reads. Weft: the fastest of the schedules that the tuner is offered, its rank, and the fastest of the first K by the
@@ -44,14 +44,14 @@ from weft.kernels.source import CudaSource
 
 LAUNCHES = 20
 ROUNDS = 9
-TOLERANCE = {DType.F16: 2e-3, DType.BF16: 1.6e-2}
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 4e-6}
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ class Ours:
     def of(kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor], d: Data) -> Ours:
         """Run and time all."""
         found = Ours([], [], [])
-        tolerance = TOLERANCE[DType.F16 if d.q.dtype == torch.float16 else DType.BF16]
+        tolerance = TOLERANCE[d.q.dtype]
         for kernel in kernels:
             out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
             us = kernel.time(inputs, out)
@@ -363,11 +363,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--first", type=int, default=18, help="schedules of each problem (18)")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--dtype", default="f16", choices=[d.value for d in TORCH])
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
-    dtype = DType.BF16 if given.bf16 else DType.F16
+    dtype = DType(given.dtype)
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)

@@ -62,6 +62,11 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "merged, no bias": (block(Block(2, 20, 20, 3, 16, bias=False)), Shape(1, 1, 2, 16, 1)),
     "merged bf16": (block(Block(1, 36, 36, 2, 32, dtype=BF16)), Shape(1, 1, 2, 16, 2)),
     "fewer keys": (block(Block(2, 70, 24, 2, 32, merged=False)), Shape(4, 1, 1, 32, 1)),
+    "f32": (plain((1, 2), 33, 40, 64, dtype=F32), Shape(1, 1, 2, 16, 2)),
+    "f32, two tiles of rows": (plain((1, 2), 70, 150, 32, dtype=F32), Shape(2, 2, 2, 16, 2)),
+    "f32, odd sizes": (plain((1, 3), 7, 29, 21, 11, dtype=F32), Shape(1, 1, 1, 32, 1)),
+    "f32, causal": (plain((1, 2), 37, 37, 16, causal=True, dtype=F32), Shape(1, 1, 2, 16, 2)),
+    "f32, merged": (block(Block(2, 40, 40, 3, 16, dtype=F32)), Shape(2, 1, 2, 32, 1)),
     "odd heads": (block(Block(1, 20, 20, 3, 12)), Shape(1, 1, 2, 16, 1)),
 }
 
@@ -77,6 +82,10 @@ NETWORKS: dict[str, Problem] = {
     "masked": plain((2, 12), 384, 384, 64, mask=(2, 1, 1, 384)),
     "80": plain((1, 16), 512, 512, 80),
     "256": plain((1, 8), 512, 512, 256),
+    "bert f32": block(Block(1, 128, 128, 12, 64, dtype=F32)),
+    "vit f32": block(Block(16, 197, 197, 12, 64, dtype=F32)),
+    "segformer f32": block(Block(1, 4096, 256, 2, 32, merged=False, dtype=F32)),
+    "256 f32": plain((1, 8), 512, 512, 256, dtype=F32),
     "decoding": plain((1, 8), 1, 4096, 128, heads=32),
 }
 
@@ -112,7 +121,7 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
     """Near the value in float64; NaN and infinities where those are."""
     with np.errstate(all="ignore"):
         want = evaluate(problem.graph, inputs, precise=True)[0]
-    unit = {F16: 2.0**-11, BF16: 2.0**-8}[problem.graph.type_of(problem.graph.outputs[0]).dtype]
+    unit = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-22}[problem.graph.type_of(problem.graph.outputs[0]).dtype]
     finite = np.isfinite(want)
     np.testing.assert_array_equal(got[~finite].astype(np.float64), want[~finite], err_msg=name)
     rms = float(np.sqrt(np.mean(np.square(want[finite])))) + 1e-30
@@ -129,7 +138,21 @@ def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels:
     compare(got, problem, inputs, name)
 
 
-JUDGED = ["one tile", "ring of two", "odd columns", "causal", "mask of all", "grouped heads", "merged", "merged bf16"]
+JUDGED = [
+    "one tile",
+    "ring of two",
+    "odd columns",
+    "causal",
+    "mask of all",
+    "grouped heads",
+    "merged",
+    "merged bf16",
+    "f32",
+    "f32, two tiles of rows",
+    "f32, odd sizes",
+    "f32, causal",
+    "f32, merged",
+]
 
 
 @pytest.mark.parametrize("name", JUDGED)
@@ -181,6 +204,8 @@ def nothing_left(x: list[np.ndarray]) -> None:
         ("all tiles at once", huge),
         ("one tile", huge),
         ("mask of all", nothing_left),
+        ("f32, two tiles of rows", infinity_in_a_value),
+        ("f32", nan_in_a_query),
     ],
 )
 def test_what_is_not_finite_goes_where_it_goes_in_float64(
@@ -263,7 +288,7 @@ def declined(problem: Problem, facts: GpuFacts = H200) -> str:
 
 
 def test_what_is_declined_says_why():
-    assert "f32" in declined(plain((1, 2), 16, 16, 16, dtype=F32))
+    assert "f64" in declined(plain((1, 2), 16, 16, 16, dtype=DType.F64))
     assert "272" in declined(plain((1, 2), 16, 16, 272))
     assert "7.5" in declined(plain((1, 2), 16, 16, 16), GpuFacts(capability=75))
     b = GraphBuilder()

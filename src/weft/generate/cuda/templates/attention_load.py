@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.generate.cuda.templates.attention_match import Attention
-from weft.generate.cuda.templates.attention_shapes import PAD, padded
+from weft.generate.cuda.templates.attention_shapes import padded, row_bytes
 from weft.generate.cuda.templates.attention_views import Expr, View
 from weft.generate.cuda.templates.prelude import load, storage
 from weft.generate.expr.ctype import c_type, literal
@@ -128,36 +128,49 @@ class Operand:
     rows: int
     limit: int
     width: int
+    pitch: int
+    """Bytes from row to row."""
     keyed: bool
     """True: rows are keys; False: rows of q."""
+    dtype: DType
 
-    @property
-    def pitch(self) -> int:
-        """Elements from row to row."""
-        return padded(self.width) + PAD
+    @staticmethod
+    def of(p: Attention, name: str, expr: Expr, rows: int, width: int) -> Operand:
+        """`rows` of an operand of attention."""
+        keyed = name != "q"
+        return Operand(name, expr, rows, p.keys if keyed else p.m, width, row_bytes(p, width), keyed, p.dtype)
 
     @property
     def bytes(self) -> int:
         """Of shared memory."""
-        return 2 * self.rows * self.pitch
+        return self.rows * self.pitch
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.dtype.itemsize
+
+    @property
+    def chunks(self) -> int:
+        """In a row."""
+        return padded(self.width) // self.chunk
 
     def in_chunks(self, leaf: Expr) -> bool:
-        """Whether 8 neighbouring columns of a leaf are 16 aligned bytes."""
+        """Whether the elements of a chunk are 16 aligned bytes of a leaf."""
         assert leaf.view is not None
         steps = [s for n, s in zip(leaf.view.shape[:-1], leaf.view.strides[:-1], strict=True) if n > 1]
-        dense = leaf.kind == "input" and leaf.dtype in (DType.F16, DType.BF16) and leaf.view.strides[-1] == 1
-        return dense and self.width % 8 == 0 and all(s % 8 == 0 for s in (*steps, leaf.view.offset))
+        alike = leaf.dtype.itemsize == self.dtype.itemsize and leaf.dtype.is_float
+        dense = leaf.kind == "input" and alike and leaf.view.strides[-1] == 1
+        return dense and self.width % self.chunk == 0 and all(s % self.chunk == 0 for s in (*steps, leaf.view.offset))
 
 
 def fill(p: Attention, x: Operand, threads: int) -> str:
     """The lambda fill_<name>(first, to): rows first.. into shared memory at `to`; what is missing becomes zeros."""
-    chunks = padded(x.width) // 8
+    total = x.rows * x.chunks
     copied = x.expr.kind == "input" and x.expr.dtype is p.dtype and x.in_chunks(x.expr)
-    body = _copied(p, x, x.rows * chunks, threads) if copied else _computed(p, x, x.rows * chunks, threads)
-    return (
-        f"auto fill_{x.name} = [&](int first, u32 to) {{\n"
-        f"auto place = [&](int x, int& r, int& c) {{ r = x / {chunks}; c = x % {chunks} * 8; }};\n{body}\n}};"
-    )
+    body = _copied(p, x, total, threads) if copied else _computed(p, x, total, threads)
+    place = f"[&](int x, int& r, int& c) {{ r = x / {x.chunks}; c = x % {x.chunks} * {x.chunk}; }}"
+    return f"auto fill_{x.name} = [&](int first, u32 to) {{\nauto place = {place};\n{body}\n}};"
 
 
 def _row(p: Attention, x: Operand, leaf: Expr) -> str:
@@ -168,17 +181,17 @@ def _row(p: Attention, x: Operand, leaf: Expr) -> str:
 
 
 def _inside(x: Operand) -> str:
-    return f"first + r < {x.limit}" + (f" && c < {x.width}" if padded(x.width) - x.width >= 8 else "")
+    return f"first + r < {x.limit}" + (f" && c < {x.width}" if padded(x.width) - x.width >= x.chunk else "")
 
 
 def _copied(p: Attention, x: Operand, total: int, threads: int) -> str:
-    leaf = x.expr
+    leaf, kind = x.expr, storage(x.dtype)
     return (
-        f"const u16* const base = (const u16*){source_of(leaf)} + ({block_offset(p, leaf)});\n"
+        f"const {kind}* const base = (const {kind}*){source_of(leaf)} + ({block_offset(p, leaf)});\n"
         f"#pragma unroll\nfor (int x = t; x < {total}; x += {threads}) {{ int r, c; place(x, r, c);\n"
         f"const bool inside = {_inside(x)};\n"
-        f"const u16* const from = base + (inside ? {added(_row(p, x, leaf), 'c')} : 0);\n"
-        f"w_copy16(to + (u32)(r * {x.pitch} + c) * 2u, from, inside ? 16u : 0u);\n}}"
+        f"const {kind}* const from = base + (inside ? {added(_row(p, x, leaf), 'c')} : 0);\n"
+        f"w_copy16(to + (u32)(r * {x.pitch} + c * {x.dtype.itemsize}), from, inside ? 16u : 0u);\n}}"
     )
 
 
@@ -197,8 +210,8 @@ def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
     for y in wide:
         name = base[id(y)]
         if y in same:
-            column = f"t % {padded(x.width) // 8} * 8"
-            inside = f"{column} < {x.width}" if padded(x.width) - x.width >= 8 else "true"
+            column = f"t % {x.chunks} * {x.chunk}"
+            inside = f"{column} < {x.width}" if padded(x.width) - x.width >= x.chunk else "true"
             lines.append(f"uint4 {name}w = make_uint4(0, 0, 0, 0); if ({inside}) {name}w = ")
             lines[-1] += f"*(const uint4*)({name} + {column});"
         else:
@@ -213,17 +226,20 @@ def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
             chunk = f"*(const uint4*)({added(base[id(y)], _row(p, x, y), 'c')})"
             lines.append(f"{base[id(y)]}w[u] = make_uint4(0, 0, 0, 0); if (inside) {base[id(y)]}w[u] = {chunk};")
         lines.append("}")
-    lines += [f"{each('u', unroll)} {{ {at}", f"if (x < {total}) {{ float v[8];", f"{each('e', 8)} v[e] = 0.0f;"]
+    lines += [f"{each('u', unroll)} {{ {at}", f"if (x < {total}) {{ float v[{x.chunk}];"]
+    lines.append(f"{each('e', x.chunk)} v[e] = 0.0f;")
     words = {id(y): f"{base[id(y)]}w{'' if y in same else '[u]'}" for y in wide}
     lines += ["if (inside) {", *_elements(p, x, leaves, words, base), "}"]
     packed = ", ".join(f"w_narrow2_{p.dtype.value}(v[{i}], v[{i + 1}])" for i in range(0, 8, 2))
-    lines.append(f"w_store16(to + (u32)(r * {x.pitch} + c) * 2u, make_uint4({packed}));\n}}\n}}\n}}")
+    if x.dtype is DType.F32:
+        packed = ", ".join(f"__float_as_uint(v[{i}])" for i in range(4))
+    lines.append(f"w_store16(to + (u32)(r * {x.pitch} + c * {x.dtype.itemsize}), make_uint4({packed}));\n}}\n}}\n}}")
     return "\n".join(lines)
 
 
 def _same_chunk(p: Attention, x: Operand, wide: Sequence[Expr], threads: int) -> list[Expr]:
     """Leaves that are the same for all rows, where a thread stays in its column: it reads one chunk of each."""
-    if threads % (padded(x.width) // 8):
+    if threads % x.chunks:
         return []
     return [y for y in wide if _row(p, x, y) == "0"]
 
@@ -231,18 +247,21 @@ def _same_chunk(p: Attention, x: Operand, wide: Sequence[Expr], threads: int) ->
 def _elements(
     p: Attention, x: Operand, leaves: Sequence[Expr], words: Mapping[int, str], base: Mapping[int, str]
 ) -> list[str]:
-    """The operand's expression at 8 columns from c on, into v; `words` names the chunks of some leaves."""
+    """The operand's expression at the columns of a chunk from c on, into v; `words` names the chunks of some leaves."""
     lines = []
     for y in leaves:
         if id(y) not in words:
             continue
         name = base[id(y)]
-        lines.append(f"float {name}v[8];")
+        lines.append(f"float {name}v[{x.chunk}];")
         for i, f in enumerate("xyzw"):
+            if y.dtype is DType.F32:
+                lines.append(f"{name}v[{i}] = __uint_as_float({words[id(y)]}.{f});")
+                continue
             pair = f"const float2 h = w_unpack_{y.dtype.value}({words[id(y)]}.{f});"
             lines.append(f"{{ {pair} {name}v[{2 * i}] = h.x; {name}v[{2 * i + 1}] = h.y; }}")
-    guard = f" if (c + e < {x.width})" if x.width % 8 else ""
-    lines.append(f"{each('e', 8)}{guard} {{")
+    guard = f" if (c + e < {x.width})" if x.width % x.chunk else ""
+    lines.append(f"{each('e', x.chunk)}{guard} {{")
     values: dict[int, Value] = {}
     for i, y in enumerate(leaves):
         assert y.view is not None

@@ -22,7 +22,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 
-TYPES = (DType.F16, DType.BF16)
+TYPES = (DType.F16, DType.BF16, DType.F32)
 _LIMIT = 1 << 31
 
 
@@ -90,7 +90,7 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Attention:
     dtype = graph.type_of(graph.nodes[first].inputs[0]).dtype
     values = graph.type_of(graph.nodes[second].inputs[1]).dtype
     if dtype not in TYPES or values is not dtype:
-        raise NotStridedError(f"attention of {dtype.value} and {values.value}; tensor cores take f16 or bf16")
+        raise NotStridedError(f"attention of {dtype.value} and {values.value}")
     chain = _behind(graph, second)
     softmax = _softmax(graph, graph.nodes[second].inputs[0])
     reader = Reader(problem, {first: Expr("scores", DType.F32)})

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.attention_match import Attention
+from weft.ir.types import DType
 from weft.kernels.source import Schedule
 
-PAD = 8
-"""Elements behind each row of q, k and v in shared memory: eight rows of a matrix lie in different banks."""
+PAD_BYTES = 16
+"""Behind each row of q, k and v in shared memory: eight rows of a matrix lie in different banks."""
 SUM_PAD = 8
 """Floats behind each row of the sums."""
 WIDEST = 256
 """Columns of q, k and v."""
 IN_REGISTERS = 128
-"""Up to so many columns q stays in registers."""
+"""Up to so many columns q stays in registers, on tensor cores."""
+WEIGHTS_PAD = 4
+"""Floats behind each row of a warp's weights in shared memory, where CUDA cores multiply them."""
 MOST = 6
 _LAUNCH = 1500.0
 """Cycles from the start of a block to its first product."""
@@ -80,10 +83,20 @@ def tiles(p: Attention, s: Shape) -> int:
     return -(-p.keys // s.bn)
 
 
+def row_bytes(p: Attention, width: int) -> int:
+    """From row to row of an operand in shared memory."""
+    return padded(width) * p.dtype.itemsize + PAD_BYTES
+
+
+def weights_bytes(p: Attention, s: Shape) -> int:
+    """Shared memory through which weights reach the second product on CUDA cores."""
+    return 4 * s.wr * s.wk * 16 * s.mi * (s.nb + WEIGHTS_PAD) if p.dtype is DType.F32 else 0
+
+
 def pipeline_bytes(p: Attention, s: Shape) -> int:
-    """Shared memory of q and of all stages of k and v."""
-    qk, head = padded(p.qk) + PAD, padded(p.head) + PAD
-    return 2 * (s.bm * qk + s.stages * s.bn * (qk + head))
+    """Shared memory of q, of all stages of k and v, and of weights."""
+    qk, head = row_bytes(p, p.qk), row_bytes(p, p.head)
+    return s.bm * qk + s.stages * s.bn * (qk + head) + weights_bytes(p, s)
 
 
 def shared_bytes(p: Attention, s: Shape) -> int:
@@ -94,7 +107,7 @@ def shared_bytes(p: Attention, s: Shape) -> int:
 
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread."""
-    q = padded(p.qk) // 4 if p.qk <= IN_REGISTERS else 4
+    q = padded(p.qk) // 4 if p.qk <= IN_REGISTERS and p.dtype is not DType.F32 else 8
     return s.mi * (q + padded(p.head) // 2 + s.nb // 2 + 4) + 48
 
 
@@ -136,7 +149,7 @@ def _possible(p: Attention) -> Iterable[Shape]:
 def _through_registers(p: Attention, s: Shape, stages: int) -> float:
     """Cycles until the first tiles are there, where threads compute them: batches of loads wait for each other."""
     operands = ((p.q, s.bm * padded(p.qk)), (p.k, stages * s.bn * padded(p.qk)), (p.v, stages * s.bn * padded(p.head)))
-    chunks = [-(-n // 8 // s.threads) for expr, n in operands if expr.kind != "input"]
+    chunks = [-(-n * p.dtype.itemsize // 16 // s.threads) for expr, n in operands if expr.kind != "input"]
     return sum(-(-n // 8) * 700.0 for n in chunks)
 
 
@@ -156,15 +169,18 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     qk, head = padded(p.qk), padded(p.head)
     warps = s.wr * s.wk
     busy = min(1.0, active * warps / 4) * (0.65 if active * warps <= 4 else 0.85 if active * warps < 8 else 1.0)
-    products = 2.0 * s.bm * s.bn * (qk + head) / (2400.0 * busy)
-    shared_read = (s.wr * s.bn + s.bn) * (qk + head) * 2 / 128
+    size = p.dtype.itemsize
+    rate = 2400.0 if size == 2 else 200.0
+    products = 2.0 * s.bm * s.bn * (qk + head) / (rate * busy)
+    shared_read = (s.wr * s.bn * (1 if size == 2 else 4 // s.mi) + s.bn) * (qk + head) * size / 128
     plain = 6.0 + 3.0 * (0 if p.scale else sum(x.kind == "apply" for x in p.score.parts()) + 2 * len(p.score.leaves))
     arithmetic = s.bm * s.bn * max(1 / 16, plain / 128) / busy
-    loaded = s.bn * (qk + head) * 2 / 40
-    chain = 250.0 + (qk // 16 + head // 16) * s.nb // 8 * s.mi * 2.0 + s.nb * s.mi * plain / 4
+    loaded = s.bn * (qk + head) * size / 40
+    chain = products * active / 4 if size == 4 else 0.0
+    chain += 250.0 + (qk // 16 + head // 16) * s.nb // 8 * s.mi * 2.0 + s.nb * s.mi * plain / 4
     latency = 800.0 / max(1, s.stages - 1) if count > s.stages else 0.0
     step = max(active * max(products, shared_read, arithmetic, loaded), chain, latency) + 60.0
-    first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * 2 / 40
+    first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * size / 40
     first += _through_registers(p, s, min(s.stages, count))
     end = 300.0 + active * s.bm * head * s.wk * 2 / 64 + s.bm * head * s.wk / s.threads * 2.0
     return waves * (_LAUNCH + first + count * step + end)

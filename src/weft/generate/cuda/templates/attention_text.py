@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from weft.generate.cuda.templates import attention_cores as cores
 from weft.generate.cuda.templates.attention_load import (
     Operand,
     added,
@@ -38,15 +39,18 @@ class Kernel:
         self.count = tiles(p, s)
         self.ring = self.count > s.stages
         self.ahead = s.stages - 1 if self.ring else s.stages
-        self.q = Operand("q", p.q, s.bm, p.m, p.qk, False)
-        self.k = Operand("k", p.k, s.bn, p.keys, p.qk, True)
-        self.v = Operand("v", p.v, s.bn, p.keys, p.head, True)
+        self.q = Operand.of(p, "q", p.q, s.bm, p.qk)
+        self.k = Operand.of(p, "k", p.k, s.bn, p.qk)
+        self.v = Operand.of(p, "v", p.v, s.bn, p.head)
         self.stage = self.k.bytes + self.v.bytes
-        self.resident = p.qk <= IN_REGISTERS
+        self.tensor = p.dtype is not DType.F32
+        self.resident = self.tensor and p.qk <= IN_REGISTERS
         self.steps = padded(p.qk) // 16
         self.columns = padded(p.head) // 8
-        # scores in registers times this are exponents of two
-        self.base2 = literal(float(np.float32(math.log2(math.e) * (p.scale or 1.0))), DType.F32)
+        # Scores times `factor` are exponents of two. In 16 bits that is part of the exponential's one multiply-add; in
+        # f32, where its rounding would show, scores are scaled before and differences are exact.
+        self.factor = literal(float(np.float32(math.log2(math.e) * (p.scale or 1.0))), DType.F32)
+        self.base2 = self.factor if self.tensor else "1.0f"
 
     def lines(self) -> list[str]:
         """The body of the kernel."""
@@ -75,6 +79,11 @@ class Kernel:
             found.append("{ const int i = 0; (void)i;")
         found += [*self._step(), "}", *self._meet(), *self._store()]
         return [x for x in found if x]
+
+    @property
+    def weights_at(self) -> int:
+        """Where the weights of all warps lie in shared memory, on CUDA cores."""
+        return self.q.bytes + self.s.stages * self.stage
 
     def _first_copies(self) -> list[str]:
         """q and the first tiles; the groups of copies are q with k 0, v 0, k 1, v 1, ..."""
@@ -129,20 +138,20 @@ class Kernel:
             f"const bool some = n0 < {p.keys};",
             f"float s[{s.mi}][{s.nb // 8}][4];",
             "if (some) {",
-            *self._products(),
+            *(self._products() if self.tensor else cores.products(self.p, s, self.q, self.k)),
             *self._scores(),
             *self._exponentials(),
             "}",
             self._arrived(values=True),
             "__syncthreads();",
             "if (some) {",
-            *self._weighted(),
+            *(self._weighted() if self.tensor else cores.weighted(p, s, self.weights_at, self.k, self.v)),
             "}",
         ]
 
     def _read_q(self, to: str) -> str:
         row = "row0 + a * 16 + (lane & 15)"
-        return f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 16 + (lane >> 4) * 8) * 2u);"
+        return f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 32 + (lane >> 4) * 16));"
 
     def _products(self) -> list[str]:
         """s = q kᵀ of this warp's rows and keys."""
@@ -156,7 +165,7 @@ class Kernel:
             f"{each('kk', self.steps)} {{",
             again,
             f"{each('j', s.nb // 16)} {{ u32 f[4];",
-            f"w_matrices(f, here + (u32)(({row}) * {self.k.pitch} + kk * 16 + ((lane >> 3) & 1) * 8) * 2u);",
+            f"w_matrices(f, here + (u32)(({row}) * {self.k.pitch} + kk * 32 + ((lane >> 3) & 1) * 16));",
             f"{each('a', s.mi)} {{",
             f"{mma}(s[a][2 * j], fq[a][{kk}], f[0], f[1]);",
             f"{mma}(s[a][2 * j + 1], fq[a][{kk}], f[2], f[3]);",
@@ -167,7 +176,7 @@ class Kernel:
         """The expression over the products; -inf for keys that do not exist."""
         p, s = self.p, self.s
         ragged = p.keys % s.bn != 0
-        if p.scale and not ragged:
+        if p.scale and not ragged and self.tensor:
             return []
         return [
             f"{each('j', s.nb // 8)}\n{each('e', 4)} {{",
@@ -175,6 +184,7 @@ class Kernel:
             f"const int n = at < {p.keys} ? at : {p.keys - 1}; (void)n;" if not p.scale else "",
             f"{each('a', s.mi)} {{",
             *([] if p.scale else self._score()),
+            "" if self.tensor else f"s[a][j][e] *= {self.factor};",
             f"if (at >= {p.keys}) s[a][j][e] = -__builtin_inff();" if ragged else "",
             "}\n}",
         ]
@@ -229,7 +239,7 @@ class Kernel:
         pairs = [(f"s[a][2 * q + {i // 2}][{i % 2 * 2}]", f"s[a][2 * q + {i // 2}][{i % 2 * 2 + 1}]") for i in range(4)]
         words = [f"w[a][{i}] = w_narrow2_{kind}({lo}, {hi});" for i, (lo, hi) in enumerate(pairs)]
         row = "key0 + q * 16 + (lane & 15)"
-        at = f"here + {self.k.bytes}u + (u32)(({row}) * {self.v.pitch} + j * 16 + (lane >> 4) * 8) * 2u"
+        at = f"here + {self.k.bytes}u + (u32)(({row}) * {self.v.pitch} + j * 32 + (lane >> 4) * 16)"
         return [
             f"{each('q', s.nb // 16)} {{ u32 w[{s.mi}][4];",
             f"{each('a', s.mi)} {{",
@@ -248,6 +258,8 @@ class Kernel:
         s = self.s
         row = padded(self.p.head) + SUM_PAD
         to = f"sums + r * {row} + j * 8 + (lane & 3) * 2"
+        if not self.tensor:  # a thread's columns are four neighbours of every sixteen
+            to = f"sums + r * {row} + j / 2 * 16 + (lane & 3) * 4 + j % 2 * 2"
         return [
             "w_arrived<0>(); __syncthreads();",
             "float* const sums = (float*)sm;",
