@@ -10,6 +10,8 @@ from tests.generate.cuda.test_attention import CASES
 from tests.generate.cuda.test_attention_linear import CASES as LINEAR
 from tests.generate.cuda.test_templates_gpu import gpu  # noqa: F401 - a fixture
 
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob
 from weft.generate.cuda import templates
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
@@ -28,7 +30,7 @@ SHAPES: dict[str, Problem] = {
             (2, 3), 130, 130 if causal else 201, size, dtype=d, causal=causal
         )
         for size in (16, 32, 64, 80, 128)
-        for d in (F16, BF16)
+        for d in (F16, BF16, F32)
         for causal in (False, True)
     },
     "heads of 256": plain((1, 2), 70, 150, 256),
@@ -39,6 +41,7 @@ SHAPES: dict[str, Problem] = {
     "grouped heads": plain((2, 2), 65, 190, 64, heads=8, causal=False),
     "bert": block(Block(2, 128, 128, 12, 64)),
     "bert bf16": block(Block(1, 128, 128, 12, 64, dtype=BF16)),
+    "bert f32": block(Block(1, 128, 128, 12, 64, dtype=F32)),
     "vit": block(Block(1, 197, 197, 12, 64)),
     "segformer": block(Block(1, 1024, 256, 5, 32, merged=False)),
     "one row": plain((2, 4), 1, 777, 64),
@@ -50,20 +53,39 @@ SHAPES: dict[str, Problem] = {
 }
 
 
-@pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):  # noqa: F811
+def kernels_of(name: str, facts: GpuFacts) -> list[CudaSource]:
+    """Every schedule."""
+    found = templates.schedules(SHAPES[name], facts)
+    assert not isinstance(found, Declined), (name, found.reason)
+    sources = [templates.emit(SHAPES[name], s) for s in found]
+    assert all(isinstance(s, CudaSource) for s in sources), name
+    return [s for s in sources if isinstance(s, CudaSource)]
+
+
+@pytest.fixture(scope="module")
+def sources(gpu) -> dict[str, list[CudaSource]]:  # noqa: F811
+    """All kernels, compiled side by side: the tests find them in the cache."""
     machine, facts = gpu
+    found = {name: kernels_of(name, facts) for name in SHAPES}
+    jobs = [CompileJob(s.text, machine.arch, s.flags) for many in found.values() for s in many]
+    for result in machine.nvrtc.compile_many(jobs):
+        assert isinstance(result, CompiledCubin), result
+    return found
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_every_schedule(name: str, gpu, sources: dict[str, list[CudaSource]]):  # noqa: F811
+    machine, _ = gpu
     problem = SHAPES[name]
-    found = templates.schedules(problem, facts)
-    assert not isinstance(found, Declined), found.reason
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
     out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
     cases = build_reference(problem, seed=5).cases
-    for schedule in found:
-        source = templates.emit(problem, schedule)
-        assert isinstance(source, CudaSource), source
+    wrong = []
+    for source in sources[name]:
         for case in cases:
             inputs = [x.float().numpy() if t is BF16 else x.numpy() for x, t in zip(case.inputs, types, strict=True)]
             got = torch.from_numpy(np.ascontiguousarray(machine.run(problem, source, inputs, 2)[0])).to(out)
             finding = compare(got, case.expected[0], case.kind.value)
-            assert finding.verdict is Verdict.OK, (str(schedule), finding)
+            if finding.verdict is not Verdict.OK:
+                wrong.append((str(source.schedule), finding))
+    assert not wrong, wrong
