@@ -1,6 +1,6 @@
 """Broken kernels as candidates on a real GPU, through the real tuner: none may win, none may harm what comes after it.
 
-    python -m benchmarks.gpu_faults [KIND ...] [--count 50] [--jobs 8] [--seconds 420] [--resume]
+    python -m benchmarks.gpu_faults [KIND ...] [--count 50] [--jobs 12] [--seconds 420] [--resume]
 
 Every fault is a kernel of its own text. One trial has a library call, one or more broken kernels and a sound kernel
 that comes after them. A kernel that breaks the context or does not end costs its worker, which is started anew and must
@@ -73,6 +73,8 @@ class Kind:
     verdicts: frozenset[Verdict]
     fatal: bool
     """It costs a worker."""
+    share: int
+    """Of the time, next to the other kinds."""
 
 
 def _illegal(n: int) -> str:
@@ -128,12 +130,14 @@ def _guard(n: int) -> str:
 
 
 KINDS: Mapping[str, Kind] = {
-    "illegal access": Kind(_illegal, frozenset({Verdict.CRASH}), fatal=True),
-    "infinite loop": Kind(_hang, frozenset({Verdict.HANG}), fatal=True),
-    "misaligned access": Kind(_misaligned, frozenset({Verdict.CRASH}), fatal=True),
-    "wrong result": Kind(_wrong, frozenset({Verdict.WRONG, Verdict.NAN_CLASS, Verdict.PRECISION}), fatal=False),
-    "partial write": Kind(_partial, frozenset({Verdict.UNWRITTEN}), fatal=False),
-    "guard-zone write": Kind(_guard, frozenset({Verdict.GUARD}), fatal=False),
+    "illegal access": Kind(_illegal, frozenset({Verdict.CRASH}), fatal=True, share=3),
+    "infinite loop": Kind(_hang, frozenset({Verdict.HANG}), fatal=True, share=5),
+    "misaligned access": Kind(_misaligned, frozenset({Verdict.CRASH}), fatal=True, share=3),
+    "wrong result": Kind(
+        _wrong, frozenset({Verdict.WRONG, Verdict.NAN_CLASS, Verdict.PRECISION}), fatal=False, share=1
+    ),
+    "partial write": Kind(_partial, frozenset({Verdict.UNWRITTEN}), fatal=False, share=1),
+    "guard-zone write": Kind(_guard, frozenset({Verdict.GUARD}), fatal=False, share=1),
 }
 
 
@@ -303,9 +307,8 @@ def run(
     deadline = time.monotonic() + seconds
     for place, name in enumerate(names):
         tally = tallies.setdefault(name, Tally())
-        # kinds share what time is left evenly
         now = time.monotonic()
-        until = now + (deadline - now) / (len(names) - place)
+        until = now + (deadline - now) * KINDS[name].share / sum(KINDS[x].share for x in names[place:])
         if tally.injected == 0 and KINDS[name].fatal and now < until:
             compare(bench, name, tally)
         if tally.injected < count:
@@ -386,7 +389,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", default=list(KINDS))
     parser.add_argument("--count", type=int, default=50, help="faults of each kind")
-    parser.add_argument("--jobs", type=int, default=max(1, min(8, len(os.sched_getaffinity(0)) // 2)), help="tuners")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(12, 3 * len(os.sched_getaffinity(0)) // 4)), help="tuners"
+    )
     parser.add_argument("--seconds", type=float, default=420.0, help="no fault is begun after so many")
     parser.add_argument("--resume", action="store_true", help="add to the results that the file holds")
     given = parser.parse_args()
