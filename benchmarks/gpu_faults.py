@@ -129,6 +129,7 @@ def _guard(n: int) -> str:
     return f"y[i] = v; if (i == {n * 89}) y[{at}] = v;"
 
 
+_WRONG = frozenset({Verdict.WRONG, Verdict.NAN_CLASS, Verdict.PRECISION})
 KINDS: Mapping[str, Kind] = {
     "illegal access": Kind(_illegal, frozenset({Verdict.CRASH}), fatal=True, share=3),
     "infinite loop": Kind(_hang, frozenset({Verdict.HANG}), fatal=True, share=5),
@@ -386,6 +387,7 @@ def known(path: Path) -> dict[str, Tally]:
 
 def main() -> None:
     """Inject, record, print one table; the exit status is 1 where anything was selected, harmed or missed."""
+    jobs = max(1, min(12, 3 * len(os.sched_getaffinity(0)) // 4))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", default=list(KINDS))
     parser.add_argument("--count", type=int, default=50, help="faults of each kind")
