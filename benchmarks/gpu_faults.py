@@ -391,9 +391,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", default=list(KINDS))
     parser.add_argument("--count", type=int, default=50, help="faults of each kind")
-    parser.add_argument(
-        "--jobs", type=int, default=max(1, min(12, 3 * len(os.sched_getaffinity(0)) // 4)), help="tuners"
-    )
+    parser.add_argument("--jobs", type=int, default=jobs, help="tuners at once")
     parser.add_argument("--seconds", type=float, default=420.0, help="no fault is begun after so many")
     parser.add_argument("--resume", action="store_true", help="add to the results that the file holds")
     given = parser.parse_args()
