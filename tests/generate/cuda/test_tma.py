@@ -116,8 +116,11 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
     return Emulated(list(sources.values()))
 
 
-@pytest.mark.parametrize("defer", [1, 2], ids=["late", "late products"])
-@pytest.mark.parametrize("name", list(CASES))
+PIPELINES = ("two warpgroups in turn", "one block for all", "split, two warpgroups", "nn", "field, images together")
+"""Cases that run once more with copies at once and products as late as may be."""
+
+
+@pytest.mark.parametrize(("name", "defer"), [*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)])
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
     problem = CASES[name][0]
     inputs = small_integers(problem)
