@@ -106,8 +106,12 @@ def convolutions(name: str, batch: int) -> dict[Conv, int]:
         normed = bool(after) and isinstance(after[0], nn.BatchNorm2d)
         act = after[1] if normed and len(after) > 1 else after[0] if after else None
         assert isinstance(mod.padding, tuple)
+        images, channels, high, wide = shape
         conv = Conv(
-            *(int(x) for x in shape),
+            images,
+            channels,
+            high,
+            wide,
             mod.out_channels,
             (mod.kernel_size[0], mod.kernel_size[1]),
             (mod.stride[0], mod.stride[1]),
@@ -321,7 +325,11 @@ def run_one(bench: Bench, c: Conv, kernels: list[tuple[Written, CompiledCubin]],
     best, best_us = None, math.inf
     for k, cubin in kernels:
         us, wrong = time_kernel(bench, k, cubin, data)
-        note = {"rank": k.rank, "us": round(us, 2) if us < math.inf else None, "schedule": str(k.schedule)}
+        note: dict[str, object] = {
+            "rank": k.rank,
+            "us": round(us, 2) if us < math.inf else None,
+            "schedule": str(k.schedule),
+        }
         tried.append(note if us < math.inf else {**note, "error": wrong})
         if us < best_us:
             best, best_us = k, us

@@ -48,7 +48,7 @@ def peer(
     module = copy.deepcopy(module)  # changing the layout of weights moves them, and a graph keeps their addresses
     images = channels_last and all(x.ndim == 4 for x in inputs)
     if images:
-        module = module.to(memory_format=torch.channels_last)
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = [x.to(memory_format=torch.channels_last) for x in inputs]
     model: Callable[..., object] = module
     torch.compiler.reset()

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -156,7 +156,9 @@ def compare(got: Sequence[Array], want: Sequence[tuple[DType, Array]], rtol: flo
             return f"output {k} is {y.dtype}{y.shape}, expected {dtype.numpy}{z.shape}"
         try:
             # bf16: two units in the last place, as onnx.backend.test.runner does
-            np.testing.assert_allclose(y, z, rtol=max(rtol, 2**-6) if dtype is DType.BF16 else rtol, atol=atol)
+            np.testing.assert_allclose(
+                cast("Any", y), cast("Any", z), rtol=max(rtol, 2**-6) if dtype is DType.BF16 else rtol, atol=atol
+            )
         except AssertionError as error:
             return f"output {k}: {' '.join(str(error).split())[:200]}"
     return ""
@@ -179,8 +181,8 @@ def more_exact(
             continue
         if not z.size:
             continue
-        mine, theirs = (np.abs(v.astype(np.float64) - e) for v in (y, z))
-        eps = 2**-7 if dtype is DType.BF16 else float(np.finfo(z.dtype).eps)  # type: ignore[arg-type]
+        mine, theirs = (np.abs(np.asarray(v, np.float64) - np.asarray(e, np.float64)) for v in (y, z))
+        eps = 2**-7 if dtype is DType.BF16 else float(np.finfo(cast("Any", z.dtype)).eps)
         # one unit of slack: both are rounded to their own type
         if not (theirs <= 8 * eps * np.abs(e).max()).all() or not (mine <= theirs + eps * np.abs(e)).all():
             return False

@@ -196,16 +196,16 @@ def run_sample(info: Any, sample: Any, engine: Engine | None) -> tuple[str, str]
     except Exception:
         return "skipped", "random"
     regions: list[Region] = []
-    ways = Ways() if engine is None else None
+    ways = Ways()
     torch._dynamo.reset()
-    backend = Backend(Options(cache_dir=CACHE), ways or engine, regions.append)
+    backend = Backend(Options(cache_dir=CACHE), engine or ways, regions.append)
     found: list[tuple[str, Any]] = []
     try:
         with torch.no_grad():
             compiled = torch.compile(call, backend=backend, fullgraph=False)
             found.append(("", _with_arguments(compiled, tensors)))
-            for way in list(ways.names)[1:] if ways else []:
-                ways.now = way  # type: ignore[union-attr]
+            for way in list(ways.names)[1:]:
+                ways.now = way
                 found.append((f"{way}: ", _with_arguments(compiled, tensors)))
     except Exception as error:
         return "crashed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

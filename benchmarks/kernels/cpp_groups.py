@@ -102,7 +102,9 @@ def layer_norm(n: int, m: int, *, residual: bool = False) -> Case:
     y = normalise(b, x, (1,), w, c)
     if residual:
 
-        def eager(x, r, w, c):
+        def eager(
+            x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, c: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             s = x + r
             return s, F.layer_norm(s, (m,), w[0], c[0])
 
@@ -121,7 +123,7 @@ def instance_norm(c: int, s: int, fmt: Format, *, pad: bool = True) -> Case:
     if pad:
         y = b.add(Prim.PAD, y, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))
 
-    def eager(x, w, o):
+    def eager(x: torch.Tensor, w: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
         y = torch.relu(F.instance_norm(x, weight=w.reshape(-1), bias=o.reshape(-1), eps=1e-5))
         return F.pad(y, (1, 1, 1, 1), mode="reflect") if pad else y
 

@@ -42,8 +42,9 @@ def settle_batch_norms(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
         # what the channels have in common is the better estimate there
         variance = torch.maximum(variance, 0.5 * variance.mean()) + 0.02 * mean.square()
         noise = torch.randn_like(mean)
-        norm.running_mean.copy_(mean + 0.1 * noise * variance.sqrt())
-        norm.running_var.copy_(variance * torch.exp(0.1 * torch.randn_like(mean)))
+        kept, spread = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+        kept.copy_(mean + 0.1 * noise * variance.sqrt())
+        spread.copy_(variance * torch.exp(0.1 * torch.randn_like(mean)))
 
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     if not norms:
