@@ -95,6 +95,10 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shap
         seen[tile] = seen.get(tile, 0) + 1
         keyed.append((modelled * (1 + 0.1 * (seen[tile] - 1)), modelled, s))
     keyed.sort(key=lambda x: x[0])
+    # the best of either width first: which is faster depends on how much of the latency others hide
+    other = next((x for x in keyed if x[2].width != keyed[0][2].width), None)
+    if other is not None:
+        keyed = [keyed[0], other, *(x for x in keyed[1:] if x is not other)]
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
@@ -109,7 +113,7 @@ def _candidates(p: Product) -> Iterable[Shape]:
         for th in (1, 2, 4):
             for tw in (1, 2, 4, 8) if last else (1, 2):
                 work = th * tw * math.prod(c.kernel) * width
-                if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 64:
+                if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 32:
                     continue
                 yield from (Shape(th, tw, width, threads) for threads in (64, 128, 256))
 

@@ -27,15 +27,17 @@ _ALONE = 600.0
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for products that the template does not take."""
     w = window(p)
-    if isinstance(w, Declined):
-        return []
+    if isinstance(w, Declined) or (w.kernel[0] <= w.strides[0] and w.kernel[1] <= w.strides[1]):
+        return []  # where windows do not overlap, nothing is read twice
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
-    return list(_ranked(w, cluster, len(epilogue.leaves(p.c)), facts, keep))
+    return list(_ranked(w, cluster, len(epilogue.leaves(p.c)), len(p.c.body), facts, keep))
 
 
 @lru_cache(maxsize=1024)
-def _ranked(w: Window, cluster: bool, operands: int, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
-    ranked = [(cycles(Geometry(w, s), facts, operands), s) for s in _candidates(w, cluster, facts)]
+def _ranked(
+    w: Window, cluster: bool, operands: int, operations: int, facts: GpuFacts, keep: int
+) -> tuple[tuple[float, Shape], ...]:
+    ranked = [(cycles(Geometry(w, s), facts, operands, operations), s) for s in _candidates(w, cluster, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].stages))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
@@ -132,8 +134,11 @@ def registers(g: Geometry) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 2 + 20
 
 
-def cycles(g: Geometry, facts: GpuFacts, operands: int) -> float:
-    """Modelled cycles of the whole kernel, whose epilogue reads `operands`; infinite where it does not fit."""
+def cycles(g: Geometry, facts: GpuFacts, operands: int, operations: int = 0) -> float:
+    """Modelled cycles of the whole kernel; infinite where it does not fit.
+
+    Its epilogue reads `operands` and has `operations`. Constants: fitted to an H200.
+    """
     w, s = g.w, g.s
     shared = g.shared + 1024
     if shared > facts.shared_per_block:
@@ -166,13 +171,14 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int) -> float:
     elif g.deepest <= s.stages:
         body = 0.5 * load * (1 + g.deepest) + max(0.5 * load * (g.deepest - 1), compute * g.deepest)
     else:
-        body = load * s.stages + max(load, compute, 900.0 / s.stages) * g.deepest
+        body = load * s.stages + 1.3 * max(load, compute, 900.0 / s.stages) * g.deepest
     tile = g.bm * s.bn
     finished = s.th * s.tw * min(s.bn, w.oc)
     stores = tile * s.wk * 8 / 128 + finished * 2.0 * (1 + operands) / 32
     end = 500.0 + max(active * stores, finished / g.threads * (12.0 if not s.wide else 40.0))
+    end += max(active * g.threads / 128, 1.0) * finished / g.threads * 3.0 * operations
     if s.split > 1:
-        end += (700.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
+        end += (1500.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
     if 2 * shared > facts.shared_per_sm:
         end += _ALONE
     weights = g.columns * g.taps * w.ic * w.groups * 2
