@@ -1,0 +1,82 @@
+"""Strided views against NumPy's: every index map on random shapes, and what no strides can say."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tests.generate.cuda.attentions import F16, ROW
+
+from weft.generate.cuda.templates.attention_views import NotStridedError, Reader, View
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import TensorType
+from weft.kernels.candidate import Problem
+
+
+def dense(shape: tuple[int, ...]) -> View:
+    return View(shape, ROW.strides(shape))
+
+
+def positions(view: View) -> np.ndarray:
+    index = np.indices(view.shape).reshape(len(view.shape), -1)
+    return (view.offset + np.asarray(view.strides, np.int64) @ index).reshape(view.shape)
+
+
+def test_reshape_agrees_with_numpy_or_is_refused():
+    rng = random.Random(0)
+    said = refused = 0
+    for _ in range(300):
+        shape = tuple(rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(1, 4)))
+        perm = rng.sample(range(len(shape)), len(shape))
+        view = dense(shape).transpose(perm)
+        rest, target = int(np.prod(shape)), []
+        while rest > 1:
+            n = rng.choice([d for d in range(2, rest + 1) if rest % d == 0])
+            target.append(n)
+            rest //= n
+        target.insert(rng.randint(0, len(target)), 1)
+        want = positions(view).reshape(target)
+        try:
+            got = view.reshape(target)
+        except NotStridedError:
+            refused += 1
+            own = np.arange(int(np.prod(shape))).reshape(shape).transpose(perm)
+            assert not np.shares_memory(own.reshape(target), own), "NumPy needs no copy"
+            continue
+        said += 1
+        np.testing.assert_array_equal(positions(got), want)
+    assert said > 50
+    assert refused > 20
+
+
+def test_slices_and_broadcasts():
+    view = dense((4, 6)).slice((1, 5), (3, 2), (1, -3))
+    np.testing.assert_array_equal(positions(view), np.arange(24).reshape(4, 6)[1:4, 5:0:-3])
+    wide = dense((3, 1)).broadcast((2, 3, 4))
+    np.testing.assert_array_equal(positions(wide), np.broadcast_to(np.arange(3)[:, None], (2, 3, 4)))
+
+
+def problem(*prims: Prim) -> tuple[Problem, int]:
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (2, 3)))
+    y = b.add(Prim.CONCAT, x, b.apply(Prim.NEG, x), attrs=a.ConcatAttrs(0)) if Prim.CONCAT in prims else x
+    if Prim.REDUCE_SUM in prims:
+        y = b.reduce(Prim.REDUCE_SUM, y, (1,))
+    return Problem(b.build([y]), "p", (ROW,), (ROW,)), y
+
+
+@pytest.mark.parametrize(
+    ("prim", "concat", "reason"),
+    [
+        (Prim.CONCAT, False, "concat in front"),
+        (Prim.CONCAT, True, "computed values"),
+        (Prim.REDUCE_SUM, False, "reduce_sum in front"),
+    ],
+)
+def test_what_is_no_view_says_why(prim: Prim, concat: bool, reason: str):
+    p, node = problem(prim)
+    with pytest.raises(NotStridedError, match=reason):
+        Reader(p, {}, concat=concat).read(node)
