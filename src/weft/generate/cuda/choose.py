@@ -26,6 +26,8 @@ BLOCK_BYTES = 48 * 1024
 """What a block of a part reads where there is enough."""
 FULL_VECTORS = 1024
 """Vectors of results per multiprocessor from which threads are many whatever their number in a block."""
+GATHERED = 4096
+"""Results per multiprocessor from which threads that gather have several vectors."""
 ALIKE = 0.25
 """A form with the vectors of an earlier one counts as so much slower, each time."""
 LARGE_BYTES = 1 << 25
@@ -43,7 +45,18 @@ def forms(problem: Problem, facts: GpuFacts) -> list[Form]:
 
 
 def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
-    """By the model (see `pointwise`), except where memory decides and all blocks are much alike."""
+    """By the model (see `pointwise`), except where memory decides and all blocks are much alike, and for gathers."""
+    ranked = _ranked(problem, facts)
+    size = max(problem.graph.type_of(n).size for n in problem.graph.outputs)
+    if size >= facts.sms * GATHERED and any(n.prim is Prim.GATHER for n in problem.graph.nodes):
+        shared = [Form(threads=256, items=2), Form(threads=128, items=4)]  # vectors share indices and weights
+        ranked = (
+            [ranked[0], *shared, *(f for f in ranked[1:] if f not in shared)] if ranked[0] not in shared else ranked
+        )
+    return ranked[:8]
+
+
+def _ranked(problem: Problem, facts: GpuFacts) -> list[Form]:
     work, turns = pointwise.work_of(problem), turns_axes(problem)
     wide = [Form(threads=256), Form(threads=256, items=2), Form(threads=128), Form(threads=128, items=4)]
     wide.append(Form(threads=512))

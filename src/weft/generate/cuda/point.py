@@ -28,6 +28,8 @@ from weft.generate.cuda.tile import Tiled, emit_tiled, tiled
 
 MOST_LANES = 8
 """Neighbours that one thread computes at once."""
+LEAST_RUN = 8
+"""Vectors of neighbouring threads that lie side by side where a thread has several."""
 MAX_PIECES = 12
 """Ranges of blocks into which the edges of joins cut a stage."""
 
@@ -46,6 +48,13 @@ class Part:
     def vectors(self) -> int:
         """Work items."""
         return math.prod(v.size for v in self.variables) // self.lanes
+
+    def shares(self, items: int) -> bool:
+        """Whether a thread's vectors lie along the innermost loop, so that they share all other coordinates."""
+        if items == 1 or len(self.variables) < 2:
+            return False
+        each, rest = divmod(self.variables[-1].size // self.lanes, items)
+        return rest == 0 and each >= LEAST_RUN
 
 
 def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part | Tiled]:
@@ -117,7 +126,8 @@ def emit_parts(
                 draft.nest.put(f"const w_index t = {block};")
                 emit_tiled(draft, scene, part, tiles.setdefault(number, []))
                 continue
-            draft.nest.put(f"const w_index t = {block} * (w_index){form.threads * form.items} + threadIdx.x;")
+            each = form.threads if part.shares(form.items) else form.threads * form.items
+            draft.nest.put(f"const w_index t = {block} * (w_index){each} + threadIdx.x;")
             _emit_part(draft, scene, part, form)
 
 
@@ -127,6 +137,11 @@ def _emit_part(draft: Draft, scene: Scene, part: Part, form: Form) -> None:
     if form.items == 1:
         with body.block("" if exact else f"if (t < {part.vectors}u)"):
             _emit_vector(draft, scene, part, "t", "")
+            body.flush()
+        return
+    if part.shares(form.items):
+        with body.block("" if exact else f"if (t < {part.vectors // form.items}u)"):
+            _emit_vector(draft, scene, part, "t", "", form.items)
             body.flush()
         return
     stores = []
@@ -142,21 +157,23 @@ def _emit_part(draft: Draft, scene: Scene, part: Part, form: Form) -> None:
         body.flush(guard)
 
 
-def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: str) -> None:
-    """The elements of one vector."""
+def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: str, items: int = 1) -> None:
+    """The elements of one vector, or of `items` vectors at equal distances along the innermost loop."""
     body = draft.body
     renamed = {v: Var(v.name + suffix, v.size) for v in part.variables}
     lane = renamed[part.variables[-1]] if part.variables else None
     counter = {v: v for v in renamed.values()}
     if lane is not None:
-        counter[lane] = Var(lane.name, lane.size // part.lanes)
-    for line in digits(list(renamed.values()), position, part.lanes):
+        counter[lane] = Var(lane.name, lane.size // part.lanes // items)
+    for line in digits(list(renamed.values()), position, part.lanes * items):
         draft.nest.put(line)
     for var in counter.values():
         body.bind(var, draft.nest.level)
-    for k in range(part.lanes):
+    for k in range(part.lanes * items):
         values = {v: index_of(counter[w]) for v, w in renamed.items()}
         if lane is not None:
-            values[part.variables[-1]] = values[part.variables[-1]] * part.lanes + k
+            item, inside = divmod(k, part.lanes)
+            distance = lane.size // items
+            values[part.variables[-1]] = values[part.variables[-1]] * part.lanes + (item * distance + inside)
         at = {key: index.substitute(values) for key, index in part.at.items()}
         walk(scene, body, part.stage, at, no_reduction)
