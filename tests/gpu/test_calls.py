@@ -20,6 +20,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CudaSource
+from weft.pipeline import gpu
 from weft.pipeline.untuned import build
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import InputError
@@ -66,6 +67,41 @@ def test_several_executables_from_several_threads_and_streams(compiled: Compile)
     for thread in threads:
         thread.join(timeout=60)
     assert not wrong and not any(t.is_alive() for t in threads), wrong
+
+
+def test_the_frameworks_model_in_a_graph_is_as_safe(compiled: Compile) -> None:
+    """What is returned where eager beats every plan: threads and streams, a caller's capture, wrong devices."""
+    case = compiled("transformer", "f16")
+    captured = gpu.capture(lambda *x: [case.module(*x)], case.inputs, case.options)
+    assert isinstance(captured, gpu.Captured)
+    given = [network("transformer", DTYPES["f16"], seed)[1] for seed in range(3)]
+    expected = [captured(*x)[0] for x in given]
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(60):
+                    seed = (number + turn) % 3
+                    if not torch.equal(captured(*given[seed])[0], expected[seed]):
+                        wrong.append(f"thread {number}, turn {turn}")
+        except Exception as error:  # a thread must not die in silence
+            wrong.append(f"thread {number}: {error}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not wrong, wrong[:3]
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = captured(*given[1])[0] * 1
+    graph.replay()
+    torch.testing.assert_close(y, expected[1], rtol=1e-2, atol=1e-2)
+    with pytest.raises(InputError, match="expected a tensor on cuda:0, got cpu"):
+        captured(given[0][0].cpu())
 
 
 def test_compiling_does_not_disturb_the_calls_of_others(compiled: Compile, shared_cache: Path) -> None:
