@@ -45,7 +45,7 @@ bench: $(READY)
 	$(PY) tools/tables.py
 
 gpu-test:
-	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider $(wildcard tests/gpu tests/generate/cuda/test_*_gpu.py)
+	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(wildcard tests/gpu tests/generate/cuda/test_*_gpu.py)
 
 gpu-bench:
 	$(GPU_PY) -m benchmarks.gpu_networks
