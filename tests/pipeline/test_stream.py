@@ -17,7 +17,7 @@ from weft.kernels.source import LibraryCall
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
-from weft.pipeline.stream import FIRST_PRICE, LATE_PRICE, PRIORS, Learning, stream
+from weft.pipeline.stream import FIRST_PRICE, LATE_PRICE, Learning, stream
 
 FACTS = profile("h200")
 
@@ -104,14 +104,14 @@ def test_first_kernels_are_few_and_the_library_is_tried_where_it_may_win(
             assert calls == 0 or (calls == 1 and entry.estimate_us >= LIBRARY_FROM_US)
 
 
-def test_predictions_follow_family_then_sort_then_what_gpus_did_before(
+def test_predictions_follow_family_then_sort_then_the_estimate(
     posed: tuple[Alternatives, Problems],
 ) -> None:
     entries = list(posed[1].entries.values())
     known = Learning()
     product = next(e for e in entries if e.sort == "product" and e.estimate_us > e.bound_us)
     others = [e for e in entries if e.sort == "product" and e.family != product.family]
-    assert known.price(product) == pytest.approx(PRIORS["product"] * product.estimate_us)
+    assert known.price(product) == pytest.approx(FIRST_PRICE * product.estimate_us)
     machine = Gpu(posed[1])
     for entry in others:
         list(machine.measured(entry))
@@ -121,7 +121,7 @@ def test_predictions_follow_family_then_sort_then_what_gpus_did_before(
         )
         known.take(entry)
     price = known.price(product) / product.estimate_us
-    assert PRIORS["product"] < price < 3.0
-    assert price > math.sqrt(3.0 * PRIORS["product"]) or len(others) < 4
+    assert FIRST_PRICE < price < 3.0 * FIRST_PRICE
+    assert price > math.sqrt(3.0) * FIRST_PRICE or len(others) < 4
     known.weight = LATE_PRICE / FIRST_PRICE
     assert known.price(product) == pytest.approx(LATE_PRICE / FIRST_PRICE * price * product.estimate_us)

@@ -1,8 +1,8 @@
 """Measuring on demand without rounds: a GPU measures some problems while the next are chosen, written and built.
 
     batch 0, 1     the best plan's problems at predicted prices, those that save most over single primitives first
-    batch n        solve with what was measured of batch n - 2 and before; the new plan's unmeasured problems, then all
-                   kernels of its longest measured ones
+    batch n        the unmeasured problems of the best plan by what was measured when it was begun, then all kernels of
+                   its longest measured ones; plans are made beside measuring while there is something left to ask
     until nothing is left to ask, or the budget is spent
 
 Predictions are the model's estimates times what problems of the same family, or else of the same sort, were off by so
@@ -13,28 +13,22 @@ optimistic then, so that other plans get their chance; pessimistic at the end, s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import final
 
 from weft.ir.graph import Graph
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, select
 from weft.pipeline.problems import Entry, Problems
-from weft.pipeline.search import Known, Measure, priced_offers, savings, unmeasured, widened
+from weft.pipeline.search import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
 
-PRIORS = {
-    "product": 1.9,
-    "product alone": 1.6,
-    "reduction": 1.6,
-    "reduction alone": 1.6,
-    "plain": 1.4,
-    "plain alone": 1.05,
-}
-"""Measured over estimated time by sort of problem, before anything is measured (medians of 680 problems on an H200)."""
 PRIOR_WEIGHT = 4.0
-"""In measurements of a sort."""
+"""Of the estimate as it is, in measurements of a sort."""
 SORT_WEIGHT = 1.0
 """Of what is known of the sort, in measurements of a family."""
 FARTHEST = 1.2
@@ -81,7 +75,7 @@ class Learning(Known):
         if found is None:
             sort = self.means.get(entry.sort)
             if sort is None:
-                sort = self._mean(entry.sort, math.log(PRIORS[entry.sort]), PRIOR_WEIGHT)
+                sort = self._mean(entry.sort, 0.0, PRIOR_WEIGHT)
             found = self._mean(entry.family, sort, SORT_WEIGHT)
         return found
 
@@ -102,22 +96,37 @@ def stream(
     spent: Callable[[], float],
     say: Callable[[str], None],
     batch: int = BATCH,
+    solver: Executor | None = None,
 ) -> Known:
-    """As `search`; `spent` says which share of the budget is gone, from 0 to 1.
+    """As `search`; `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread.
 
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
-    asking = Asking(graph, problems, alternatives, options, out_of_time, spent, say, batch)
-    while not out_of_time():
-        before = asking.number
-        for m in measure(asking.batches()):
-            asking.known.measurements[m.problem_key, m.schedule] = m
-        asking.settle(drained=True)
-        if asking.number == before:
-            asking.known.complete = not out_of_time()
-            break
-    return asking.known
+    with ThreadPoolExecutor(1) as thread:
+        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, say, batch, solver or thread)
+        while not out_of_time():
+            before = asking.number
+            for m in measure(asking.batches()):
+                asking.known.measurements[m.problem_key, m.schedule] = m
+            asking.settle(drained=True)
+            if asking.number == before:
+                asking.known.complete = not out_of_time()
+                break
+        return asking.known
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A problem to measure."""
+
+    entry: Entry
+    wide: bool
+    """All of its kernels."""
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        return self.entry.problem.key, self.wide
 
 
 @final
@@ -134,33 +143,39 @@ class Asking:
         spent: Callable[[], float],
         say: Callable[[str], None],
         batch: int,
+        solver: Executor,
     ) -> None:
         self.known = Learning()
         self.number = 0
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
-        self._options, self._batch = options, batch
+        self._options, self._batch, self._solver = options, batch, solver
         self._out_of_time, self._spent, self._say = out_of_time, spent, say
         self._flying: dict[str, Entry] = {}
-        self._queue: list[Entry] = []
+        self._asked: set[tuple[str, bool]] = set()
+        self._queue: list[_Wish] = []
         self._plan_us = 0.0
         self._stale = True
-        """Whether something was learned since the last plan."""
+        """Whether something was learned since the last plan was begun."""
+        self._solving: tuple[Future[Solution], Sequence[Priced], Sequence[Entry]] | None = None
 
     def batches(self) -> Iterator[Sequence[Entry]]:
         """What to measure next, asked for while what was given before is built and measured."""
         while not self._out_of_time():
             self.settle()
-            if self._stale:
-                self._queue = self._wanted()
-            batch = [e for e in self._queue if e.problem.key not in self._flying][: self._batch]
-            self._queue = [e for e in self._queue if e not in batch]
-            if not batch:
+            if self._solving is not None and self._solving[0].done():
+                self._plan()
+            if self._stale and self._solving is None:
+                self._begin()
+            wishes = self._ready()
+            if len(wishes) < self._batch and self._solving is not None:
+                self._plan()
+                wishes = self._ready()
+            if not wishes:
+                if self._stale:
+                    continue
                 return
-            self.number += 1
-            self._say(f"batch {self.number}: {len(batch)} problems to measure, plan at {self._plan_us:.0f} us")
-            self._flying.update((e.problem.key, e) for e in batch)
-            yield batch
+            yield self._take(wishes[: self._batch])
 
     def settle(self, *, drained: bool = False) -> None:
         """Learn of the problems that were measured since; of all that were given out if nothing comes any more."""
@@ -172,23 +187,28 @@ class Asking:
                 self.known.take(entry)
                 self._stale = True
 
-    def _wanted(self) -> list[Entry]:
-        """Problems of the best plan that nobody measured, then those of its measured ones that may get faster."""
-        share = self._spent()
-        known = self.known
-        known.weight = FIRST_PRICE if share < NEW else PRICE if share < LATE else LATE_PRICE
-        offers, owners = priced_offers(self._problems, known)
-        chosen, self._plan_us = self._solve(offers)
-        wanted = unmeasured(chosen, owners, known)
-        saving = savings(known, offers, owners)
-        entries = sorted(wanted.values(), key=lambda e: -saving(e))
-        if len([e for e in entries if e.problem.key not in self._flying]) < self._batch:
-            entries += widened([owners[i] for i in chosen], known, self._plan_us, self._batch // 2)
-        self._stale = False
-        return entries
+    def _ready(self) -> list[_Wish]:
+        return [w for w in self._queue if w.key not in self._asked and w.entry.problem.key not in self._flying]
 
-    def _solve(self, offers: Sequence[Priced]) -> tuple[Sequence[int], float]:
-        found = select(
+    def _take(self, wishes: Sequence[_Wish]) -> list[Entry]:
+        self.number += 1
+        self._say(f"batch {self.number}: {len(wishes)} problems to measure, plan at {self._plan_us:.0f} us")
+        for wish in wishes:
+            self._asked.add(wish.key)
+            wish.entry.widened = wish.wide
+            self._flying[wish.entry.problem.key] = wish.entry
+        return [w.entry for w in wishes]
+
+    def _begin(self) -> None:
+        """Have a plan made by what is known now."""
+        share = self._spent()
+        self.known.weight = FIRST_PRICE if share < NEW else PRICE if share < LATE else LATE_PRICE
+        offers, owners = priced_offers(self._problems, self.known)
+        self._stale = False
+        self._solving = self._solver.submit(self._solve, offers), offers, owners
+
+    def _solve(self, offers: Sequence[Priced]) -> Solution:
+        return select(
             self._graph,
             offers,
             alternatives=self._alternatives,
@@ -198,4 +218,21 @@ class Asking:
             memory_limit=self._options.memory_limit_bytes,
             core=True,
         )[0]
-        return found.chosen, found.cost_us
+
+    def _plan(self) -> None:
+        """The plan that was begun, and what to ask for it: unmeasured problems, then long ones that may get faster."""
+        assert self._solving is not None
+        future, offers, owners = self._solving
+        found, self._solving = future.result(), None
+        self._plan_us = found.cost_us
+        known = self.known
+        wanted = unmeasured(found.chosen, owners, known)
+        saving = savings(known, offers, owners)
+        first = sorted(wanted.values(), key=lambda e: -saving(e))
+        self._queue = [_Wish(e, e.widened) for e in first]
+        uses = Counter(owners[i].problem.key for i in found.chosen)
+        share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
+        slow = [self._problems.entries[k] for k, us in share.items() if us >= WIDEN_SHARE * found.cost_us]
+        more = [e for e in slow if not e.widened and (e.more or len(e.kernels or ()) > e.first)]
+        more.sort(key=lambda e: -share[e.problem.key])
+        self._queue += [_Wish(e, True) for e in more]
