@@ -83,8 +83,21 @@ class Conv(NamedTuple):
         return f"{self.ic}x{self.h}x{self.w} -> {self.oc} {size}/{self.strides[0]}{groups} {self.activation}"
 
 
-def convolutions(name: str, batch: int) -> dict[Conv, int]:
-    """Convolutions of a network with how often each occurs."""
+class Pair(NamedTuple):
+    """A depthwise convolution and the 1x1 convolution of its result, in one kernel."""
+
+    first: Conv
+    second: Conv
+
+    def __str__(self) -> str:
+        return f"{self.first} + {self.second.oc} 1x1 {self.second.activation}"
+
+
+Work = Conv | Pair
+
+
+def convolutions(name: str, batch: int) -> dict[Work, int]:
+    """Convolutions of a network, and pairs of a depthwise one and a 1x1, with how often each occurs."""
     network = NETWORKS[name]
     with torch.device("meta"):
         module = network.build().eval()
@@ -98,7 +111,8 @@ def convolutions(name: str, batch: int) -> dict[Conv, int]:
             leaf.register_forward_hook(note)
     with torch.no_grad():
         module(*(x.to("meta") for x in network.inputs(batch, 0)))
-    found: dict[Conv, int] = {}
+    found: dict[Work, int] = {}
+    before: tuple[int, Conv] | None = None
     for i, (mod, shape) in enumerate(ran):
         if not isinstance(mod, nn.Conv2d):
             continue
@@ -122,23 +136,43 @@ def convolutions(name: str, batch: int) -> dict[Conv, int]:
             _NAMES.get(type(act), "none"),
         )
         found[conv] = found.get(conv, 0) + 1
+        if before is not None and ran[before[0]][0] is not mod and _is_pair(before[1], conv):
+            pair = Pair(before[1], conv)
+            found[pair] = found.get(pair, 0) + 1
+        before = (i, conv)
     return found
 
 
-def problem_of(c: Conv) -> Problem:
-    """The convolution, bias and activation as a problem of the generator, channels last."""
+def _is_pair(one: Conv, two: Conv) -> bool:
+    """True where the second reads what the first writes, as far as sizes tell: layers run in order."""
+    sides = zip((one.h, one.w), one.pads, one.kernel, one.strides, strict=True)
+    size = tuple((n + 2 * p - k) // s + 1 for n, p, k, s in sides)
+    reads = (one.oc, *size) == (two.ic, two.h, two.w)
+    return reads and one.groups == one.ic == one.oc and two.kernel == two.strides == (1, 1) and two.groups == 1
+
+
+def problem_of(work: Work) -> Problem:
+    """The convolution, bias and activation as a problem of the generator, channels last; a pair likewise."""
     b = GraphBuilder()
-    x = b.input(TensorType(DType.F16, (c.n, c.ic, c.h, c.w)))
+    parts = work if isinstance(work, Pair) else (work,)
+    c = parts[0]
+    y = b.input(TensorType(DType.F16, (c.n, c.ic, c.h, c.w)))
+    formats = [Format.LAST]
+    for part in parts:
+        y = _layer(b, y, part, formats)
+    graph = b.build([y])
+    return Problem(graph, f"{graph} {work}", tuple(formats), (Format.LAST,))
+
+
+def _layer(b: GraphBuilder, x: NodeId, c: Conv, formats: list[Format]) -> NodeId:
     w = b.input(TensorType(DType.F16, (c.oc, c.ic // c.groups, *c.kernel)), is_weight=True)
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs(c.strides, c.pads, c.pads, c.dilations, c.groups))
-    formats = [Format.LAST, Format.ROW]
+    formats.append(Format.ROW)
     if c.bias:
         bias = b.input(TensorType(DType.F16, (c.oc,)), is_weight=True)
         y = b.apply(Prim.ADD, y, b.reshape(bias, (c.oc, 1, 1)))
         formats.append(Format.ROW)
-    y = _activated(b, y, c.activation)
-    graph = b.build([y])
-    return Problem(graph, f"{graph} {c}", tuple(formats), (Format.LAST,))
+    return _activated(b, y, c.activation)
 
 
 def _activated(b: GraphBuilder, y: NodeId, name: str) -> NodeId:
@@ -163,16 +197,16 @@ def _activated(b: GraphBuilder, y: NodeId, name: str) -> NodeId:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A kernel of one convolution."""
+    """A kernel of one convolution or pair."""
 
-    conv: Conv
+    conv: Work
     problem: Problem
     rank: int
     schedule: Schedule
     source: CudaSource
 
 
-def write(c: Conv, facts: GpuFacts, first: int, more: int) -> list[Written] | str:
+def write(c: Work, facts: GpuFacts, first: int, more: int) -> list[Written] | str:
     """The first schedules of a convolution and further ones of the halo template; or why there is none."""
     problem = problem_of(c)
     found = templates.schedules(problem, facts)
@@ -180,7 +214,7 @@ def write(c: Conv, facts: GpuFacts, first: int, more: int) -> list[Written] | st
         return found.reason
     wanted = list(found[:first])
     p = product(problem)
-    if more and isinstance(p, Product) and c.kernel != (1, 1):
+    if more and isinstance(p, Product):
         wanted += [s.schedule() for _, s in halo_choose.shapes(p, facts, keep=more) if s.schedule() not in wanted]
     kernels = []
     for rank, schedule in enumerate(wanted):
@@ -221,49 +255,67 @@ class Bench:
         return statistics.median(samples)
 
 
+Layer = tuple[Conv, torch.Tensor, torch.Tensor | None]
+
+
 @dataclass(slots=True)
 class Data:
-    """Random operands of one convolution on the device."""
+    """Random operands of one convolution or pair on the device."""
 
     x: torch.Tensor
-    w: torch.Tensor
-    bias: torch.Tensor | None
+    layers: list[Layer]
     exact: torch.Tensor
 
     @staticmethod
-    def of(c: Conv) -> Data:
+    def of(work: Work) -> Data:
         """Normal data; weights scaled so that results stay near 1."""
         generator = torch.Generator(device="cuda").manual_seed(1)
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
 
-        last = torch.channels_last
-        x = normal(c.n, c.ic, c.h, c.w).half().contiguous(memory_format=last)
-        scale = (c.ic // c.groups * math.prod(c.kernel)) ** -0.5
-        w = (normal(c.oc, c.ic // c.groups, *c.kernel) * scale).half()
-        bias = normal(c.oc).half() if c.bias else None
-        y = F.conv2d(x.double(), w.double(), None, c.strides, c.pads, c.dilations, c.groups)
-        if bias is not None:
-            y = y + bias.double()[:, None, None]
-        return Data(x, w, bias, ACTIVATIONS[c.activation](y).float())
+        parts = work if isinstance(work, Pair) else (work,)
+        first = parts[0]
+        x = normal(first.n, first.ic, first.h, first.w).half().contiguous(memory_format=torch.channels_last)
+        layers: list[Layer] = []
+        y = x.double()
+        for c in parts:
+            scale = (c.ic // c.groups * math.prod(c.kernel)) ** -0.5
+            w = (normal(c.oc, c.ic // c.groups, *c.kernel) * scale).half()
+            bias = normal(c.oc).half() if c.bias else None
+            layers.append((c, w, bias))
+            y = F.conv2d(y, w.double(), None, c.strides, c.pads, c.dilations, c.groups)
+            y = ACTIVATIONS[c.activation](y if bias is None else y + bias.double()[:, None, None])
+        return Data(x, layers, y.float())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all layers."""
+        return sum(w.nbytes for _, w, _ in self.layers)
 
     def copies(self, bytes_: int) -> int:
         """Copies of so many bytes of weights."""
         return max(1, min(LAUNCHES, ROTATED_BYTES // max(bytes_, 1)))
 
 
-def time_peer(bench: Bench, c: Conv, data: Data) -> tuple[float, float]:
+def time_peer(bench: Bench, data: Data) -> tuple[float, float]:
     """Microseconds of cuDNN alone, and with eager bias and activation."""
-    count = data.copies(data.w.nbytes)
-    weights = [data.w.contiguous(memory_format=torch.channels_last).clone() for _ in range(count)]
+    count = data.copies(data.weight_bytes)
+    weights = [
+        [w.contiguous(memory_format=torch.channels_last).clone() for _, w, _ in data.layers] for _ in range(count)
+    ]
 
     def alone(i: int) -> torch.Tensor:
-        return F.conv2d(data.x, weights[i % count], None, c.strides, c.pads, c.dilations, c.groups)
+        y = data.x
+        for (c, _, _), w in zip(data.layers, weights[i % count], strict=True):
+            y = F.conv2d(y, w, None, c.strides, c.pads, c.dilations, c.groups)
+        return y
 
     def chain(i: int) -> torch.Tensor:
-        y = F.conv2d(data.x, weights[i % count], data.bias, c.strides, c.pads, c.dilations, c.groups)
-        return ACTIVATIONS[c.activation](y)
+        y = data.x
+        for (c, _, bias), w in zip(data.layers, weights[i % count], strict=True):
+            y = ACTIVATIONS[c.activation](F.conv2d(y, w, bias, c.strides, c.pads, c.dilations, c.groups))
+        return y
 
     alone(0)
     chain(0)
@@ -278,11 +330,10 @@ def time_kernel(bench: Bench, k: Written, cubin: CompiledCubin, data: Data) -> t
     """Microseconds of a kernel, and its error over the root mean square of the result."""
     s = k.source
     bound = BoundCuda(s, cubin.path)
-    inputs = [data.x, data.w.contiguous(), *([] if data.bias is None else [data.bias])]
+    inputs = [data.x, *(v.contiguous() for _, w, bias in data.layers for v in (w, bias) if v is not None)]
     addresses = [x.data_ptr() for x in inputs]
     stream = torch.cuda.current_stream().cuda_stream
-    size = sum(s.packed_bytes) or data.w.nbytes
-    count = data.copies(size)
+    count = data.copies(sum(s.packed_bytes) or data.weight_bytes)
     packed = [[torch.empty(n, dtype=torch.uint8, device="cuda") for n in s.packed_bytes] for _ in range(count)]
     for buffers in packed:
         bound.pack([0, *addresses[1:]], [x.data_ptr() for x in buffers], stream)
@@ -307,8 +358,9 @@ def time_kernel(bench: Bench, k: Written, cubin: CompiledCubin, data: Data) -> t
     return bench.median_us(launches), wrong
 
 
-def cost(c: Conv) -> tuple[int, int]:
-    """Order of work: fields first, then depthwise, then products; small before large."""
+def cost(work: Work) -> tuple[int, int]:
+    """Order of work: fields first, then depthwise and pairs, then products; small before large."""
+    c = work.first if isinstance(work, Pair) else work
     kind = 0 if c.groups == 1 and c.kernel != (1, 1) else 1 if c.groups > 1 else 2
     return kind, c.h * c.w * c.ic * c.oc // c.groups
 
@@ -318,7 +370,7 @@ def say(line: dict[str, object]) -> None:
     print(json.dumps(line), flush=True)
 
 
-def run_one(bench: Bench, c: Conv, kernels: list[tuple[Written, CompiledCubin]], *, peers: bool) -> dict[str, object]:
+def run_one(bench: Bench, c: Work, kernels: list[tuple[Written, CompiledCubin]], *, peers: bool) -> dict[str, object]:
     """Time one convolution."""
     data = Data.of(c)
     tried: list[dict[str, object]] = []
@@ -333,8 +385,8 @@ def run_one(bench: Bench, c: Conv, kernels: list[tuple[Written, CompiledCubin]],
         tried.append(note if us < math.inf else {**note, "error": wrong})
         if us < best_us:
             best, best_us = k, us
-    conv_us, chain_us = time_peer(bench, c, data) if peers else (math.nan, math.nan)
-    line: dict[str, object] = {"record": "conv", "case": str(c), "batch": c.n, "tried": tried}
+    conv_us, chain_us = time_peer(bench, data) if peers else (math.nan, math.nan)
+    line: dict[str, object] = {"record": "conv", "case": str(c), "batch": len(data.x), "tried": tried}
     if best is not None:
         line |= {"us": round(best_us, 2), "rank": best.rank, "schedule": str(best.schedule)}
         if peers:
@@ -350,14 +402,20 @@ def compiled(nvrtc: Nvrtc, arch: str, kernels: list[Written]) -> list[tuple[Writ
     for k, result in zip(kernels, results, strict=True):
         if not isinstance(result, CompiledCubin):
             say({"record": "refused", "case": str(k.conv), "schedule": str(k.schedule), "why": str(result)[:300]})
-        elif any(result.of(x.entry).spill_stores for x in k.source.launches) or result.warnings:
+        elif any(_local(result, x.entry) for x in k.source.launches) or result.warnings:
             say({"record": "spills", "case": str(k.conv), "schedule": str(k.schedule), "why": result.warnings[:2]})
         else:
             found.append((k, result))
     return found
 
 
-def table(networks: dict[str, dict[Conv, int]], lines: dict[Conv, dict[str, object]]) -> None:
+def _local(compiled: CompiledCubin, entry: str) -> int:
+    """Bytes of local memory."""
+    own = compiled.of(entry)
+    return own.spill_stores + own.stack_bytes
+
+
+def table(networks: dict[str, dict[Work, int]], lines: dict[Work, dict[str, object]]) -> None:
     """A short table per network: each convolution, then geometric means and sums over the network."""
     for name, convs in networks.items():
         done = [(c, n, lines[c]) for c, n in convs.items() if "ratio_chain" in lines.get(c, {})]
@@ -369,6 +427,7 @@ def table(networks: dict[str, dict[Conv, int]], lines: dict[Conv, dict[str, obje
             template = str(x["schedule"]).partition("template=")[2].split(",")[0].rstrip(")")
             shown = f"{x['us']:8}{x['conv_us']:8}{x['chain_us']:8}{x['ratio_chain']:7}"
             print(f"{str(c)[:58]:58}{n:6}{shown}  {x['rank']:4} {template}")
+        done = [d for d in done if isinstance(d[0], Conv)]  # pairs are made of others
         ratios = {k: [float(str(x[k])) for _, _, x in done] for k in ("ratio_conv", "ratio_chain")}
         geo = {k: statistics.geometric_mean(v) for k, v in ratios.items()}
         sums = {k: sum(n * float(str(x[k])) for _, n, x in done) for k in ("us", "conv_us", "chain_us")}
@@ -406,7 +465,7 @@ def main() -> int:
         torch.zeros(1, device="cuda")
         bench = Bench()
 
-    def prepared(part: Sequence[Conv]) -> dict[Conv, list[tuple[Written, CompiledCubin]]]:
+    def prepared(part: Sequence[Work]) -> dict[Work, list[tuple[Written, CompiledCubin]]]:
         if time.perf_counter() > end:
             return {}
         found = {c: write(c, facts, args.first, args.more) for c in part}
@@ -418,7 +477,7 @@ def main() -> int:
         )
         return {c: [x for x in ready if x[0].conv == c] for c in part}
 
-    lines: dict[Conv, dict[str, object]] = {}
+    lines: dict[Work, dict[str, object]] = {}
     bad = 0
     parts = [distinct[i : i + PART] for i in range(0, len(distinct), PART)]
     with torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
