@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.products import BF16, F16, F32, ROW, convolution, product
+from tests.generate.cuda.products import BF16, F16, F32, ROW, convolution, pair, product
 from tests.generate.cuda.tensor_emulator import from_memory, rounded, small_integers, to_memory
+from tests.generate.cuda.test_halo import CASES as HALO
+from tests.generate.cuda.test_separable import CASES as PAIRS
 from tests.generate.cuda.test_templates import CASES
 
 from weft.device.cuda.driver import primary_context
@@ -32,6 +34,14 @@ SHAPES: dict[str, Problem] = {
     "resnet 3x3 at 7, 16 images": convolution(16, 512, 7, 7, 512, 3, 1, 1),
     "stem": convolution(2, 3, 112, 112, 64, 7, 2, 3, fin=ROW),
     "last of candy": convolution(1, 32, 64, 64, 3, 9, before="reflect", fout=ROW, relu=False),
+    **{f"halo, {name}": problem for name, (problem, _) in HALO.items()},
+    **{f"pair, {name}": problem for name, (problem, _) in PAIRS.items()},
+    "pair at 7": pair(1, 1024, 7, 7, 256, residual=True),
+    "pair at 14, 5x5, 4 images": pair(4, 384, 14, 14, 128, 5, 1, 2),
+    "pair at 56, strided bf16": pair(2, 128, 56, 56, 64, 3, 2, 1, dtype=BF16),
+    "resnet 3x3 at 7": convolution(1, 512, 7, 7, 512, 3, 1, 1),
+    "first of candy": convolution(1, 3, 72, 72, 32, 9, before="reflect", relu=False),
+    "upsampled 3x3": convolution(1, 64, 28, 28, 32, 3, before="up reflect", relu=False),
     "depthwise 7x7": convolution(1, 96, 28, 28, 96, 7, 1, 3, groups=96),
     **{
         f"gemm {m}x{n}x{k} {d.value}": product((m, k), (n, k), turn_right=True, dtype=d)
@@ -132,3 +142,18 @@ def test_every_schedule(name: str, gpu):
             rms = float(np.sqrt(np.mean(np.square(y)))) + 1e-30
             error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - y)))) / rms
             assert error <= unit + 2.0**-24 * k**0.5, (str(schedule), error)
+
+
+@pytest.mark.parametrize("name", [*(f"halo, {x}" for x in HALO), *(f"pair, {x}" for x in PAIRS)])
+def test_shapes_of_the_emulation(name: str, gpu):
+    machine, facts = gpu
+    kind, _, case = name.partition(", ")
+    problem, shape = HALO[case] if kind == "halo" else PAIRS[case]
+    if shape.cluster and facts.capability < 90:
+        pytest.skip("no clusters")
+    source = templates.emit(problem, shape.schedule())
+    assert isinstance(source, CudaSource), source
+    whole = small_integers(problem)
+    exact = evaluate(problem.graph, whole, precise=True)
+    for x, y, node in zip(machine.run(problem, source, whole), exact, problem.graph.outputs, strict=True):
+        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
