@@ -74,6 +74,14 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "asymmetric": (convolution(1, 32, 7, 9, 24, 3, 2, before="constant"), pixels(64, 32, (1, 4, 5), panel=32)),
     "groups": (convolution(2, 64, 9, 9, 48, 3, 1, 1, 1, 2), pixels(64, 32, (1, 7, 9), panel=32)),
     "field": (convolution(1, 64, 9, 11, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 8, 8), fields=2)),
+    "field, rows of the kernel": (
+        convolution(2, 96, 9, 16, 40, 3, 1, 1),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=3, unit=3),
+    ),
+    "field, rows of the kernel, split": (
+        convolution(1, 128, 9, 16, 40, (2, 5), 1, 2),
+        pixels(64, 64, (1, 8, 8), fields=2, split=2, unit=5),
+    ),
     "field, two blocks of channels": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
         pixels(128, 64, (1, 12, 8), fields=2, groups=2, blocks=3),

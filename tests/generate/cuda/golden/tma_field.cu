@@ -1,4 +1,4 @@
-// cuda(blocks=0,bm=128,bn=128,box=(1, 14, 8),fields=2,groups=2,panel=64,resident=1,split=1,stages=6,template=tma,turns=False)
+// cuda(blocks=0,bm=128,bn=128,box=(1, 14, 8),fields=2,groups=2,panel=64,resident=1,split=1,stages=6,template=tma,turns=False,unit=1)
 #ifndef W_EMULATED
 W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -20,7 +20,7 @@ const int first = 0, last = 18;
 if (warp >= 8) {
 if (t == 256) { w_map_prefetch(&ma);
 const int tile = blockIdx.x; const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
-for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 0; const int kb = (first + (int)i) % 9 * 2 + (first + (int)i) / 9; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
+for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 0; const int kb = first + (int)i; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
 __syncwarp(); w_wait(); w_release();
 if (t == 256) { u32 it = 0, cell = 0;
@@ -28,7 +28,7 @@ if (t == 256) { u32 it = 0, cell = 0;
 for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = (st) % 9 * 2 + (st) / 9;
+for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
 if (st % 9 == 0) { const u32 slot = cell % 2, bar = sb + THERE + 8 * slot; const u32 to = sb + slot * FIELD; const int cb = st / 9; w_bar_wait(sb + READ + 8 * slot, cell / 2 & 1 ^ 1); w_bar_expect(bar, 20480u); w_tma(&ma, to, bar, cb * 64 + 0, i0 - 1, i1 - 1, i2); ++cell; }
 const u32 slot = it % 6, bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
@@ -56,9 +56,11 @@ w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)
 #pragma unroll
+for (int u = 0; u < 1; ++u)
+#pragma unroll
 for (int q = 0; q < 4; ++q)
 w_product_f16_00(acc[i], w_operand_at(there + (u32)((((row0 + i * 64) / 8) * 10 + tap / 3 * 10 + tap % 3 * 1) * 128 + q * 32), 16, 1280, 1),
-  w_operand_at(at + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
+  w_operand_at(at + (u32)(u * 16384) + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
@@ -108,10 +110,10 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int q = i / 8192 % 18, tile = i / 147456;
   const int nt = tile % 1, g = tile / 1;
-  const int c = q % 2 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 2;
+  const int c = q / 9 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q % 9;
   const int n = nt * 128 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (tap < 9 && c < 128 && n < 128)
+  if (q < 18 && c < 128 && n < 128)
     v = ((const u16*)w)[0 + g * 147456 + n * 1152 + tap / 3 * 3
                                   + tap % 3 * 1 + c * 9];
   ((u16*)pk)[i] = v;

@@ -1,4 +1,4 @@
-// cuda(blocks=0,bm=128,bn=64,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=4,stages=3,template=tma,turns=False)
+// cuda(blocks=0,bm=128,bn=64,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=4,stages=3,template=tma,turns=False,unit=1)
 #ifndef W_EMULATED
 W_FN void w_product_f16_00(float (&d)[32], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -28,7 +28,7 @@ if (t == 256) { u32 it = 0;
 { const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 4 + tn) * 262144;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st;
+for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
 const u32 slot = it % 3, bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 3 ? (u32)(last - first) : 3u)) {
 w_bar_wait(sb + EMPTY + 8 * slot, it / 3 & 1 ^ 1); w_bar_expect(bar, 24576u);
@@ -50,9 +50,11 @@ w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)
 #pragma unroll
+for (int u = 0; u < 1; ++u)
+#pragma unroll
 for (int q = 0; q < 4; ++q)
 w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
-  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
+  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 3));
@@ -99,7 +101,7 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
   const int c = q % 64 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 64;
   const int n = nt * 64 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (tap < 1 && c < 4096 && n < 256)
+  if (q < 64 && c < 4096 && n < 256)
     v = ((const u16*)w)[0 + g * 0 + n * 4096 + tap / 1 * 0
                                   + tap % 1 * 0 + c * 1];
   ((u16*)pk)[i] = v;

@@ -1,4 +1,4 @@
-// cuda(blocks=132,bm=128,bn=128,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=1,stages=6,template=tma,turns=True)
+// cuda(blocks=132,bm=128,bn=128,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=1,stages=6,template=tma,turns=True,unit=1)
 #ifndef W_EMULATED
 W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -29,7 +29,7 @@ if (t == 256) { u32 it = 0;
 for (int tile = blockIdx.x; tile < 384; tile += gridDim.x) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st;
+for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
 const u32 slot = it % 6, bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
 w_bar_wait(sb + EMPTY + 8 * slot, it / 6 & 1 ^ 1); w_bar_expect(bar, 32768u);
@@ -56,9 +56,11 @@ w_group_begin();
 #pragma unroll
 for (int i = 0; i < 2; ++i)
 #pragma unroll
+for (int u = 0; u < 1; ++u)
+#pragma unroll
 for (int q = 0; q < 4; ++q)
 w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
-  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
+  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
@@ -103,7 +105,7 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
   const int c = q % 12 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 12;
   const int n = nt * 128 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (tap < 1 && c < 768 && n < 3072)
+  if (q < 12 && c < 768 && n < 3072)
     v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0
                                   + tap % 1 * 0 + c * 3072];
   ((u16*)pk)[i] = v;

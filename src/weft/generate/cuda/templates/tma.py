@@ -74,6 +74,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return rows
     if s.stages < 2 or s.fields == 1:
         return Declined("one buffer: the next copy must be there before the last is given back")
+    if s.unit not in (1, p.c.kernel[1]):
+        return Declined("a stage of weights that is neither a tap nor a row of the kernel")
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
     w = right(p, s.bn, s.panel, s.step)
     if isinstance(a, Declined):
@@ -121,7 +123,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     ]
     own = instruction(p.dtype, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + header() + own + args.constants + "\n".join(x for x in lines if x) + "\n"
-    packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel) if packed else None
+    packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
     launch = Launch(
         entry,
         (grid, 1, 1),
@@ -145,8 +147,13 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
 def _steps(p: Product, s: Shape) -> int:
     """Stages that the whole sum takes."""
     if s.fields:
-        return math.prod(p.c.kernel) * blocks_of_channels(p, s.panel)
+        return _rounds(p, s) * blocks_of_channels(p, s.panel)
     return stages_of_sum(p, s.panel)
+
+
+def _rounds(p: Product, s: Shape) -> int:
+    """Stages that go through all taps of a field; 1 without fields."""
+    return math.prod(p.c.kernel) // s.unit if s.fields else 1
 
 
 def _range(p: Product, s: Shape) -> str:
@@ -154,21 +161,13 @@ def _range(p: Product, s: Shape) -> str:
     kt = _steps(p, s)
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
-    taps = math.prod(p.c.kernel) if s.fields else 1  # a field is read whole
+    taps = _rounds(p, s)  # a field is read whole
     times = f" * {taps}" if taps > 1 else ""
     return (
         f"const int rank = blockIdx.x % {s.split};\n"
         f"const int first = rank * {kt // taps} / {s.split}{times},"
         f" last = (rank + 1) * {kt // taps} / {s.split}{times};"
     )
-
-
-def _block_of(p: Product, s: Shape, step: str) -> str:
-    """C text of the k-block of a step: fields go through all taps of a block of channels first."""
-    if not s.fields:
-        return step
-    taps, blocks = math.prod(p.c.kernel), blocks_of_channels(p, s.panel)
-    return f"({step}) % {taps} * {blocks} + ({step}) / {taps}"
 
 
 def _tile(p: Product, rows: Rows, s: Shape) -> str:
@@ -226,7 +225,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
             (
                 f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;"
                 f" const u32 to = sb + RING + i * STAGE + {a_bytes};"
-                f" const int kb = {_block_of(p, s, 'first + (int)i')};"
+                f" const int kb = first + (int)i;"
                 f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
             ),
         ]
@@ -236,7 +235,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
         _loop(p, rows, s, "blockIdx.x", "gridDim.x"),
         tile_at,
-        f"#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {{ const int kb = {_block_of(p, s, 'st')};",
+        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
         f"const u32 slot = it % {s.stages}, bar = sb + FULL + 8 * slot;",
         f"if (it >= {early}) {{" if packed else "{",
@@ -251,7 +250,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
 
 def _copy_field(p: Product, s: Shape, a: Operand) -> str:
     """Before the first tap of a block of channels."""
-    taps = math.prod(p.c.kernel)
+    taps = _rounds(p, s)
     return (
         f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.fields}, bar = sb + THERE + 8 * slot;"
         f" const u32 to = sb + slot * FIELD; const int cb = st / {taps};"
@@ -276,7 +275,10 @@ def _in_field(p: Product, s: Shape) -> str:
     dy, dx = c.dilations
     line = "(row0 + i * 64) / 8"
     start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
-    place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
+    if s.unit == 1:
+        place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
+    else:
+        place = f"{start} + tap * {dy * wide} + u * {dx}"
     row = 2 * s.panel
     return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
@@ -286,7 +288,8 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     high = s.rows // 64
     row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
     a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
-    taps, f = math.prod(p.c.kernel), s.fields
+    taps, f = _rounds(p, s), s.fields
+    w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.dtype.value}_{int(a.turned)}{int(w.turned)}"
     begin, step, skip, mine, other = "blockIdx.x", "gridDim.x", "", "", ""
@@ -320,9 +323,10 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         ),
         f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
         "w_group_begin();",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < {s.step // 16}; ++q)",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
+        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
         f"w_product_{kind}(acc[i], {_in_field(p, s) if f else _descriptor(a_at, 'q', a, s.bm, s.panel)},",
-        f"  {_descriptor('at' if f else f'at + {s.bm * STEP * 2}', 'q', w, s.bn, s.panel)}, (st - first) | q);",
+        f"  {_descriptor(w_at, 'q', w, s.bn, s.panel)}, (st - first) | u | q);",
         "w_group_commit();",
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",

@@ -72,6 +72,8 @@ class _Case:
     taps: int
     reach: tuple[int, int]
     """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
+    across: int
+    """Columns of the kernel."""
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
@@ -88,15 +90,17 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
-    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach)
+    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
     found: list[tuple[float, Shape]] = []
+    most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
     for modelled, s in _ranked(case, facts):
-        # tiles that read pixels once and those that read taps one by one, each half of what is measured
-        alike = sum(bool(other.fields) == bool(s.fields) for _, other in found)
-        if len(found) == keep or (any(case.reach) and alike >= (keep + 1) // 2):
+        # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
+        kind = s.unit if s.fields else 0
+        if not most[kind]:
             continue
         a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
         if not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined):
+            most[kind] -= 1
             found.append((modelled, s))
     return found
 
@@ -116,7 +120,7 @@ def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields)
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -157,19 +161,20 @@ def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iter
     boxes = {(1, even, 8), *((n, lines // n, 8) for n in (2, 4) if lines // n % 8 == 0 and images >= n)}
     box = min(boxes, key=lambda b: (math.prod(case.rows.tiles(b)), b))
     bytes_ = field_bytes(case, box, base.panel)
-    most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * 2 + 16))
     tiles = math.prod(case.rows.tiles(box)) * -(-case.sizes.n // base.bn) * case.sizes.z
     rounds = -(-tiles // (facts.sms * base.resident))
-    if most < _FEWEST or (base.turns and rounds == 1):
-        return
     blocks = facts.sms * base.resident if rounds > 1 else 0
-    yield replace(base, stages=most, box=box, fields=2, blocks=blocks)
-    channels = -(-case.sizes.k // case.taps // base.panel)
-    for split in _SPLITS[1:]:
-        s = replace(base, stages=most, box=box, fields=2, split=split, resident=1)
+    for unit in sorted({1, case.across}):
+        most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * unit * 2 + 16))
+        if most < _FEWEST or (base.turns and rounds == 1):
+            continue
+        s = replace(base, stages=most, box=box, fields=2, unit=unit, blocks=blocks)
+        yield s
+        channels = -(-case.sizes.k // case.taps // base.panel)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
-        if not s.turns and fits and channels >= split and tiles * split <= _CLUSTERED * facts.sms:
-            yield s
+        for split in _SPLITS[1:]:
+            if not s.turns and fits and channels >= split and tiles * split <= _CLUSTERED * facts.sms:
+                yield replace(s, split=split, resident=1, blocks=0)
 
 
 def field_bytes(case: _Case, box: Three, panel: int) -> int:
@@ -197,13 +202,13 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     p = case.sizes
     part = s.step / STEP
     blocks = -(-p.k // case.taps // s.panel)
-    steps = -(-blocks // s.split) * case.taps if s.fields else -(-dict(case.stages)[s.panel] // s.split)
+    steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
     tiles = math.prod(case.rows.tiles(s.box)) * -(-p.n // s.bn) * p.z
     busiest = -(-tiles * s.split // facts.sms)
     high = s.bm // 64
     loaded = (s.bm + s.bn) * 2.0 * STEP
     if s.fields:
-        loaded = field_bytes(case, s.box, s.panel) / case.taps + s.bn * 2 * s.step
+        loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / _BUSY
     reads = high * (64 + s.bn) * part + loaded / 128
     bound = max(products, reads, loaded / _PORT)

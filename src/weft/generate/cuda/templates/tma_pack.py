@@ -13,8 +13,10 @@ def packed_columns(p: Product, bn: int) -> int:
     return -(-p.n // bn) * bn
 
 
-def pack_panels(p: Product, entry: str, bn: int, panel: int) -> Packing:
+def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = False) -> Packing:
     """[group][column tile][stage][panel][column][swizzled k]; every tap begins a panel, what does not exist is zero.
+
+    Panels run over blocks of channels within taps, or with `fields` over taps within blocks of channels.
 
     Columns of a group of 32 are permuted so that a thread of the product finds 8 neighbours in its registers: register
     pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor.
@@ -25,6 +27,8 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int) -> Packing:
     total = c.groups * tiles * bn * stages * STEP
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
+    block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")
+    real = f"q < {taps * blocks}"
 
     def kernel(weight: str, parameter: str) -> str:
         return f"""
@@ -34,10 +38,10 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {panel} % {bn};
   const int q = i / {panel * bn} % {stages * per}, tile = i / {panel * bn * stages * per};
   const int nt = tile % {tiles}, g = tile / {tiles};
-  const int c = q % {blocks} * {panel} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = q / {blocks};
+  const int c = {block} * {panel} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = {tap};
   const int n = nt * {bn} + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   {kind} v = 0;
-  if (tap < {taps} && c < {c.ic} && n < {p.n})
+  if ({real} && c < {c.ic} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}
                                   + tap % {c.kernel[1]} * {c.w_kernel[1]} + c * {c.w_k}];
   (({kind}*)pk)[i] = v;

@@ -36,6 +36,8 @@ class Shape:
     fields: int = 0
     """Buffers of fields: all pixels that a tile of a convolution reads, once for all taps, whose products begin at
     different rows of it. 0: every tap is copied."""
+    unit: int = 1
+    """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
 
     @staticmethod
     def of(schedule: Schedule) -> Shape:
@@ -74,7 +76,7 @@ class Shape:
     @property
     def step(self) -> int:
         """Elements of the sum in one stage."""
-        return self.panel if self.fields else STEP
+        return self.panel * self.unit if self.fields else STEP
 
     def shared_bytes(self, field: int = 0) -> int:
         """Dynamic shared memory: fields of so many bytes, stages and barriers."""
