@@ -30,17 +30,21 @@ LANES = 128
 """Results of plain instructions per clock of a multiprocessor."""
 SLOTS = 4.5
 """Instructions of one elementwise operation with its conversions and its share of indices."""
+CAST_SLOTS = 1.5
+"""Of a conversion by itself: two values at once, and often none where a load or store converts."""
+REDUCE_SLOTS = 2.0
+"""Of taking one value into a partial result."""
 SPECIAL_SLOTS = 6.0
 """Of a transcendental one, beside those on special functions."""
 MULTIPLY_SLOTS = 0.75
 """Per FLOP of a product that is none for the matrix units: a multiply-add, and its share of loads and conversions."""
 WINDOW_SLOTS = 3.5
 """Per element that a window looks at."""
-GATHER_SLOTS = 20.0
+GATHER_SLOTS = 10.0
 """Per element of a gather: an address of its own."""
 SFU_OPERATIONS = 2.0
 """Special-function operations of one transcendental."""
-STEP_US = {Category.ELEMENTWISE: 0.05, Category.WINDOW: 0.05, Category.REDUCE: 0.15}
+STEP_US = {Category.ELEMENTWISE: 0.04, Category.WINDOW: 0.04, Category.REDUCE: 0.12}
 """One more step that waits for the one before, for the few results of a thread."""
 SPECIAL_STEP_US = 0.06
 GATHER_US = 0.13
@@ -120,6 +124,10 @@ def _slots(graph: Graph, node: Node) -> float:
         return GATHER_SLOTS * node.type.size
     if category is Category.LAYOUT:
         return SLOTS * node.type.size
+    if category is Category.REDUCE:
+        return REDUCE_SLOTS * node_flops(node, graph)
+    if node.prim is Prim.CAST:
+        return CAST_SLOTS * node.type.size
     return SPECIAL_SLOTS * node.type.size if node.prim in TRANSCENDENTAL else SLOTS * node_flops(node, graph)
 
 
