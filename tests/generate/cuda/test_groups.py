@@ -13,6 +13,7 @@ from tests.ir.random_graphs import random_inputs
 
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.parts import in_parts
+from weft.generate.cuda.rough import may_be_rough
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -134,6 +135,42 @@ def test_variance_in_parts_keeps_its_digits(name: str) -> None:
     one = trial(p, form.schedule(), [data])
     got, want = run(one, build([one]))[0], evaluate(p.graph, [data], precise=True)[0]
     assert np.abs(np.asarray(got) - np.asarray(want)).max() < 2e-3  # |mean| / deviation is 3000: eps costs as much
+
+
+def test_gelu_and_softmax_of_16_bits_are_rough_and_right() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 80)))
+    f = b.cast(x, DType.F32)
+    half = b.apply(Prim.MUL, f, 0.5)
+    erf = b.apply(Prim.ERF, b.apply(Prim.MUL, f, 0.70710678))
+    gelu = b.cast(b.apply(Prim.MUL, half, b.apply(Prim.ADD, erf, 1.0)), DType.F16)
+    e = b.apply(Prim.EXP, b.apply(Prim.SUB, f, b.broadcast(b.reduce(Prim.REDUCE_MAX, f, [1]), (64, 80))))
+    softmax = b.apply(Prim.DIV, e, b.broadcast(b.reduce(Prim.REDUCE_SUM, e, [1]), (64, 80)))
+    p = problem(b.build([gelu, b.cast(softmax, DType.F16), b.cast(erf, DType.F16)]), "rough")
+    data = np.random.default_rng(1).standard_normal((64, 80)) * 4
+    data[0, :4] = [0.0, -0.0, np.inf, 60000.0]
+    check([trial(p, Form(per_row=32).schedule(), [data.astype(np.float16)])])
+    text = trial(p, Form(per_row=32).schedule(), []).source.text.split("w_wait();")[-1]
+    assert "w_rough_exp" in text
+    assert "w_erf" in text and "w_rough_erf" not in text  # the error function itself is a result
+    b = GraphBuilder()
+    f = b.cast(b.input(TensorType(DType.F16, (64, 80))), DType.F32)
+    erf = b.apply(Prim.ERF, b.apply(Prim.MUL, f, 0.70710678))
+    gelu = b.apply(Prim.MUL, b.apply(Prim.MUL, f, 0.5), b.apply(Prim.ADD, erf, 1.0))
+    p = problem(b.build([b.cast(gelu, DType.F16)]), "rough-gelu")
+    assert "w_rough_erf" in trial(p, Form().schedule(), []).source.text
+    data = np.linspace(-12, 12, 64 * 80).reshape(64, 80).astype(np.float16)
+    data[0, :4] = [0.0, -0.0, np.inf, 60000.0]
+    check([trial(p, Form().schedule(), [data])])
+
+
+def test_what_may_not_be_rough() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (8,)))
+    quotient = b.apply(Prim.DIV, b.cast(x, DType.F32), 3.0)
+    assert may_be_rough(b.build([b.cast(quotient, DType.F16)]))
+    assert not may_be_rough(b.build([quotient]))  # a result of 32 bits
+    assert not may_be_rough(b.build([b.cast(b.apply(Prim.FLOOR, quotient), DType.F16)]))  # floor(6 / 3) must be 2
 
 
 def test_only_whole_parts_and_known_chains_are_cut() -> None:

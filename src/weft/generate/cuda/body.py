@@ -15,7 +15,7 @@ from weft.generate.cpp.body import Access, Body, Place, Placed
 from weft.generate.cpp.index import Index, Loaded, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
-from weft.generate.cuda.rough import FUNCTIONS, NARROW
+from weft.generate.cuda.rough import FUNCTIONS, NARROW, is_rough
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -138,7 +138,7 @@ class CudaBody(Body):
             placed = super()._make(node, place)
             self._before_rounding[placed.value.name] = self.value(record.inputs[0], place).value, record.type.dtype
             return placed
-        rough = self.rough and record.prim in FUNCTIONS and c_type(record.type.dtype) == "w_f32"
+        rough = self.rough and c_type(record.type.dtype) == "w_f32" and is_rough(self.graph, node)
         if not rough:
             return super()._make(node, place)
         operands = [self.value(x, place) for x in record.inputs]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.generate.cpp.plan import live_nodes
 from weft.ir import attrs as a
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
@@ -21,8 +21,10 @@ FUNCTIONS = {
     Prim.RECIPROCAL: "w_rough_div(1.0f, {0})",
     Prim.SQRT: "w_rough_sqrt({0})",
     Prim.RSQRT: "w_rough_rsqrt({0})",
+    Prim.ERF: "w_rough_erf({0})",
 }
 NARROW = frozenset({DType.F16, DType.BF16})
+LEAST_BESIDE = 0.5
 JUMPS = frozenset(
     {
         Prim.FLOOR, Prim.CEIL, Prim.TRUNC, Prim.ROUND, Prim.MOD, Prim.FMOD, Prim.SIGN, Prim.EQ, Prim.NE, Prim.LT,
@@ -36,6 +38,27 @@ JUMPS = frozenset(
 def rough_header() -> str:
     """Text of weft_cuda_rough.h."""
     return Path(__file__).with_name("weft_cuda_rough.h").read_text()
+
+
+def is_rough(graph: Graph, node: NodeId) -> bool:
+    """Whether a primitive of a graph that may be rough has a function here.
+
+    The error function has in sums with constants, such as 1 + erf(x): its error is small beside 1, not beside itself.
+    """
+    if graph.nodes[node].prim is not Prim.ERF:
+        return graph.nodes[node].prim in FUNCTIONS
+    if node in graph.outputs:
+        return False
+    return all(
+        graph.nodes[u].prim is Prim.ADD and any(_is_large_constant(graph, i) for i in graph.nodes[u].inputs)
+        for u in graph.users()[node]
+    )
+
+
+def _is_large_constant(graph: Graph, node: NodeId) -> bool:
+    while graph.nodes[node].prim is Prim.BROADCAST:
+        node = graph.nodes[node].inputs[0]
+    return graph.nodes[node].prim is Prim.CONSTANT and bool((abs(graph.constant(node)) >= LEAST_BESIDE).all())
 
 
 def may_be_rough(graph: Graph) -> bool:

@@ -35,3 +35,18 @@ W_FN w_f32 w_rough_rsqrt(w_f32 x) {
   return 1.0f / sqrtf(x);
 #endif
 }
+// 1 - 2^P(|x|); the error is at most 7e-7, so this is for sums with a constant.
+W_FN w_f32 w_rough_erf(w_f32 x) {
+  w_f32 t = fabsf(x), r = -0.0029441021f;
+  r = fmaf(r, t, 0.029589858f);
+  r = fmaf(r, t, -0.14866543f);
+  r = fmaf(r, t, -0.91850942f);
+  r = fmaf(r, t, -1.6278890f) * t;
+#ifdef __CUDA_ARCH__
+  w_f32 y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(r));
+#else
+  w_f32 y = exp2f(r);
+#endif
+  return copysignf(1.0f - y, x);
+}
