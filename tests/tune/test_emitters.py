@@ -141,15 +141,15 @@ def test_a_request_that_is_no_problem_is_an_error(problems: list[Problem]) -> No
 
 
 def made(problems: Problems, count: int) -> dict[str, object]:
-    emission = Emission(problems, generators(device="cuda"), FACTS, OPTIONS, count=count)
+    emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=count)
     entries = list(problems.entries.values())[-8:]
     try:
-        order = [e.problem.key for e in emission.made([entries], lambda: False)]
+        order = [e.problem.key for e in emission.made(problems, [entries], lambda: False)]
         assert order == [e.problem.key for e in entries]
         first = {e.problem.key: (e.kernels, e.first, e.more) for e in entries}
         for e in entries:
             e.widened = True
-        assert len(list(emission.made([entries], lambda: False))) == len(entries)
+        assert len(list(emission.made(problems, [entries], lambda: False))) == len(entries)
         return {"first": first, "all": {e.problem.key: (e.kernels, e.first, e.more) for e in entries}}
     finally:
         emission.close()
@@ -165,10 +165,10 @@ def test_a_batch_does_not_depend_on_who_writes() -> None:
 
 def test_when_time_is_up_nothing_more_is_made() -> None:
     problems = posed()
-    emission = Emission(problems, generators(device="cuda"), FACTS, OPTIONS, count=0)
+    emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
     entries = list(problems.entries.values())[:3]
     left = iter([False, True])
-    assert list(emission.made([entries], lambda: next(left))) == entries[:1]
+    assert list(emission.made(problems, [entries], lambda: next(left))) == entries[:1]
     assert [e.kernels is None for e in entries] == [False, True, True]
     emission.close()
 

@@ -121,13 +121,14 @@ def compile_imported(
             baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting)
         return Compilation(executable, record, record.chosen == "eager", baseline)
     end = time.monotonic() + options.budget_s
-    found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options), alternatives)
-    stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
-    problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
-    stages.note(f"{len(problems.entries)} distinct problems")
-    known = stages.run(
-        "measure", measure, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
-    )
+    with opened(setting) as bench:
+        found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options), alternatives)
+        stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
+        problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
+        stages.note(f"{len(problems.entries)} distinct problems")
+        known = stages.run(
+            "measure", measure, bench, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
+        )
     stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
     inputs = (
@@ -202,60 +203,77 @@ def limits_of(options: Options) -> EnumerationLimits:
     )
 
 
-def measure(alternatives: Alternatives, problems: Problems, setting: Setting, deadline: float, say: Say) -> Known:
-    """Build, verify and time what an optimal plan may need (see `search`), until `deadline` on the monotonic clock."""
+@dataclass(frozen=True)
+class Bench:
+    """What writes, builds and measures kernels."""
+
+    tuner: Tuner
+    emission: Emission
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Bench | None]:
+    """A bench, on a GPU with its processes loading while the caller goes on; None where nothing is to be measured."""
     options = setting.options
     if options.budget_s <= 0:
-        return _unmeasured(problems, setting)
+        yield None
+        return
     makers = generators(
         library=options.allow_library,
         generated=options.allow_generated and setting.compiler is not None,
         device=setting.device.type,
     )
     with (
-        contextlib.ExitStack() as scope,
         Database.open(options.cache) as database,
         Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
+        contextlib.closing(Emission(makers, setting.facts, options)) as emission,
     ):
-        lookups = 0
-        done: set[tuple[str, Schedule]] = set()
-        emission = Emission(problems, makers, setting.facts, options)
-        scope.callback(emission.close)
         if setting.on_gpu:
             tuner.start_early()
+        yield Bench(tuner, emission)
 
-        began = time.monotonic()
 
-        def out_of_time() -> bool:
-            return time.monotonic() > deadline
+def measure(
+    bench: Bench | None, alternatives: Alternatives, problems: Problems, setting: Setting, deadline: float, say: Say
+) -> Known:
+    """Build, verify and time what an optimal plan may need (see `search`), until `deadline` on the monotonic clock."""
+    options = setting.options
+    if bench is None:
+        return _unmeasured(problems, setting)
+    lookups = 0
+    done: set[tuple[str, Schedule]] = set()
+    began = time.monotonic()
 
-        def spent() -> float:
-            return (time.monotonic() - began) / max(deadline - began, 1e-3)
+    def out_of_time() -> bool:
+        return time.monotonic() > deadline
 
-        def listen(progress: Progress) -> None:
-            nonlocal lookups
-            lookups = progress.lookups
-            say("measure", progress_line(progress))
+    def spent() -> float:
+        return (time.monotonic() - began) / max(deadline - began, 1e-3)
 
-        def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-            def trials() -> Iterator[ProblemTrial]:
-                for entry in emission.made(batches, out_of_time):
-                    kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
-                    if kernels:
-                        yield ProblemTrial(entry.problem, kernels, entry.bound_us)
+    def listen(progress: Progress) -> None:
+        nonlocal lookups
+        lookups = progress.lookups
+        say("measure", progress_line(progress))
 
-            for found in tuner.measure(trials(), progress=listen, deadline=deadline):
-                done.add((found.problem_key, found.schedule))
-                yield found
+    def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
+        def trials() -> Iterator[ProblemTrial]:
+            for entry in bench.emission.made(problems, batches, out_of_time):
+                kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
+                if kernels:
+                    yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
-        posed = (alternatives.graph, problems, alternatives, measure_batches, options)
-        note = partial(say, "measure")
-        if setting.on_gpu:
-            known: Known = stream(*posed, out_of_time=out_of_time, spent=spent, say=note)
-        else:
-            known = search(*posed, out_of_time=out_of_time, say=note)
-        known.reused = lookups
-        return known
+        for found in bench.tuner.measure(trials(), progress=listen, deadline=deadline):
+            done.add((found.problem_key, found.schedule))
+            yield found
+
+    posed = (alternatives.graph, problems, alternatives, measure_batches, options)
+    note = partial(say, "measure")
+    if setting.on_gpu:
+        known: Known = stream(*posed, out_of_time=out_of_time, spent=spent, say=note)
+    else:
+        known = search(*posed, out_of_time=out_of_time, say=note)
+    known.reused = lookups
+    return known
 
 
 def progress_line(progress: Progress) -> str:

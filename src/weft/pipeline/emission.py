@@ -21,16 +21,10 @@ class Emission:
     """Asks the generators, see `made`."""
 
     def __init__(
-        self,
-        problems: Problems,
-        generators: Sequence[Generator],
-        facts: DeviceFacts,
-        options: Options,
-        *,
-        count: int | None = None,
+        self, generators: Sequence[Generator], facts: DeviceFacts, options: Options, *, count: int | None = None
     ) -> None:
-        """`count`: processes; None: as many as the machine has cores for."""
-        self._problems, self._generators, self._facts, self._options = problems, generators, facts, options
+        """`count`: processes, which begin to load; None: as many as the machine has cores for."""
+        self._generators, self._facts, self._options = generators, facts, options
         self._emitters: Emitters | None = None
         count = processes() if count is None else count
         if count and isinstance(facts, GpuFacts) and any(isinstance(g, CudaGenerator) for g in generators):
@@ -42,12 +36,14 @@ class Emission:
         if self._emitters is not None:
             self._emitters.close()
 
-    def made(self, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
+    def made(
+        self, problems: Problems, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]
+    ) -> Iterator[Entry]:
         """The entries one by one, in their order, as soon as their kernels are there; those that time allows."""
         for entries in batches:
-            yield from self._made(entries, out_of_time)
+            yield from self._made(problems, entries, out_of_time)
 
-    def _made(self, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
+    def _made(self, problems: Problems, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
         written = {e.problem.key: self._begin(e) for e in entries if not e.is_made}
         try:
             for entry in entries:
@@ -55,7 +51,7 @@ class Emission:
                     return
                 futures = written.get(entry.problem.key)
                 if futures is not None and not entry.is_made:
-                    take_kernels(entry, self._problems, [self._offer(entry, g, futures) for g in self._generators])
+                    take_kernels(entry, problems, [self._offer(entry, g, futures) for g in self._generators])
                 yield entry
         finally:
             for future in (f for futures in written.values() for f in futures.values()):
