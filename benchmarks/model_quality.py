@@ -258,7 +258,7 @@ def markdown(quality: Quality) -> str:
     found = (
         f"{q.violations} of {q.candidates}",
         f"{_percent(everything.regret_8)}; {_percent(everything.regret_8_p90)}",
-        f"{everything.spearman:.2f}",
+        "none" if math.isnan(everything.spearman) else f"{everything.spearman:.2f}",
         _percent(everything.recall_8),
         f"{_percent(q.fusions_right)} of {q.fusions}",
     )

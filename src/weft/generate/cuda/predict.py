@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.choose import turns_axes
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import cost, depthwise, gemv
+from weft.generate.cuda.templates import cost, depthwise, gemv, halo_choose, tma_choose
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
@@ -16,8 +17,7 @@ from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
 
-TEMPLATES = frozenset({"mma", "wgmma", "simt", "gemv", "depthwise"})
-"""Those whose schedules a model ranks."""
+MOST = 1 << 20
 
 
 def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
@@ -25,25 +25,35 @@ def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float
 
     Only the order within a problem is what the models are made for.
     """
-    template = str(dict(schedule.params).get("template", ""))
-    if schedule.generator != "cuda" or template not in TEMPLATES | {""}:
+    if schedule.generator != "cuda":
         return None
-    if not template:
-        return _pointwise_us(problem, schedule, facts)
+    template = str(dict(schedule.params).get("template", ""))
+    try:
+        cycles = _cycles(problem, template, schedule, facts) if template else _loops(problem, schedule, facts)
+    except KeyError:
+        return None  # a parameter came later than the schedule
+    return None if cycles is None else cycles / facts.clock_ghz / 1e3
+
+
+def _loops(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
+    """Elementwise kernels; reductions have rules, no model."""
+    if any(CATEGORY[n.prim] in (Category.REDUCE, Category.LINEAR) for n in problem.graph.nodes):
+        return None
+    return pointwise.cycles(pointwise.work_of(problem), Form.of(schedule), turns_axes(problem), facts)
+
+
+def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts) -> float | None:
     p = _product(problem)
     if isinstance(p, Declined):
         return None
-    try:
-        return _cycles(p, template, schedule, facts) / facts.clock_ghz / 1e3
-    except KeyError:
-        return None  # a parameter came later than the schedule
-
-
-def _pointwise_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
-    if any(CATEGORY[n.prim] in (Category.REDUCE, Category.LINEAR) for n in problem.graph.nodes):
-        return None
-    work, turns = pointwise.work_of(problem), turns_axes(problem)
-    return pointwise.cycles(work, Form.of(schedule), turns, facts) / facts.clock_ghz / 1e3
+    if template in ("mma", "wgmma", "simt"):
+        return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)
+    if template == "gemv":
+        return gemv.cycles(p, gemv.Shape.of(schedule), facts)
+    if template == "depthwise":
+        by_channel, at = depthwise.normal(p), depthwise.Shape.of(schedule)
+        return None if isinstance(by_channel, Declined) else depthwise.cycles(by_channel, at, facts)
+    return _listed(problem, template, facts).get(schedule)
 
 
 @lru_cache(maxsize=8)
@@ -51,12 +61,14 @@ def _product(problem: Problem) -> Product | Declined:
     return product(problem)
 
 
-def _cycles(p: Product, template: str, schedule: Schedule, facts: GpuFacts) -> float:
-    if template == "gemv":
-        return gemv.cycles(p, gemv.Shape.of(schedule), facts)
-    if template == "depthwise":
-        by_channel = depthwise.normal(p)
-        if isinstance(by_channel, Declined):
-            raise ValueError(f"{schedule} is of another problem: {by_channel.reason}")
-        return depthwise.cycles(by_channel, depthwise.Shape.of(schedule), facts)
-    return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)
+@lru_cache(maxsize=8)
+def _listed(problem: Problem, template: str, facts: GpuFacts) -> Mapping[Schedule, float]:
+    """Cycles of all that a template would offer for a problem."""
+    p = _product(problem)
+    if isinstance(p, Declined):
+        return {}
+    if template == "halo":
+        return {s.schedule(): cycles for cycles, s in halo_choose.shapes(p, facts, MOST)}
+    if template == "tma":
+        return {s.schedule(): cycles for cycles, s in tma_choose.shapes(p, facts, MOST)}
+    return {}
