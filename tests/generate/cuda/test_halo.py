@@ -42,6 +42,8 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "upsampled": (convolution(1, 16, 6, 7, 24, 3, before="up edge"), PLAIN),
     "groups": (convolution(1, 64, 9, 9, 48, 3, 1, 1, 1, 4), PLAIN),
     "odd channels": (convolution(1, 5, 7, 9, 11, 3, 1, 1), PLAIN),
+    "twelve channels": (convolution(1, 12, 7, 9, 11, 3, 1, 1), PLAIN),
+    "two channels": (convolution(1, 2, 7, 9, 11, 3, 1, 1), Shape(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False)),
     "dilated bf16": (convolution(1, 64, 7, 7, 40, 3, 1, 2, 2, dtype=BF16), replace(PLAIN, bc=64, wk=4)),
     "long kernel": (convolution(1, 16, 9, 9, 32, (1, 7), 1, 3), PLAIN),
     "row-major": (convolution(2, 16, 8, 9, 24, 3, 2, 1, fin=ROW, fout=ROW), PLAIN),

@@ -370,33 +370,47 @@ def _fill_a(p: Product, g: Geometry) -> str:
 
 
 def _gather(p: Product, g: Geometry, count: int, find: str, channel: str) -> str:
-    """Statements: the field element by element, the loads of several pieces before their stores."""
-    ic, walk, kind = g.w.ic, p.c.a_walk, storage(p.dtype)
-    width = FEW if g.few else 8
+    """Statements: the field in pieces of fewer than 16 bytes, the loads of several pieces before their stores."""
+    ic, walk = g.w.ic, p.c.a_walk
+    width, unit = FEW if g.few else 8, _unit(p, g)
     rounds = -(-count // g.threads)
     together = min(rounds, 8 if g.few else 4)
     vector = "uint2" if g.few else "uint4"
-    words = ", ".join(f"(u32)v[j][{2 * k}] | (u32)v[j][{2 * k + 1}] << 16" for k in range(width // 2))
+    kind = {1: storage(p.dtype), 2: "u32", 4: "uint2"}[unit]
+    if unit == 1:
+        words = [f"(u32)v[j][{2 * k}] | (u32)v[j][{2 * k + 1}] << 16" for k in range(width // 2)]
+    elif unit == 2:
+        words = [f"v[j][{k}]" for k in range(width // 2)]
+    else:
+        words = [f"v[j][{k // 2}].{'xy'[k % 2]}" for k in range(width // 2)]
     ao, at = ("ao", "at") if find else ("ao[i]", "at[i]")
-    value = f"ch + e < {ic} && ok" if g.blocks * g.s.bc != ic else "ok"
-    last = f"i < {rounds} && x < {count}"
+    value = f"ch + e * {unit} < {ic} && ok" if g.blocks * g.s.bc != ic else "ok"
     read = (
         f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
         f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
-        f' _Pragma("unroll") for (int e = 0; e < {min(width, ic)}; ++e)'
-        f" w_read_if(v[j][e], A + {ao} + (ch + e) * {walk.channel}, {value}); }}"
+        f' _Pragma("unroll") for (int e = 0; e < {-(-min(width, ic) // unit)}; ++e)'
+        f" w_read_if(v[j][e], A + {ao} + (ch + e * {unit}) * {walk.channel}, {value}); }}"
     )
     write = (
         f"const int i = i0 + j, x = t + i * {g.threads};"
-        f" if ({last}) *({vector}*)(sm + to + to_[j]) = make_{vector}({words});"
+        f" if (i < {rounds} && x < {count}) *({vector}*)(sm + to + to_[j]) = make_{vector}({', '.join(words)});"
     )
     return (
         f'_Pragma("unroll") for (int i0 = 0; i0 < {rounds}; i0 += {together})'
-        f" {{ {kind} v[{together}][{width}] = {{}}; int to_[{together}];\n"
+        f" {{ {kind} v[{together}][{width // unit}] = {{}}; int to_[{together}];\n"
         f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ {read} }}\n'
         "w_together();\n"
         f'_Pragma("unroll") for (int j = 0; j < {together}; ++j) {{ {write} }} }}'
     )
+
+
+def _unit(p: Product, g: Geometry) -> int:
+    """Neighbouring channels that can be read at once where sixteen bytes cannot."""
+    walk = p.c.a_walk
+    steps = (g.w.ic, walk.offset, walk.dims[0], *image_steps(p), walk.group if g.w.groups > 1 else 0)
+    if walk.channel != 1:
+        return 1
+    return next(unit for unit in (4, 2, 1) if all(x % unit == 0 for x in steps))
 
 
 def _source(p: Product, g: Geometry) -> str:
