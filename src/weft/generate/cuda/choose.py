@@ -107,7 +107,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     elif rows >= 4 * facts.sms:
         found.insert(1, Form(threads=128, per_row=32))  # a warp has a row to itself: no barriers
     blocks = -(-rows // 32) if beside else rows
-    clusters = [_cluster(length, c) for c in (8, 4, 2) if length >= c * 2048] if facts.capability >= 90 else []
+    clusters = [_cluster(length, c) for c in (4, 2, 8) if length >= c * 2048] if facts.capability >= 90 else []
     if blocks < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
         # rows alone do not fill the machine
         spread = [Form(threads=256, fuse=False, spread=k * facts.sms) for k in (2, 4, 1)]
@@ -122,9 +122,9 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             clusters = _cluster_columns(problem, facts, rows, length)
             found = [*divided[:1], *clusters, *divided[1:], *spread[: 3 - len(divided)], *found]
         else:
-            found = [*alone, *clusters[:1], *divided, *clusters[1:], *spread[: 3 - len(divided)], *found]
+            found = [*alone, *divided[::-1], *clusters, *spread[: 3 - len(divided)], *found]
     elif dependent and length > MOST_HELD and not beside:
-        found = [*clusters[::-1], *found]
+        found = [*clusters, *found]
     elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
         found = [Form(threads=256, columns=k, fuse=False, spread=8 * facts.sms) for k in (16, 8)] + found
     elif dependent and (beside or length > 4096):
@@ -216,8 +216,8 @@ def _cluster_columns(problem: Problem, facts: GpuFacts, rows: int, length: int) 
 
 
 def _cluster(length: int, blocks: int) -> Form:
-    """About sixteen elements for each thread of a cluster."""
-    threads = min(1024, max(128, 1 << (length // (blocks * 16)).bit_length()))
+    """Sixteen to 32 elements for each thread of a cluster."""
+    threads = min(1024, max(128, 1 << (length // (blocks * 32)).bit_length()))
     return Form(threads=threads, per_row=threads, cluster=blocks)
 
 
