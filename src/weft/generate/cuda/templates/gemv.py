@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product as combinations
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.pack import pack_launch
 from weft.generate.cuda.templates.prelude import prelude, storage
@@ -19,6 +20,10 @@ from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
 MOST_ROWS = 8
+STREAMED = 0.85
+"""Share of the bandwidth of reading that one pass over weights gets."""
+LATENCY = 1620.0
+"""Cycles of the first weights from memory and of the last results on their way."""
 
 
 _DOT = """
@@ -105,17 +110,18 @@ def _candidates(p: Product) -> Iterable[Shape]:
 
 
 def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
-    """Modelled cycles: bytes at the rate that so many bytes in flight sustain, plus latencies."""
+    """Modelled cycles in a chain of kernels: bytes at the rate that so many bytes in flight sustain, plus latencies."""
     size = p.dtype.itemsize
     blocks = -(-p.n // (s.cols * s.warps)) * p.z
     resident = min(facts.threads_per_sm // s.threads, 65536 // (s.threads * 64))
     active = min(blocks, facts.sms * resident)
     flight = active * s.threads * s.cols * s.unroll * 16.0
     total = p.n * p.k * p.z * size
-    rate = min(facts.bandwidth_at(total) / facts.clock_ghz, flight / 900.0)
+    rate = min(STREAMED * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / 900.0)
     compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128.0 * (1.0 + p.m * 1.5)
     rounds = -(-p.k // (32 * p.chunk * s.slices * s.unroll))
-    return max(total / rate, compute) + 900.0 + rounds * 100.0 + 250.0 * (s.slices > 1)
+    start = gap_us(facts) * facts.clock_ghz * 1e3 + LATENCY
+    return start + max(total / rate, compute) + rounds * 25.0 + 250.0 * (s.slices > 1)
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
