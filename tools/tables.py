@@ -95,6 +95,35 @@ def gpu_networks() -> str:
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
 
 
+def gpu_memory() -> str:
+    """Memory-bound operators on a GPU against the bandwidth of a copy."""
+    lines = records("nvidia-h200", "memory-bound")
+    cases = [x for x in lines if x["record"] == "case" and "weft_us" in x]
+    if not cases:
+        return "_not measured yet: `python -m benchmarks.gpu_memory`_"
+    rows, shares, ratios = [], [], []
+    for c in cases:
+        peers = c["peers_us"]
+        assert isinstance(peers, dict)
+        mine = float(str(c["weft_us"]))
+        shares.append(float(str(c["share"])))
+        ratio = min(peers.values(), default=0.0) / mine
+        ratios += [ratio] if peers else []
+        shown = [f"{peers[k]:.2f}" if k in peers else "not measured" for k in ("eager", "inductor")]
+        rows.append(
+            [str(c["case"]), f"{int(str(c['bytes'])) / 1e6:.2f}", f"**{mine:.2f}**" if ratio >= 1 else f"{mine:.2f}",
+             f"{c['gb_s']:.0f}", f"{c['share']:.2f}", *shown, f"{ratio:.2f}" if peers else "", f"{c['kernels']}"]
+        )  # fmt: skip
+    least, middle = min(shares), sorted(shares)[len(shares) // 2]
+    rows.append(["median share (least), geometric mean", "", "", "", f"**{middle:.2f}** ({least:.2f})", "", "",
+                 f"**{geometric_mean(ratios):.2f}**" if ratios else "", ""])  # fmt: skip
+    head = ["operator, f16", "MB", "Weft µs", "GB/s", "of a copy's", "eager in a graph", "torch.compile in a graph",
+            "× best", "launches"]  # fmt: skip
+    env = lines[0]
+    note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
+    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
+
+
 def _batch(case: dict[str, object]) -> int:
     return int(str(case["case"]).split("/")[1][1:])
 
@@ -119,7 +148,12 @@ def conformance() -> str:
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
-TABLES = {"networks": networks, "gpu-networks": gpu_networks, "conformance": conformance}
+TABLES = {
+    "networks": networks,
+    "gpu-networks": gpu_networks,
+    "gpu-memory": gpu_memory,
+    "conformance": conformance,
+}
 
 
 def main() -> None:
