@@ -124,7 +124,8 @@ def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
                     g = Geometry(
                         w, Shape(s.th, s.tw, s.bn, s.bc, wm, wn, wk, stages, split, split > 1 and cluster, s.wide)
                     )
-                    if 64 <= g.threads <= 512 and (wk == 1 or g.threads <= 256) and refuse(g) is None:
+                    most = 256 if wk > 1 else 384 if wm * wn > 1024 else 512  # more would spill
+                    if 64 <= g.threads <= most and refuse(g) is None:
                         yield g.s
 
 
