@@ -47,6 +47,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "dilated bf16": (convolution(1, 64, 7, 7, 40, 3, 1, 2, 2, dtype=BF16), replace(PLAIN, bc=64, wk=4)),
     "long kernel": (convolution(1, 16, 9, 9, 32, (1, 7), 1, 3), PLAIN),
     "row-major": (convolution(2, 16, 8, 9, 24, 3, 2, 1, fin=ROW, fout=ROW), PLAIN),
+    "row-major, several blocks": (
+        convolution(1, 72, 6, 7, 16, 3, 1, 1, fin=ROW),
+        Shape(3, 4, 16, 32, 16, 16, 2, 3, 1, False, False),
+    ),
     "a loop over rows of taps": (
         convolution(1, 64, 6, 6, 16, 5, 1, 2),
         Shape(6, 6, 16, 64, 16, 16, 1, 1, 1, False, False),
@@ -116,7 +120,7 @@ def test_schedules_hold_the_template_where_it_applies():
         (convolution(1, 16, 9, 9, 16, 3, dtype=F32), "f32"),
         (convolution(1, 16, 9, 9, 16, 1), "no convolution with a field"),
         (product((16, 32), (32, 16)), "no convolution with a field"),
-        (convolution(1, 72, 9, 9, 16, 3, fin=ROW), "many channels"),
+        (convolution(1, 520, 9, 9, 16, 3, fin=ROW), "many channels"),
     ],
 )
 def test_what_is_declined_says_why(problem: Problem, part: str):

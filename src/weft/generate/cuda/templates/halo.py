@@ -25,6 +25,8 @@ FEW = 4
 """Channels per block of images with so few: a step of the sum is four taps."""
 _MOST_STEPS = 40
 """Steps that are unrolled."""
+_MOST_GATHERED = 512
+"""Channels of an image that is read element by element."""
 _KEPT = 8
 """Pieces of the field whose addresses a thread keeps."""
 
@@ -87,7 +89,7 @@ def window(p: Product) -> Window | Declined:
         return Declined("tensor cores for f32")
     if len(c.dims) != 3 or c.kernel == (1, 1) or not c.w_const or p.batch:
         return Declined("no convolution with a field")
-    if p.a_load != "taps" and c.ic > 64:
+    if p.a_load != "taps" and c.ic > _MOST_GATHERED:
         return Declined("many channels that do not lie in chunks of 16 bytes")
     return Window(
         c.dims[1], c.dims[2], c.dims[0], c.groups, c.ic, c.oc, c.kernel, c.strides, c.dilations,

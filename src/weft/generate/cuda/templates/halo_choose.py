@@ -114,7 +114,7 @@ def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
             continue
         deepest = -(-base.blocks // split)
         stages = min(deepest, (facts.shared_per_block - w.tables - 2048) // (base.a_bytes + base.w_bytes), 6)
-        if stages < min(deepest, 2):
+        if stages < (min(deepest, 2) if w.chunks else deepest):  # elements are not copied while others are multiplied
             continue
         for wm in (16, 32, 64):
             for wn in (16, 32, 64):
