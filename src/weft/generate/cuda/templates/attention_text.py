@@ -39,6 +39,8 @@ class Kernel:
         self.count = tiles(p, s)
         self.ring = self.count > s.stages
         self.ahead = s.stages - 1 if self.ring else s.stages
+        # with all tiles in shared memory warps need not wait for each other again
+        self.free = not self.ring and self.count > 2
         self.q = Operand.of(p, "q", p.q, s.bm, p.qk)
         self.k = Operand.of(p, "k", p.k, s.bn, p.qk)
         self.v = Operand.of(p, "v", p.v, s.bn, p.head)
@@ -73,6 +75,8 @@ class Kernel:
         ]
         if self.resident:
             found.append(f"u32 fq[{s.mi}][{self.steps}][4];")
+        if self.free:
+            found += ["w_arrived<0>(); __syncthreads();", self._load_q()]
         if self.count > 1:
             found.append(f"#pragma unroll 1\nfor (int i = 0; i < {self.count}; ++i) {{")
         else:
@@ -118,10 +122,10 @@ class Kernel:
     def _step(self) -> list[str]:
         """One tile of keys."""
         p, s = self.p, self.s
-        lines = [self._arrived(values=False), "__syncthreads();"]
-        if self.resident:
-            read = f"{each('a', s.mi)}\n{each('kk', self.steps)} {self._read_q('fq[a][kk]')}"
-            lines.append(read if self.count == 1 else f"if (i == 0) {{\n{read}\n}}")
+        lines: list[str] = []
+        if not self.free:
+            lines = [self._arrived(values=False), "__syncthreads();"]
+            lines.append(self._load_q() if self.count == 1 else f"if (i == 0) {{\n{self._load_q()}\n}}")
         place = f"sb + {self.q.bytes}u + (u32)(i * {self.stage})"
         if self.ring:
             place = f"sb + {self.q.bytes}u + (u32)(i % {s.stages} * {self.stage})"
@@ -141,13 +145,16 @@ class Kernel:
             *(self._products() if self.tensor else cores.products(self.p, s, self.q, self.k)),
             *self._scores(),
             *self._exponentials(),
-            "}",
-            self._arrived(values=True),
-            "__syncthreads();",
-            "if (some) {",
+            *([] if self.free else ["}", self._arrived(values=True), "__syncthreads();", "if (some) {"]),
             *(self._weighted() if self.tensor else cores.weighted(p, s, self.weights_at, self.k, self.v)),
             "}",
         ]
+
+    def _load_q(self) -> str:
+        """q into registers, where it stays there."""
+        if not self.resident:
+            return ""
+        return f"{each('a', self.s.mi)}\n{each('kk', self.steps)} {self._read_q('fq[a][kk]')}"
 
     def _read_q(self, to: str) -> str:
         row = "row0 + a * 16 + (lane & 15)"
@@ -220,9 +227,11 @@ class Kernel:
         lines.append(f"const float base = x == -__builtin_inff() ? 0.0f : x * {self.base2};")
         if self.count > 1:
             lines += [
+                "if (!(x == top[a][h])) {  // rare after the first tiles",
                 f"const float old = w_exp2(fmaf(top[a][h], {self.base2}, -base));",
                 "total[a][h] *= old;",
                 f"{each('j', self.columns)} {{ o[a][j][2 * h] *= old; o[a][j][2 * h + 1] *= old; }}",
+                "}",
             ]
         return [
             *lines,
