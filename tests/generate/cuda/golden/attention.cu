@@ -152,9 +152,8 @@ for (int a = 0; a < 1; ++a)
 for (int kk = 0; kk < 4; ++kk) w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 144 + kk * 32 + (lane >> 4) * 16));
 const u32 here = sb + 4608u + (u32)(i * 73728);
 const int n0 = i * 256 + key0;
-const bool some = n0 < 197;
 float s[1][8][4];
-if (some) {
+if (n0 < 197) {
 #pragma unroll
 for (int a = 0; a < 1; ++a)
 #pragma unroll
@@ -205,7 +204,7 @@ total[a][h] += s[a][j][2 * h + e];
 }
 if (i == 0) w_arrived<0>();
 __syncthreads();
-if (some) {
+if (n0 < 197) {
 #pragma unroll
 for (int q = 0; q < 4; ++q) { u32 w[1][4];
 #pragma unroll

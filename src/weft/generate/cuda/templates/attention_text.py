@@ -99,11 +99,12 @@ class Kernel:
         return lines
 
     def _arrived(self, values: bool) -> str:
-        """Wait for the keys or the values of tile i. In a ring two groups are committed between the two waits."""
+        """Wait for the keys or the values of tile i; in a ring for both."""
         if self.ring:
-            return f"w_arrived<{2 * self.ahead if values else 2 * self.ahead - 1}>();"
+            return "" if values else f"w_arrived<{2 * self.ahead - 2}>();\n__syncthreads();"
         last = 2 * self.count - 1 - values
-        return " else ".join(f"if (i == {i}) w_arrived<{last - 2 * i}>();" for i in range(self.count))
+        waits = " else ".join(f"if (i == {i}) w_arrived<{last - 2 * i}>();" for i in range(self.count))
+        return f"{waits}\n__syncthreads();"
 
     def _score_rows(self) -> list[str]:
         """Where this thread's rows begin in what the scores read besides the product."""
@@ -124,7 +125,7 @@ class Kernel:
         p, s = self.p, self.s
         lines: list[str] = []
         if not self.free:
-            lines = [self._arrived(values=False), "__syncthreads();"]
+            lines.append(self._arrived(values=False))
             lines.append(self._load_q() if self.count == 1 else f"if (i == 0) {{\n{self._load_q()}\n}}")
         place = f"sb + {self.q.bytes}u + (u32)(i * {self.stage})"
         if self.ring:
@@ -135,17 +136,18 @@ class Kernel:
                 f"{more} fill_k((i + {self.ahead}) * {s.bn}, next);\nw_commit();",
                 f"{more} fill_v((i + {self.ahead}) * {s.bn}, next + {self.k.bytes}u);\nw_commit();",
             ]
+        some = "{" if s.wk == 1 else f"if (n0 < {p.keys}) {{"  # warps may have no keys left
+        between = [] if self.free or self.ring else ["}", self._arrived(values=True), some]
         return [
             *lines,
             f"const u32 here = {place};",
             f"const int n0 = i * {s.bn} + key0;",
-            f"const bool some = n0 < {p.keys};",
             f"float s[{s.mi}][{s.nb // 8}][4];",
-            "if (some) {",
-            *(self._products() if self.tensor else cores.products(self.p, s, self.q, self.k)),
+            some,
+            *(self._products() if self.tensor else cores.products(p, s, self.q, self.k)),
             *self._scores(),
             *self._exponentials(),
-            *([] if self.free else ["}", self._arrived(values=True), "__syncthreads();", "if (some) {"]),
+            *between,
             *(self._weighted() if self.tensor else cores.weighted(p, s, self.weights_at, self.k, self.v)),
             "}",
         ]
