@@ -13,6 +13,7 @@ from weft.generate.cuda.templates import (
     gemv,
     halo,
     halo_choose,
+    mlp,
     mma,
     separable,
     separable_match,
@@ -28,6 +29,8 @@ from weft.kernels.source import CudaSource, Schedule
 
 _MOST = 12
 """Schedules of one problem."""
+_FIRST = 3
+"""Schedules that are measured of every problem."""
 _NEAR = 1.5
 """Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
 
@@ -36,10 +39,14 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     """Parameter sets worth measuring, the most promising first; Declined for what no template takes.
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
-    result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax); and a
-    depthwise CONV with a 1x1 CONV behind it. Schedules carry `template`.
+    result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
+    chains of MATMULs with constant weights; and a depthwise CONV with a 1x1 CONV behind it. Schedules carry `template`.
     """
-    if sum(n.prim is Prim.MATMUL for n in problem.graph.nodes) == 2:
+    products = sum(n.prim is Prim.MATMUL for n in problem.graph.nodes)
+    if products > 1:
+        layers = mlp.schedules(problem, facts)
+        if products > 2 or not isinstance(layers, Declined):
+            return layers
         return attention.schedules(problem, facts)
     if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
         pair = separable_match.separable(problem)
@@ -71,13 +78,23 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
         template = schedule.param("template")
         seen[template] = seen.get(template, 0) + 1
         keyed.append((seen[template] > 1 or cycles > _NEAR * ranked[0][0], cycles, schedule))
-    return [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
+    found = [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
+    # the first three are measured: one of another template is among them, however sure the models are
+    first = found[0].param("template") if found else None
+    if len(found) > _FIRST and all(s.param("template") == first for s in found[:_FIRST]):
+        other = next((s for s in found if s.param("template") != first), None)
+        if other is not None:
+            found.remove(other)
+            found.insert(_FIRST - 1, other)
+    return found
 
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
     if schedule.param("template") in ("attention", "linear_attention"):
         return attention.emit(problem, schedule)
+    if schedule.param("template") == "mlp":
+        return mlp.emit(problem, schedule)
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "separable":
         pair = separable_match.separable(problem)
