@@ -1,8 +1,8 @@
 """Threads that share rows of a reduction: how their partial results meet, always in one order.
 
 Neighbours in a warp exchange by shuffles, warps through shared memory, blocks of a cluster through that of each other.
-Where a block has many neighbouring rows, all partial results go through shared memory at once, and each sum is formed by
-a few threads: a shuffle for each row of each thread would cost more than the rows themselves.
+Where a block has many neighbouring rows, all partial results go through shared memory at once, and each sum is formed
+by a few threads: a shuffle for each row of each thread would cost more than the rows themselves.
 """
 
 from __future__ import annotations
