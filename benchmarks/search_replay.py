@@ -272,7 +272,7 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
         print(f"  enumerate {enumerated - began:.2f} s, extract {extracted - enumerated:.2f} s", end=", ")
         print(f"{len(found.candidates)} candidates, {len(problems.entries)} problems", flush=True)
     machine = Machine(truth, problems, options, began)
-    machine.built_at = machine.now + WORKER_S - BUILD_S
+    machine.built_at = WORKER_S - BUILD_S
     seen: list[tuple[float, Measurement]] = []
     aside = Aside(machine)
     batches = 0

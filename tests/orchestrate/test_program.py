@@ -111,8 +111,11 @@ def check(instances: list[Instance]) -> None:
         expected = [oracle(i) for i in some]
         whole, owners = side_by_side(some)
         # a dear plan in place of the heuristic, so that it is the program that is tested
-        for heuristic in (None, range(len(whole.options))):
-            solution = solve(whole, gap=0.0, heuristic=heuristic)
+        everything = range(len(whole.options))
+        solutions = [solve(whole, gap=0.0), solve(whole, gap=0.0, heuristic=everything)]
+        if not program.RELAX_FROM:
+            solutions += best_solutions(whole, 1, core=True)
+        for solution in solutions:
             order, missing = execute(whole, solution.chosen)
             assert not missing
             assert order == solution.chosen, "in execution order"
@@ -364,6 +367,37 @@ def test_three_plans_that_differ():
         assert len({frozenset(p.chosen) for p in plans}) == len(plans)
         for p in plans:
             assert not execute(Instance(options, frozenset(), results), p.chosen)[1]
+
+
+def test_a_core_is_solved_by_itself(monkeypatch):
+    monkeypatch.setattr(program, "RELAX_FROM", 0)
+    sizes = []
+    whole = program._milp
+
+    def watched(costs, rows, columns, *rest):
+        sizes.append(len(columns))
+        return whole(costs, rows, columns, *rest)
+
+    monkeypatch.setattr(program, "_milp", watched)
+    chain = tuple(option({v - 1} if v else (), {v}, cost, (v,)) for v in range(20) for cost in (1.0, 1.3))
+    chain += tuple(option({v - 2} if v > 1 else (), {v}, 2.2, (v - 1, v)) for v in range(1, 20, 2))
+    instance = Instance(chain, frozenset(), frozenset({19}), frozenset(range(20)))
+    found = best_solutions(instance, 2, gap=1e-3, core=True)
+    assert found[0].report.status == "optimal"
+    assert found[0].cost_us == pytest.approx(20.0)
+    assert sizes[0] < len(chain), "not what lifts the relaxation"
+    assert found[0].cost_us <= found[1].cost_us < 21.0
+    again = best_solutions(instance, 1, gap=1e-3, core=True, start=found[0].chosen)
+    assert again[0].chosen == found[0].chosen
+
+
+def test_a_core_out_of_time_gives_the_heuristic_plan_over_it(monkeypatch):
+    monkeypatch.setattr(program, "RELAX_FROM", 0)
+    options = (option((), {0}, 1.0, (0,)), option((), {0, 1}, 5.0, (0, 1)), option({0}, {1}, 1.0, (1,)))
+    instance = Instance(options, frozenset(), frozenset({1}), frozenset({0, 1}))
+    found = best_solutions(instance, 1, seconds=0.0, core=True)[0]
+    assert found.chosen == (0, 2)
+    assert best_solutions(instance, 1, seconds=0.0, core=True, start=(1,))[0].chosen == (1,)
 
 
 def test_no_second_plan_where_there_is_one():

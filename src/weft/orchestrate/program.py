@@ -17,7 +17,6 @@ Source: Korch (arXiv 2406.09465), section 5, for (1) and (2); the others close i
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -239,36 +238,39 @@ def _solve_parts(instance: Instance, parts: Sequence[Part], gap: float, seconds:
     return trim(instance, chosen)
 
 
-CORE = 0.02
+CORE = 0.01
 """A core holds the options that lift the relaxation by at most this share of a kernel's average price."""
-CORE_GROWTH = 8.0
+CORE_GROWTH = 10.0
 """By so much the lift grows where the core has no plan within the gap."""
 
 
-def _plan_of_core(model: _Model) -> tuple[int, ...] | None:
-    """The best heuristic plan over few options; better than one over all, whose local choices the others mislead."""
-    instance = model.instance
-    found: list[tuple[int, ...]] = []
+def _plan_of_core(model: _Model) -> tuple[int, ...]:
+    """The heuristic plan over a core: where so few options are left, the local choices are seldom misled."""
     lift = model.step
-    while lift > 0 and len(found) < 2:
+    while True:
         chosen = [k for k, r in zip(model.kept, model.reduced, strict=False) if r <= lift]
-        if len(chosen) == len(model.kept) and found:
-            break
-        with contextlib.suppress(InvalidGraphError):  # too few to produce the results
-            found.append(heuristic_plan(instance, chosen))
-        if len(chosen) == len(model.kept):
-            break
-        lift *= CORE_GROWTH
-    return min((p for p in found if fits(instance, p)), key=lambda p: _total(instance, p), default=None)
+        try:
+            return heuristic_plan(model.instance, chosen)
+        except InvalidGraphError:
+            if len(chosen) == len(model.kept):
+                raise
+        lift *= CORE_GROWTH  # too few to produce the results
 
 
 def best_solutions(
-    instance: Instance, count: int, *, gap: float = 0.0, seconds: float = 30.0, core: bool = False
+    instance: Instance,
+    count: int,
+    *,
+    gap: float = 0.0,
+    seconds: float = 30.0,
+    core: bool = False,
+    start: Sequence[int] = (),
 ) -> list[Solution]:
     """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one.
 
     `seconds` is for all of them. With `core` options that lift the relaxation least are solved for by themselves,
-    then more of them, until a plan is within the gap: as exact, and faster where many options are nearly equal.
+    then more of them, until a plan is within the gap: as exact, and faster where many options are nearly equal. (Not
+    with a limit on memory.) `start` is a plan to do better than.
 
     Raises:
         InvalidGraphError: no choice of options produces the results [W901].
@@ -279,16 +281,22 @@ def best_solutions(
     def left() -> float:
         return max(0.0, seconds - (time.perf_counter() - started))
 
-    at_hand = _plan_of_core(model) if core else None
-    if at_hand is not None:
-        found = [_solve(model, at_hand, (), gap, left(), core=True)]
+    core = core and model.relaxed > 0 and not instance.memory_limit
+    at_hand: tuple[int, ...] | None = None
+    if start and not execute(instance, start)[1]:
+        at_hand = tuple(start)
+    if core:
+        try:
+            found = [_solve(model, at_hand, (), gap, left(), core=True)]
+        except NoFurtherPlan:  # stopped before a first incumbent
+            at_hand = _plan_of_core(model)
+            found = [_solve(model, at_hand, (), gap, 0.0)]
     else:
-        core = False
-        at_hand = _plan_at_hand(model, gap, seconds)
+        at_hand = _plan_at_hand(model, gap, seconds) if at_hand is None else at_hand
         found = [_first(model, at_hand, gap, left())]
     while len(found) < count:
         forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
-        fallback = None if _is_forbidden(at_hand, forbidden) else at_hand
+        fallback = None if at_hand is None or _is_forbidden(at_hand, forbidden) else at_hand
         try:
             found.append(_solve(model, fallback, forbidden, gap, left(), core=core))
         except NoFurtherPlan:

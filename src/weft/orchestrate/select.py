@@ -45,12 +45,13 @@ def select(
     plans: int = 3,
     memory_limit: int = 0,
     core: bool = False,
+    start: Sequence[int] = (),
 ) -> list[Solution]:
     """Up to `plans` distinct choices, best first; `Solution.chosen` are positions in `priced`, in execution order.
 
     Graph inputs and outputs are row-major. A graph output behind reshapes or broadcasts asks for its stored root.
     `memory_limit` bounds the bytes of all values alive at once, results included, inputs and weights not; 0: none.
-    `core` is the faster way through many options of like price, see `program.best_solutions`.
+    `core` is the faster way through many options of like price, `start` a plan: see `program.best_solutions`.
 
     Raises:
         InvalidGraphError: some result has no kernel that produces it [W901].
@@ -58,7 +59,7 @@ def select(
     """
     instance = build_instance(graph, priced, alternatives=alternatives, launch_us=launch_us)
     instance = replace(instance, memory_limit=memory_limit)
-    return best_solutions(instance, plans, gap=gap, seconds=seconds, core=core)
+    return best_solutions(instance, plans, gap=gap, seconds=seconds, core=core, start=start)
 
 
 def heuristic(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from weft.ir.graph import Graph
+from weft.kernels.formats import Format
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.program import Solution
@@ -35,7 +36,7 @@ FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
 BATCH = 24
 """Problems that are built at a time."""
-GAP, SOLVER_S = 0.01, 2.0
+GAP, SOLVER_S = 0.015, 2.0
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 NEW, LATE = 0.15, 0.8
 """Shares of the budget before and after which prices are unbiased and pessimistic."""
@@ -116,6 +117,14 @@ def stream(
         return asking.known
 
 
+_Place = tuple[int, tuple[int, ...], tuple[Format, ...], tuple[Format, ...]]
+
+
+def place(p: Priced) -> _Place:
+    """What an offer is, whatever it costs."""
+    return p.candidate.members, p.candidate.outputs + p.candidate.inputs, p.input_formats, p.output_formats
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A problem to measure."""
@@ -155,6 +164,8 @@ class Asking:
         self._asked: set[tuple[str, bool]] = set()
         self._queue: list[_Wish] = []
         self._plan_us = 0.0
+        self._last: list[_Place] = []
+        """The last plan."""
         self._stale = True
         """Whether something was learned since the last plan was begun."""
         self._solving: tuple[Future[Solution], Sequence[Priced], Sequence[Entry]] | None = None
@@ -205,9 +216,12 @@ class Asking:
         self.known.weight = FIRST_PRICE if share < NEW else PRICE if share < LATE else LATE_PRICE
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = False
-        self._solving = self._solver.submit(self._solve, offers), offers, owners
+        again = {place(p): i for i, p in enumerate(offers)} if self._last else {}
+        start = [again[p] for p in self._last if p in again]
+        start = start if len(start) == len(self._last) else []
+        self._solving = self._solver.submit(self._solve, offers, start), offers, owners
 
-    def _solve(self, offers: Sequence[Priced]) -> Solution:
+    def _solve(self, offers: Sequence[Priced], start: Sequence[int]) -> Solution:
         return select(
             self._graph,
             offers,
@@ -217,6 +231,7 @@ class Asking:
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
+            start=start,
         )[0]
 
     def _plan(self) -> None:
@@ -225,6 +240,7 @@ class Asking:
         future, offers, owners = self._solving
         found, self._solving = future.result(), None
         self._plan_us = found.cost_us
+        self._last = [place(offers[i]) for i in found.chosen]
         known = self.known
         wanted = unmeasured(found.chosen, owners, known)
         saving = savings(known, offers, owners)
