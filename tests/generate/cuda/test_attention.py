@@ -67,6 +67,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "f32, odd sizes": (plain((1, 3), 7, 29, 21, 11, dtype=F32), Shape(1, 1, 1, 32, 1)),
     "f32, causal": (plain((1, 2), 37, 37, 16, causal=True, dtype=F32), Shape(1, 1, 2, 16, 2)),
     "f32, merged": (block(Block(2, 40, 40, 3, 16, dtype=F32)), Shape(2, 1, 2, 32, 1)),
+    "five tiles at once": (plain((1, 2), 40, 80, 32, mask=(40, 80)), Shape(2, 1, 1, 16, 5)),
+    "five tiles at once, two of rows": (plain((1, 2), 40, 75, 16, dtype=BF16), Shape(1, 2, 1, 16, 5)),
+    "tiles at once, keys of warps": (plain((1, 2), 20, 90, 16), Shape(1, 1, 2, 16, 3)),
+    "nine tiles at once": (plain((1, 2), 20, 140, 16), Shape(1, 1, 1, 16, 9)),
     "odd heads": (block(Block(1, 20, 20, 3, 12)), Shape(1, 1, 2, 16, 1)),
 }
 
@@ -152,6 +156,10 @@ JUDGED = [
     "f32, odd sizes",
     "f32, causal",
     "f32, merged",
+    "five tiles at once",
+    "five tiles at once, two of rows",
+    "tiles at once, keys of warps",
+    "nine tiles at once",
 ]
 
 
@@ -314,3 +322,14 @@ def test_rows_and_keys_of_what_is_matched():
     found = attention(plain((2, 2), 20, 40, 16, causal=True))
     assert not isinstance(found, Declined), found.reason
     assert found.scale == 0
+
+
+def test_schedules_overlap_products_and_softmax_where_all_keys_fit():
+    text = [emitted_of(block(Block(1, 40, 80, 2, 16, merged=False)), Shape(2, 1, 1, 16, stages)) for stages in (2, 5)]
+    assert ["float even[" in t for t in text] == [False, True]
+
+
+def emitted_of(problem: Problem, shape: Shape) -> str:
+    source = templates.emit(problem, shape.schedule())
+    assert isinstance(source, CudaSource), source
+    return source.text

@@ -27,6 +27,8 @@ IN_REGISTERS = 128
 WEIGHTS_PAD = 4
 """Floats behind each row of a warp's weights in shared memory, where CUDA cores multiply them."""
 MOST = 6
+_UNROLLED = 8
+"""Tiles whose text is written one by one."""
 _AT_ONCE = 112 * 1024
 """Shared memory of a block that holds all keys and values."""
 
@@ -105,10 +107,16 @@ def shared_bytes(p: Attention, s: Shape) -> int:
     return -(-max(pipeline_bytes(p, s), sums) // 16) * 16
 
 
+def overlapped(p: Attention, s: Shape) -> bool:
+    """Whether the products of a tile are under way while the weights of the one before are computed."""
+    return 2 < tiles(p, s) <= min(s.stages, _UNROLLED) and p.dtype is not DType.F32
+
+
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread."""
     q = padded(p.qk) // 4 if p.qk <= IN_REGISTERS and p.dtype is not DType.F32 else 8
-    return s.mi * (q + padded(p.head) // 2 + s.nb // 2 + 4) + 48
+    scores = s.nb if overlapped(p, s) else s.nb // 2
+    return s.mi * (q + padded(p.head) // 2 + scores + 4) + 48
 
 
 def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
@@ -193,6 +201,8 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     chain += 550.0 if ring or count == 2 else 0.0
     if size == 4:
         chain += 2.0 * 16 * s.mi * s.nb * (qk + head) / 64
+    if overlapped(p, s):
+        work, chain = 0.85 * work, 0.7 * chain  # an expectation
     latency = 380.0 / (s.stages - 1) if ring else 0.0
     loaded = s.bn * (qk + head) * size / 27
     step = max(active * work, active * loaded if ring else 0.0, chain, latency)

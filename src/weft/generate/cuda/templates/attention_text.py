@@ -20,7 +20,7 @@ from weft.generate.cuda.templates.attention_load import (
     value_at,
 )
 from weft.generate.cuda.templates.attention_match import Attention
-from weft.generate.cuda.templates.attention_shapes import IN_REGISTERS, SUM_PAD, Shape, padded, tiles
+from weft.generate.cuda.templates.attention_shapes import IN_REGISTERS, SUM_PAD, Shape, overlapped, padded, tiles
 from weft.generate.cuda.templates.epilogue import wide_store
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -77,12 +77,33 @@ class Kernel:
             found.append(f"u32 fq[{s.mi}][{self.steps}][4];")
         if self.free:
             found += ["w_arrived<0>(); __syncthreads();", self._load_q()]
-        if self.count > 1:
-            found.append(f"#pragma unroll 1\nfor (int i = 0; i < {self.count}; ++i) {{")
-        else:
-            found.append("{ const int i = 0; (void)i;")
-        found += [*self._step(), "}", *self._meet(), *self._store()]
+        found += self._overlapped() if overlapped(p, s) else self._loop()
+        found += [*self._meet(), *self._store()]
         return [x for x in found if x]
+
+    def _loop(self) -> list[str]:
+        """All tiles, one after the other."""
+        if self.count > 1:
+            return [f"#pragma unroll 1\nfor (int i = 0; i < {self.count}; ++i) {{", *self._step(), "}"]
+        return ["{ const int i = 0; (void)i;", *self._step(), "}"]
+
+    def _overlapped(self) -> list[str]:
+        """The same without a loop: the first product of the next tile stands in front of the softmax of this one."""
+        s = self.s
+        lines = [f"float even[{s.mi}][{s.nb // 8}][4], odd[{s.mi}][{s.nb // 8}][4];"]
+
+        def at(i: int, *parts: str) -> list[str]:
+            scores = f"float (&s)[{s.mi}][{s.nb // 8}][4] = {'odd' if i % 2 else 'even'};"
+            here = f"const u32 here = sb + {self.q.bytes + i * self.stage}u;"
+            return [f"{{ {scores} {here} const int n0 = {i * s.bn} + key0; (void)here; (void)n0;", *parts, "}"]
+
+        for i in range(self.count):
+            if i == 0:
+                lines += at(i, *self._products())
+            if i + 1 < self.count:
+                lines += at(i + 1, *self._products())
+            lines += at(i, *self._scores(), *self._exponentials(), *self._weighted())
+        return lines
 
     @property
     def weights_at(self) -> int:
