@@ -15,6 +15,7 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.attention import attention_groups
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
+from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
 from weft.orchestrate.opaque import call_members
 from weft.orchestrate.separable import separable_groups
 from weft.orchestrate.stored import Stored, stored_root
@@ -263,10 +264,15 @@ def _add_siblings(
 
 
 def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]) -> None:
-    """Two contractions in one kernel."""
+    """Several contractions in one kernel."""
     graph = found.graph
     for members, sink in (*attention_groups(graph, stored), *separable_groups(graph, stored)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
+            rejected["too many inputs"] += 1
+        elif not only or members & only:
+            found.add(stored, members, (sink,), Kind.GROUP, -1)
+    for members, sink in mlp_groups(graph, stored):
+        if stored.inputs_of(members).bit_count() > MAX_INPUTS:
             rejected["too many inputs"] += 1
         elif not only or members & only:
             found.add(stored, members, (sink,), Kind.GROUP, -1)

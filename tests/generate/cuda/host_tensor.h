@@ -254,6 +254,29 @@ template <int H> inline void w_wgmma_bf16(float (&d)[H], u64 a, u64 b, int add) 
   const Product p{d, H, a, b, add, w_unpack_bf16};
   if (w_defer) w_self->issued.push_back(p); else w_do(p);
 }
+// the left operand in registers: of the 16 rows of its warp
+template <int H> inline void w_wgmma_rs(float (&d)[H], const u32 (&a)[4], u64 b, int add, float2 (*unpack)(u32)) {
+  Warp& w = *w_self->warp;
+  const unsigned slot = w.bar.generation & 1, lane = w_self->lane;
+  for (int i = 0; i < 4; ++i) {
+    const float2 v = unpack(a[i]);
+    w.fa[slot][lane][2 * i] = v.x, w.fa[slot][lane][2 * i + 1] = v.y;
+  }
+  w_meet(w.bar);
+  for (int j = 0; j < H; ++j) {
+    const int row = lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;
+    float sum = add ? d[j] : 0.0f;
+    for (int k = 0; k < 16; ++k)
+      sum += w.fa[slot][(row & 7) * 4 + (k & 7) / 2][2 * ((row >> 3) + 2 * (k >> 3)) + (k & 1)] * w_operand(b, col, k, unpack);
+    d[j] = sum;
+  }
+}
+template <int H> inline void w_wgmma_f16(float (&d)[H], const u32 (&a)[4], u64 b, int add) {
+  w_wgmma_rs(d, a, b, add, w_unpack_f16);
+}
+template <int H> inline void w_wgmma_bf16(float (&d)[H], const u32 (&a)[4], u64 b, int add) {
+  w_wgmma_rs(d, a, b, add, w_unpack_bf16);
+}
 inline float4 w_read_partial(const float4* p) { return *p; }
 inline float w_read_partial(const float* p) { return *p; }
 inline float4 w_read_cluster(u32 at, u32 rank) {

@@ -1,0 +1,75 @@
+"""Small fully connected networks as one kernel: all layers of a tile of rows in registers, weights in shared memory.
+
+A warp (a warpgroup on Hopper) owns 16 (64) rows from input to output; the sums of a layer, rounded to 16 bits, are the
+left operand of the next without a shuffle. Weights are repacked once and stay in shared memory; those that do not fit
+come panel by panel through a ring that all warpgroups of a block share. Sums begin with the bias, activations are
+whatever elementwise steps the graph has, blocks are persistent over tiles.
+
+Source: note on fused MLPs, sections 1 and 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates import mlp_image
+from weft.generate.cuda.templates.mlp_image import Image, padded
+from weft.generate.cuda.templates.mlp_match import chain
+from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
+from weft.generate.cuda.templates.mlp_text import Kernel, instruction, mlp_header
+from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.cuda.templates.tma import header as tma_header
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+
+
+def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
+    """A few shapes, the most promising first; Declined for what is no chain, or too large for a kernel."""
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; chains of products need 8.0")
+    p = chain(problem)
+    if isinstance(p, Declined):
+        return p
+    found = [s.schedule() for s in shapes(p, facts)]
+    return found or Declined("the weights of a chain do not fit into shared memory")
+
+
+def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+    """The kernel of one of `schedules`; depends on its arguments only."""
+    p = chain(problem)
+    if isinstance(p, Declined):
+        return p
+    s = Shape.of(schedule)
+    image = Image.of(p, group=s.group)
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    packing, pack, weights = mlp_image.pack(image, f"{entry}_pack")
+    x = p.graph.inputs.index(p.x)
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}('
+        "const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {"
+    )
+    widths = sorted({padded(layer.n) for layer in p.layers}) if s.group else []
+    parts = [
+        prelude(),
+        mlp_header(),
+        tma_header() if s.stages else "",
+        *(instruction(p.dtype, n) for n in widths),
+        packing,
+        "\n".join((head, *Kernel(p, s, image).lines(), "}\n")),
+    ]
+    units = -(-p.rows // s.rows)
+    blocks = min(s.blocks, -(-units // s.owners) if s.stages else units)
+    pointers = (Pointer("in", x), Pointer("packed", 0), Pointer("out", 0))
+    return CudaSource(
+        schedule=schedule,
+        text="".join(parts),
+        launches=(Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(image, s)),),
+        pack=(pack,),
+        packed_bytes=(image.bytes,),
+        replaces_weights=weights,
+        capability=90 if s.group else 80,
+        exact_arch=s.group,
+    )

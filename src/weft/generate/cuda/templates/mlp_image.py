@@ -1,0 +1,188 @@
+"""Weights and vectors of a chain as one image in memory, and the kernel that makes it once.
+
+For `mma` the weights of a layer lie as lanes hold their fragments: [k / 16][n / 16][lane][8]. For warpgroups they lie
+in panels of 64 rows of the sum as [n][64], 128 bytes a row, with the 128-byte swizzle. Both are padded with zeros to
+multiples of 16. Vectors are f32. The first product's rows and the last one's columns may be in another order, so that a
+lane reads and writes neighbouring columns (`column`).
+
+Source: note on fused MLPs, sections 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.generate.cuda.templates.mlp_match import Chain, Layer, Source
+from weft.generate.cuda.templates.prelude import load, storage
+from weft.generate.expr.ctype import literal
+from weft.ir.graph import NodeId
+from weft.ir.types import DType
+from weft.kernels.source import Launch, Pointer
+
+PANEL = 64
+"""Rows of the sum in one panel; a panel of a layer is what is streamed at once."""
+
+
+def padded(n: int) -> int:
+    """The next multiple of 16."""
+    return -(-n // 16) * 16
+
+
+def column(position: str, neighbours: int) -> str:
+    """C text: the column in memory that stands at a position; `neighbours` columns of a lane lie side by side.
+
+    Position 8c + 2q + i is held by lane q of four: its pairs i of v/2 neighbouring chunks c become v columns.
+    """
+    p = position
+    if neighbours == 8:
+        return f"(({p}) / 32 * 32 + ({p}) % 8 / 2 * 8 + ({p}) % 32 / 8 * 2 + ({p}) % 2)"
+    if neighbours == 4:
+        return f"(({p}) / 16 * 16 + ({p}) % 8 / 2 * 4 + ({p}) % 16 / 8 * 2 + ({p}) % 2)"
+    return f"({p})"
+
+
+def neighbours_of(width: int, *, free: bool) -> int:
+    """Columns that a lane reads or writes at once; `free`: the order of columns may be chosen."""
+    if free and width % 32 == 0:
+        return 8
+    if free and width % 16 == 0:
+        return 4
+    return 2 if width % 2 == 0 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Offsets are in bytes."""
+
+    p: Chain
+    group: bool
+    """Panels for warpgroups, or fragments."""
+    read: int
+    """Neighbouring columns of x that a lane reads."""
+    written: int
+    """The same of the result."""
+    layers: tuple[int, ...]
+    """Where each layer begins."""
+    vectors: tuple[tuple[int, NodeId], ...]
+    """(part, vector) in the order of their places."""
+    places: tuple[int, ...]
+    weight_bytes: int
+    bytes: int
+
+    @staticmethod
+    def of(p: Chain, *, group: bool) -> Image:
+        """The image of a chain."""
+        last = len(p.layers)
+        before = {v for kept in p.kept for v in kept}
+        operands = {p.value(o) for at in range(1, last + 1) for s in p.steps[at] for o in p.graph.nodes[s].inputs}
+        starting = {p.layers[0].left}
+        shared = any(v in operands or any(x.left == v for x in p.layers[1:]) for v in (*starting, p.x, *p.kept[0]))
+        ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
+        read = neighbours_of(p.layers[0].k, free=not shared)
+        written = neighbours_of(p.layers[-1].n, free=not ends & before)
+        at = 0
+        layers = []
+        for layer in p.layers:
+            layers.append(at)
+            at += layer_bytes(layer, group=group)
+        weights = at
+        vectors = []
+        places = []
+        for part, steps in enumerate(p.steps):
+            for node in dict.fromkeys(o for s in steps for o in p.graph.nodes[s].inputs if o in p.vectors):
+                vectors.append((part, node))
+                places.append(at)
+                at += 4 * padded(p.graph.type_of(node).size // p.rows)
+        return Image(p, group, read, written, tuple(layers), tuple(vectors), tuple(places), weights, -(-at // 16) * 16)
+
+    def place(self, part: int, node: NodeId) -> int:
+        """Where a vector begins."""
+        return self.places[self.vectors.index((part, node))]
+
+    def order(self, part: int) -> int:
+        """Neighbouring columns of a lane in the results of a part."""
+        return self.read if part == 0 else self.written if part == len(self.p.layers) else 2
+
+
+def layer_bytes(layer: Layer, *, group: bool) -> int:
+    """Of a layer in the image."""
+    k = -(-layer.k // PANEL) * PANEL if group else padded(layer.k)
+    return 2 * k * padded(layer.n)
+
+
+def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
+    """(text, launch, inputs that are read) of what makes the image; a thread makes one element."""
+    p = image.p
+    sources = [x.weight for x in p.layers] + [p.vectors[v] for _, v in image.vectors]
+    inputs = sorted({s.index for s in sources if s.kind == "input"})
+    arrays = "".join(
+        _array(p, i, d) for i, d in dict.fromkeys((s.index, s.dtype) for s in sources if s.kind != "input")
+    )
+    lines = [
+        f'extern "C" __global__ void {entry}(',
+        ", ".join((*(f"const void* __restrict__ in{i}" for i in inputs), "void* __restrict__ pk")) + ") {",
+        "u32 i = blockIdx.x * 256u + threadIdx.x;",
+    ]
+    total = 0
+    for at, layer in enumerate(p.layers):
+        count = layer_bytes(layer, group=image.group) // 2
+        lines += _weight(image, at, count)
+        total += count
+    for (part, node), place in zip(image.vectors, image.places, strict=True):
+        width = p.graph.type_of(node).size // p.rows
+        source = p.vectors[node]
+        n = column("i", image.order(part))
+        value = load(source.dtype, f"{_pointer(source)} + ({n} * {source.steps[1]} + {source.offset})")
+        lines.append(
+            f"if (i < {padded(width)}u) {{ float v = 0.0f; if ({n} < {width}) v = (float){value};"
+            f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {padded(width)}u;"
+        )
+        total += padded(width)
+    text = arrays + "\n".join((*lines, "}\n"))
+    pointers = (*(Pointer("in", i) for i in inputs), Pointer("packed", 0))
+    launch = Launch(entry, (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False)
+    return text, launch, tuple(inputs)
+
+
+def _weight(image: Image, at: int, count: int) -> list[str]:
+    """Statements: element i of a layer, or on to the next."""
+    layer = image.p.layers[at]
+    n = padded(layer.n)
+    if image.group:
+        # row n of 128 bytes holds chunks of 8 elements, exchanged within 8 rows
+        inner = f"i % {64 * n}"
+        position_n = f"({inner}) / 64"
+        position_k = f"i / {64 * n} * 64 + ((({inner}) / 8 % 8) ^ (({inner}) / 64 % 8)) * 8 + i % 8"
+    else:
+        position_n = f"i / 256 % {n // 16} * 16 + i % 8 / 4 * 8 + i % 256 / 32"
+        position_k = f"i / {16 * n} * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2"
+    first, last = at == 0, at == len(image.p.layers) - 1
+    w = layer.weight
+    return [
+        f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
+        f"const u32 n = {column('pn', image.written if last else 2)}, k = {column('pk_', image.read if first else 2)};",
+        (
+            f"u16 v = 0; if (n < {layer.n} && k < {layer.k})"
+            f" v = ({_pointer(w)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}];"
+        ),
+        f"((u16*)((char*)pk + {image.layers[at]}))[i] = v; return; }}",
+        f"i -= {count}u;",
+    ]
+
+
+def _pointer(source: Source) -> str:
+    return f"(const {storage(source.dtype)}*){'in' if source.kind == 'input' else 'kc'}{source.index}"
+
+
+def _array(p: Chain, node: NodeId, dtype: DType) -> str:
+    """A short constant of the graph as an array in the text, bits exactly as in memory."""
+    data = np.ravel(np.asarray(p.graph.constant(node)))
+    if dtype is DType.BF16:
+        items = [str(x) for x in (data.astype(np.float32).view(np.uint32) >> 16).tolist()]
+    elif dtype is DType.F16:
+        items = [str(x) for x in data.view(np.uint16).tolist()]
+    else:
+        items = [literal(x, dtype) for x in data.tolist()]
+    return f"__device__ __align__(16) const {storage(dtype)} kc{node}[] = {{{','.join(items)}}};\n"

@@ -1,0 +1,280 @@
+"""A chain of products with constant weights over the same rows, and what is elementwise between them.
+
+    h[0] = f0(x),  h[l + 1] = f_l(h[l] W[l], vectors, earlier values)
+
+Every value of the chain is a matrix of `rows` rows in row-major order, whatever shape the graph gives it. A value that
+a later product or a later step reads is *kept*: it is rounded to 16 bits, as the graph says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.generate.cuda.templates.attention_views import Expr, NotStridedError, Reader, View
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+WIDEST = 256
+"""Columns of a value of the chain."""
+_LIMIT = 1 << 31
+_VECTORS = (DType.F16, DType.BF16, DType.F32)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A weight or a vector in memory: element (row, column) lies at offset + row * steps[0] + column * steps[1]."""
+
+    kind: Literal["input", "constant"]
+    index: int
+    """Position among the problem's inputs, or the node of a constant."""
+    dtype: DType
+    steps: tuple[int, int]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One product."""
+
+    node: NodeId
+    left: NodeId
+    """The value that it multiplies: x, or a kept value."""
+    k: int
+    n: int
+    weight: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Products in order, and per part what it computes; part 0 stands in front of the first product."""
+
+    graph: Graph
+    rows: int
+    dtype: DType
+    """Of the products."""
+    x: NodeId
+    layers: tuple[Layer, ...]
+    steps: tuple[tuple[NodeId, ...], ...]
+    """Elementwise nodes of each part in order; part l + 1 is behind product l."""
+    kept: tuple[tuple[NodeId, ...], ...]
+    """Values that each part leaves in registers for later ones."""
+    vectors: Mapping[NodeId, Source]
+    """Broadcast values that vary by column."""
+    numbers: Mapping[NodeId, float]
+    out: NodeId
+    """The value that is stored."""
+
+    def value(self, node: NodeId) -> NodeId:
+        """The value that a node is under another shape."""
+        return flat(self.graph, node)
+
+    def width(self, node: NodeId) -> int:
+        """Columns of a value."""
+        return self.graph.type_of(node).size // self.rows
+
+    @property
+    def plain_input(self) -> bool:
+        """Whether the first product reads x as it lies in memory."""
+        return not self.steps[0] and self.graph.type_of(self.x).dtype is self.dtype
+
+
+class _NoChainError(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def flat(graph: Graph, node: NodeId) -> NodeId:
+    """The value behind reshapes."""
+    while graph.nodes[node].prim is Prim.RESHAPE:
+        node = graph.nodes[node].inputs[0]
+    return node
+
+
+def chain(problem: Problem) -> Chain | Declined:
+    """The chain that a problem is, or why it is none that the template takes."""
+    graph = problem.graph
+    if any(CATEGORY[n.prim] is Category.LINEAR and n.prim is not Prim.MATMUL for n in graph.nodes):
+        return Declined("a convolution in a chain of products")
+    if len(graph.outputs) != 1:
+        return Declined("a chain of products with several results")
+    if any(f is not Format.ROW for f in problem.input_formats + problem.output_formats):
+        return Declined("a chain of products with channels last")
+    if any(graph.type_of(i).size >= _LIMIT for i in (*graph.inputs, *graph.outputs)):
+        return Declined("a value of 2^31 elements or more")
+    try:
+        return _Matcher(problem).chain()
+    except (_NoChainError, NotStridedError) as no:
+        return Declined(no.reason)
+
+
+class _Matcher:
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, problem.graph
+        self.reader = Reader(problem, {})
+        self.part: dict[NodeId, int] = {}
+        """Of values of the chain: 0 for those in front of the first product, else 1 + the product they stand behind."""
+        self.vectors: dict[NodeId, Source] = {}
+        self.numbers: dict[NodeId, float] = {}
+        self.x = -1
+        self.rows = 0
+
+    def chain(self) -> Chain:
+        graph = self.graph
+        products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
+        if len(products) < 2:
+            raise _NoChainError("fewer than two products")
+        first = graph.type_of(products[0])
+        self.rows = first.size // first.shape[-1] if first.size else 0
+        if not 0 < self.rows < 1 << 30:
+            raise _NoChainError(f"a chain of products with {self.rows} rows")
+        dtype = first.dtype
+        if dtype not in (DType.F16, DType.BF16):
+            raise _NoChainError(f"a chain of products in {dtype.value}")
+        order: list[NodeId] = []
+        out = flat(graph, graph.outputs[0])
+        self._visit(out, order)
+        layers = tuple(self._layer(i) for i in order if graph.nodes[i].prim is Prim.MATMUL)
+        numbers = {layer.node: at for at, layer in enumerate(layers)}
+        for node in order:
+            operands = [self.part[o] for o in self._row_operands(node)]
+            self.part[node] = 1 + numbers[node] if node in numbers else max(operands, default=0)
+        if len(layers) != len(products) or self.part[out] != len(layers):
+            raise _NoChainError("a product that the result of a chain does not depend on")
+        steps = tuple(
+            tuple(i for i in order if self.part[i] == at and i not in numbers and i != self.x)
+            for at in range(len(layers) + 1)
+        )
+        kept = self._kept(layers, order, dtype)
+        if kept[0] != (layers[0].left,):
+            raise _NoChainError("several values in front of the first product of a chain")
+        found = Chain(graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out)
+        for node in order:
+            if not 1 <= found.width(node) <= WIDEST:
+                raise _NoChainError(f"{found.width(node)} columns in a chain of products")
+        if graph.type_of(out).dtype not in _VECTORS or graph.type_of(self.x).dtype not in _VECTORS:
+            raise _NoChainError("a chain of products that reads or stores no floats")
+        return found
+
+    def _row_operands(self, node: NodeId) -> list[NodeId]:
+        n = self.graph.nodes[node]
+        inputs = n.inputs[:1] if n.prim is Prim.MATMUL else n.inputs
+        return [v for v in (flat(self.graph, i) for i in inputs) if v in self.part or v == self.x]
+
+    def _visit(self, node: NodeId, order: list[NodeId]) -> None:
+        """Values of the chain, operands first."""
+        waiting: list[tuple[NodeId, bool]] = [(node, False)]
+        while waiting:
+            v, done = waiting.pop()
+            if done:
+                if v not in self.part:
+                    self.part[v] = 0
+                    order.append(v)
+                continue
+            if v in self.part:
+                continue
+            waiting.append((v, True))
+            n = self.graph.nodes[v]
+            if n.prim is Prim.MATMUL:
+                waiting.append((flat(self.graph, n.inputs[0]), False))
+            elif CATEGORY[n.prim] is Category.ELEMENTWISE:
+                rest = [i for i in n.inputs if not self._uniform(i, n.type.size)]
+                waiting += [(flat(self.graph, i), False) for i in reversed(rest)]
+            elif n.prim is Prim.INPUT and not getattr(n.attrs, "is_weight", False) and self.x in (-1, v):
+                self.x = v
+            else:
+                raise _NoChainError(f"{n.prim.value} in a chain of products")
+
+    def _uniform(self, node: NodeId, size: int) -> bool:
+        """Whether an operand is a number or a vector along the columns; notes which."""
+        if node in self.vectors or node in self.numbers:
+            return True
+        n = self.graph.nodes[node]
+        source = node
+        while self.graph.nodes[source].prim in (Prim.RESHAPE, Prim.BROADCAST):
+            source = self.graph.nodes[source].inputs[0]
+        s = self.graph.nodes[source]
+        constant = s.prim is Prim.CONSTANT or (s.prim is Prim.INPUT and getattr(s.attrs, "is_weight", False))
+        if not constant:
+            if n.prim is Prim.BROADCAST:
+                raise _NoChainError("a value that is repeated in a chain of products")
+            return False
+        leaf = self.reader.read(node)
+        if leaf.kind == "number":
+            self.numbers[node] = leaf.number
+            return True
+        width = size // self.rows
+        view = _view(leaf).reshape((self.rows, width))
+        if (self.rows > 1 and view.strides[0]) or leaf.dtype not in _VECTORS:
+            raise _NoChainError("a constant that differs by row")
+        self.vectors[node] = _source(leaf, View(view.shape, (0, view.strides[1]), view.offset))
+        return True
+
+    def _layer(self, node: NodeId) -> Layer:
+        n = self.graph.nodes[node]
+        left, right = (self.graph.type_of(i) for i in n.inputs)
+        k, cols = left.shape[-1], n.type.shape[-1]
+        if n.type.size != self.rows * cols or left.size != self.rows * k or right.size != k * cols:
+            raise _NoChainError("products over different rows")
+        if n.type.dtype is not left.dtype or right.dtype is not left.dtype:
+            raise _NoChainError("a product of two types")
+        leaf = self.reader.read(n.inputs[1])
+        if leaf.kind == "number":
+            source = n.inputs[1]
+            while self.graph.nodes[source].inputs:
+                source = self.graph.nodes[source].inputs[0]
+            weight = Source("constant", source, right.dtype, (0, 0), 0)
+            return Layer(node, flat(self.graph, n.inputs[0]), k, cols, weight)
+        constant = leaf.kind == "constant" or (
+            leaf.kind == "input" and getattr(self.graph.nodes[self.graph.inputs[leaf.index]].attrs, "is_weight", False)
+        )
+        if not constant:
+            raise _NoChainError("a chain of products whose weights are computed")
+        if max(k, cols) > WIDEST:
+            raise _NoChainError(f"a chain of products with {max(k, cols)} columns")
+        return Layer(node, flat(self.graph, n.inputs[0]), k, cols, _source(leaf, _view(leaf).reshape((k, cols))))
+
+    def _kept(self, layers: tuple[Layer, ...], order: list[NodeId], dtype: DType) -> tuple[tuple[NodeId, ...], ...]:
+        wanted: dict[NodeId, None] = {layer.left: None for layer in layers}
+        for node in order:
+            if self.graph.nodes[node].prim is not Prim.MATMUL:
+                late = [o for o in self._row_operands(node) if self.part[o] < self.part[node]]
+                wanted.update(dict.fromkeys(late))
+        for node in wanted:
+            kind = self.graph.type_of(node).dtype
+            if kind is not dtype:
+                raise _NoChainError(f"a value of {kind.value} between products of {dtype.value}")
+        return tuple(tuple(v for v in order if v in wanted and self.part[v] == at) for at in range(len(layers) + 1))
+
+
+def _view(leaf: Expr) -> View:
+    if leaf.view is None:
+        raise _NoChainError("a constant that is computed")
+    return leaf.view
+
+
+def _source(leaf: Expr, view: View) -> Source:
+    if leaf.kind not in ("input", "constant"):
+        raise _NoChainError(f"{leaf.kind} among the constants of a chain of products")
+    kind: Literal["input", "constant"] = "input" if leaf.kind == "input" else "constant"
+    return Source(kind, leaf.index, leaf.dtype, (view.strides[0], view.strides[1]), view.offset)
+
+
+def last_use(p: Chain) -> dict[NodeId, int]:
+    """Kept value -> the last part that reads it; part l + 1 begins with product l."""
+    found: dict[NodeId, int] = {}
+    for at, layer in enumerate(p.layers, start=1):
+        found[layer.left] = max(found.get(layer.left, 0), at)
+    for at, steps in enumerate(p.steps):
+        for node in steps:
+            for operand in p.graph.nodes[node].inputs:
+                value = p.value(operand)
+                if any(value in kept for kept in p.kept[:at]):
+                    found[value] = max(found.get(value, 0), at)
+    return found

@@ -1,0 +1,182 @@
+"""Which shapes of the mlp template to measure: a model of cycles ranks them.
+
+A warp (or warpgroup) owns tiles of rows from input to output. A multiprocessor is bound by its matrix instructions, its
+reads of weights from shared memory, the arithmetic between products, or its share of memory traffic; a tile by itself
+by latencies. Constants are estimates; measuring decides.
+
+Source: note on fused MLPs, sections 2.4 and 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates.mlp_image import PANEL, Image, padded
+from weft.generate.cuda.templates.mlp_match import Chain, last_use
+from weft.ir.work import TRANSCENDENTAL
+from weft.kernels.source import Schedule
+
+MOST = 4
+_WARP_RATE = 0.62
+"""Share of the matrix units' rate that instructions of one warp reach on Hopper."""
+_LATENCY = (60.0, 40.0)
+"""Cycles from the last product of a layer to the first of the next one: fixed, and per 16 columns."""
+_MOST_AHEAD = 184
+"""Registers of a thread up to which the next tile of x is asked for early."""
+_MOST_HELD = 236
+"""Shapes that need more would spill."""
+AHEAD = 3
+"""Panels that are on their way while one is multiplied; as many may still be read by a slower warpgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Parameters of the template."""
+
+    group: bool
+    """Warpgroups multiply (sm_90a), or warps."""
+    tiles: int
+    """Tiles of 16 rows (64 of a warpgroup) at once."""
+    warps: int
+    """Of a block."""
+    stages: int
+    """Panels of weights in shared memory; 0: all weights stay there."""
+    resident: int
+    """Blocks of a multiprocessor."""
+    blocks: int
+    """At once on the device; each takes one tile after the other."""
+
+    @staticmethod
+    def of(schedule: Schedule) -> Shape:
+        """Read back what `schedule` wrote."""
+        p = dict(schedule.params)
+        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
+        return Schedule("cuda", tuple(sorted({**fields, "template": "mlp"}.items())))
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    @property
+    def owners(self) -> int:
+        """Warps or warpgroups of a block."""
+        return self.warps // 4 if self.group else self.warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of an owner's tile."""
+        return (64 if self.group else 16) * self.tiles
+
+
+def registers(p: Chain, shape: Shape) -> int:
+    """Rough number of registers of a thread."""
+    ahead = padded(p.layers[0].k) // 4 if prefetched(p, shape) else 0
+    return _held(p, shape) + shape.tiles * ahead
+
+
+def _held(p: Chain, shape: Shape) -> int:
+    """Without those of the next tile of x."""
+    uses = last_use(p)
+    most = 0
+    for at, layer in enumerate(p.layers, start=1):
+        alive = {v for part, kept in enumerate(p.kept) for v in kept if part < at <= uses[v]}
+        held = sum(padded(p.width(v)) for v in alive) / 4
+        most = max(most, int(held + padded(layer.n) / 2 + 4))
+    return shape.tiles * most + (36 if shape.group else 48)
+
+
+def prefetched(p: Chain, shape: Shape) -> bool:
+    """Whether the next tile of x is loaded before this one is multiplied."""
+    ahead = shape.tiles * padded(p.layers[0].k) // 4
+    return p.plain_input and p.layers[0].k % 2 == 0 and _held(p, shape) + ahead <= _MOST_AHEAD
+
+
+def slot_bytes(image: Image) -> int:
+    """The largest panel."""
+    return 2 * PANEL * max(padded(x.n) for x in image.p.layers)
+
+
+def shared_bytes(image: Image, shape: Shape) -> int:
+    """Dynamic shared memory of a block."""
+    if not shape.stages:
+        return image.bytes
+    return shape.stages * slot_bytes(image) + image.bytes - image.weight_bytes + 16 * shape.stages
+
+
+def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
+    """The most promising first."""
+    found: list[tuple[float, int, Shape]] = []
+    for shape, image in _candidates(p, facts):
+        if shared_bytes(image, shape) > facts.shared_per_block:
+            continue
+        if registers(p, shape) > _MOST_HELD or registers(p, shape) * shape.threads > facts.registers_per_sm:
+            continue
+        at_once = resident(image, shape, facts)
+        shape = replace(shape, resident=at_once, blocks=at_once * facts.sms)
+        found.append((cycles(image, shape, facts), len(found), shape))
+    best: list[Shape] = []
+    for group in (True, False):
+        ranked = [s for _, _, s in sorted(found) if s.group is group]
+        best += ranked[: MOST // 2]
+    order = {s: (c, i) for c, i, s in found}
+    return sorted(best, key=lambda s: order[s])
+
+
+def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
+    found = []
+    fragments = Image.of(p, group=False)
+    for warps in (4, 8, 12, 16):
+        found += [(Shape(False, tiles, warps, 0, 1, 1), fragments) for tiles in (1, 2)]
+    if facts.capability != 90:
+        return found
+    panels = Image.of(p, group=True)
+    for owners in (1, 2, 3, 4, 6, 8):
+        if panels.bytes <= facts.shared_per_block:
+            found.append((Shape(True, 1, 4 * owners, 0, 1, 1), panels))
+        else:
+            vectors = panels.bytes - panels.weight_bytes
+            stages = min(8, (facts.shared_per_block - vectors - 256) // slot_bytes(panels))
+            if stages >= 2 * AHEAD:
+                found.append((Shape(True, 1, 4 * owners, stages, 1, 1), panels))
+    return found
+
+
+def resident(image: Image, shape: Shape, facts: GpuFacts) -> int:
+    """Blocks of one multiprocessor."""
+    own = -(-registers(image.p, shape) // 8) * 8 * shape.threads
+    by_shared = facts.shared_per_sm // (shared_bytes(image, shape) + facts.shared_reserved)
+    return max(1, min(facts.threads_per_sm // shape.threads, facts.registers_per_sm // own, by_shared))
+
+
+def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel."""
+    p = image.p
+    units = -(-p.rows // shape.rows)
+    busiest = -(-units // facts.sms)
+    at_once = shape.owners * shape.resident
+    matrix = reads = arithmetic = special = latency = 0.0
+    for at, layer in enumerate(p.layers, start=1):
+        k, n = padded(layer.k), padded(layer.n)
+        matrix += shape.rows * k * n / 2048
+        reads += 0 if shape.group else k * n * 2 / 128
+        steps = [p.graph.nodes[s].prim for s in p.steps[at]]
+        plain = sum(x not in TRANSCENDENTAL for x in steps)
+        arithmetic += shape.rows * n * (1.0 + plain) / 128
+        special += shape.rows * n * 2 * (len(steps) - plain) / 16
+        latency += _LATENCY[0] + _LATENCY[1] * n / 16
+    matrix /= 1.0 if shape.group else _WARP_RATE
+    width = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
+    memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
+    throughput = max(matrix, reads, arithmetic, special) + 0.25 * min(matrix, arithmetic)
+    alone = matrix + latency + arithmetic + special
+    weights = min(image.bytes, facts.shared_per_block) / 32 + 1500
+    streamed = 0.0
+    if shape.stages:
+        streamed = -(-units // shape.owners // facts.sms) * image.weight_bytes / 48
+    return weights + max(busiest * throughput, -(-busiest // at_once) * alone, memory, streamed)

@@ -1,0 +1,543 @@
+"""The text of the mlp template: loads of x, the layers one after the other, stores; all of a tile in registers.
+
+The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of 16 rows of the next product: lane
+4g + q holds rows g and g + 8 and columns 2q and 2q + 1 of each chunk. So no value of a tile ever leaves its warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
+from weft.generate.cuda.templates.epilogue import wide_load, wide_store
+from weft.generate.cuda.templates.mlp_image import PANEL, Image, padded
+from weft.generate.cuda.templates.mlp_match import Chain
+from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, prefetched, slot_bytes
+from weft.generate.cuda.templates.prelude import storage
+from weft.generate.expr.ctype import c_type, literal
+from weft.generate.expr.elementwise import Value, elementwise
+from weft.ir import attrs as a
+from weft.ir.graph import NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+
+_PERIODIC = {Prim.SIN: "w_mlp_sin({0})", Prim.COS: "w_mlp_cos({0})"}
+_EARLY = 128
+"""Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
+_WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
+
+
+@cache
+def mlp_header() -> str:
+    """Text of weft_cuda_mlp.h."""
+    return Path(__file__).with_name("weft_cuda_mlp.h").read_text(encoding="utf-8")
+
+
+def instruction(dtype: DType, columns: int) -> str:
+    """The function that multiplies 64 rows in registers by a panel's 16 rows; tests bring their own."""
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    kind = dtype.value
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef W_EMULATED
+W_FN void w_wgmma_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
+    " {{{left}}}, %{count + 4}, p, 1, 1, 0; }}"
+    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+#endif
+}}
+#endif
+"""
+
+
+def each(name: str, count: int) -> str:
+    """Head of an unrolled loop."""
+    return f"#pragma unroll\nfor (int {name} = 0; {name} < {count}; ++{name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel; `lines` is the body of its entry."""
+
+    p: Chain
+    s: Shape
+    image: Image
+
+    def lines(self) -> list[str]:
+        """From the weights in memory to the result."""
+        p, s = self.p, self.s
+        owner = "warp >> 2" if s.group else "warp"
+        inside = "(warp & 3) * 16" if s.group else "0"
+        units = -(-p.rows // s.rows)
+        lines = [
+            "W_DYNAMIC(sm);",
+            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
+            f"const int owner = {owner};",
+            f"const {storage(p.graph.type_of(p.x).dtype)}* const x = (const {storage(self._x)}*)in0;",
+            f"{storage(self._out)}* const out = ({storage(self._out)}*)out0;",
+            "(void)q; (void)g;",
+            *self._weights(),
+            "w_wait(); w_release();",
+        ]
+        early = prefetched(p, s)
+        steps = -(-p.layers[0].k // 16)
+        lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
+        if s.stages:
+            turns = -(-units // s.owners)
+            head = f"for (int turn = blockIdx.x; turn < {turns}; turn += gridDim.x) {{"
+            head += f"\nconst int tile = turn * {s.owners} + owner;"
+            row, following = f"tile * {s.rows} + {inside}", f"(turn + (int)gridDim.x) * {s.owners} + owner"
+            begin = f"(int)blockIdx.x * {s.owners} + owner"
+        else:
+            head = f"for (int tile = blockIdx.x + owner * gridDim.x; tile < {units}; tile += gridDim.x * {s.owners}) {{"
+            row, following = f"tile * {s.rows} + {inside}", f"tile + (int)gridDim.x * {s.owners}"
+            begin = "(int)blockIdx.x + owner * (int)gridDim.x"
+        name = f"h{self._first}"
+        if early:
+            lines += [f"u32 ahead[{s.tiles}][{steps}][4];", f"load(({begin}) * {s.rows} + {inside}, ahead);"]
+        lines += ["#pragma unroll 1", head, f"const int row0 = {row};"]
+        if early:
+            copy = f"{name}[m][k][e] = ahead[m][k][e];"
+            lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
+            lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
+        else:
+            lines.append(f"load(row0, {name});")
+        for part in range(1, len(p.layers) + 1):
+            lines += self._layer(part)
+        return [*lines, "}"]
+
+    @property
+    def _x(self) -> DType:
+        return self.p.graph.type_of(self.p.x).dtype
+
+    @property
+    def _out(self) -> DType:
+        return self.p.graph.type_of(self.p.out).dtype
+
+    @property
+    def _first(self) -> NodeId:
+        return self.p.layers[0].left
+
+    def _weights(self) -> list[str]:
+        """The image into shared memory, or the start of the ring of its panels."""
+        image, s = self.image, self.s
+        if not s.stages:
+            lines = [
+                (
+                    f"for (int i = t; i < {image.bytes // 16}; i += {s.threads})"
+                    " w_copy16(w_shared(sm) + 16 * i, (const char*)pk + 16 * i);"
+                ),
+                "w_commit(); w_arrived<0>();",
+            ]
+            return [*lines, *(["w_async_fence();"] if s.group else []), "__syncthreads();"]
+        slot = slot_bytes(image)
+        vectors = image.bytes - image.weight_bytes
+        ring = s.stages * slot
+        panels = self._panels()
+        units = -(-self.p.rows // (s.rows * s.owners))
+        bars = f"w_shared(sm) + {ring + vectors}u"
+        return [
+            f"const u32 full = {bars}, empty = full + {8 * s.stages}u;",
+            (
+                f"for (int i = t; i < {vectors // 16}; i += {s.threads})"
+                f" w_copy16(w_shared(sm) + {ring} + 16 * i, (const char*)pk + {image.weight_bytes} + 16 * i);"
+            ),
+            "w_commit(); w_arrived<0>();",
+            (
+                f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
+                f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
+            ),
+            "__syncthreads();",
+            # of all panels of all turns of this block, the next one to be asked for, and the one that is read
+            f"const u32 total = (({units}u - 1 - blockIdx.x) / gridDim.x + 1) * {len(panels)}u;",
+            "u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
+            "auto ask = [&]() {",
+            "if (asked < total) {",
+            f"const u32 size = {_chosen('at_asked', [size for *_, size in panels])};",
+            "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
+            "w_bar_expect(full + 8 * slot_asked, size);",
+            f"w_bulk(w_shared(sm) + slot_asked * {slot}u, (const char*)pk + place, size, full + 8 * slot_asked);",
+            f"++asked; place += size; if (++at_asked == {len(panels)}) at_asked = place = 0;",
+            f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
+            "}\n};",
+            f"if (t == 0) for (int i = 0; i < {AHEAD}; ++i) ask();",
+        ]
+
+    def _panels(self) -> list[tuple[int, int, int, int]]:
+        """(layer, panel, offset, bytes) in the order of reading."""
+        found = []
+        for at, layer in enumerate(self.p.layers):
+            size = 2 * PANEL * padded(layer.n)
+            found += [(at, i, self.image.layers[at] + i * size, size) for i in range(-(-layer.k // PANEL))]
+        return found
+
+    def _load(self) -> list[str]:
+        """The lambda load(row, to): the left operand of the first product, from x."""
+        p, s = self.p, self.s
+        k, v = p.layers[0].k, self.image.read
+        chunks = padded(k) // 8
+        clamp = f"r < {p.rows} ? r : {p.rows - 1}"
+        lines = [
+            f"auto load = [&](int row, u32 (&to)[{s.tiles}][{chunks // 2}][4]) {{",
+            f"{each('m', s.tiles)}\n{each('half', 2)} {{",
+            f"const int r = row + m * {64 if s.group else 16} + half * 8 + g;",
+            f"const {storage(self._x)}* const from = x + (u64)({clamp}) * {p.width(p.x)};",
+        ]
+        group = max(1, v // 2)
+        size = self._x.itemsize
+        lines.append(f"{each('c', chunks // group)} {{")
+        if p.plain_input and v > 1:
+            guard = f"if (c * 8 + 2 * q < {k}) " if group == 1 and k % 16 else ""
+            start = f"from + c * {8 * group} + q * {2 * group}"
+            lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = *(const {_WORDS[v]}*)({start});")
+            words = ["w"] if v == 2 else [f"w.{f}" for f in "xyzw"[:group]]
+            for i, word in enumerate(words):
+                lines.append(f"to[m][(c * {group} + {i}) / 2][(c * {group} + {i}) % 2 * 2 + half] = {word};")
+            return [*lines, "}\n}\n};"]
+        lines.append(f"float v[{2 * group}];")
+        if v > 1:
+            start = f"from + c * {8 * group} + q * {2 * group}"
+            partial = group == 1 and k % 16 != 0
+            if partial:
+                lines += ["v[0] = v[1] = 0.0f;", f"if (c * 8 + 2 * q < {k}) {{"]
+            per = min(v, 16 // size)
+            for i in range(0, v, per):
+                lines += [f"{{ float part[{per}];", *wide_load("w", self._x, per, f"{start} + {i}", "part")]
+                lines.append(f"{each('e', per)} v[{i} + e] = part[e]; }}")
+            if partial:
+                lines.append("}")
+        else:
+            for e in range(2):
+                place = f"c * 8 + 2 * q + {e}"
+                value = f"w_unpack_{self._x.value}(from[{place}]).x" if size == 2 else f"from[{place}]"
+                lines.append(f"v[{e}] = 0.0f; if ({place} < {k}) v[{e}] = {value};")
+        for i in range(group):
+            lines.append(f"{{ const int j = c * {group} + {i};")
+            lines += self._vector_loads(0)
+            x = [Value(f"v[{2 * i + e}]", self._x) for e in range(2)]
+            text, found = self._expressions(0, {p.x: x}, (self._first,))
+            lines += text
+            ends = [self._masked(found[self._first][e].name, p.layers[0].k, e) for e in range(2)]
+            lines.append(f"to[m][j / 2][j % 2 * 2 + half] = w_narrow2_{p.dtype.value}({ends[0]}, {ends[1]});\n}}")
+        return [*lines, "}\n}\n};"]
+
+    def _masked(self, value: str, width: int, e: int) -> str:
+        """Zero in columns that are none: what multiplies a zero weight must be finite."""
+        if width % 16 == 0:
+            return value
+        return f"(j * 8 + 7 < {width} || j * 8 + 2 * q + {e} < {width} ? {value} : 0.0f)"
+
+    def _vector_loads(self, part: int) -> list[str]:
+        lines = []
+        ring = self.s.stages * slot_bytes(self.image) - self.image.weight_bytes if self.s.stages else 0
+        folded = self._bias(part)
+        for at, node in self.image.vectors:
+            if at != part or folded == node:
+                continue
+            place = self.image.place(part, node) + ring
+            lines.append(f"const float2 b{node} = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4); (void)b{node};")
+        return lines
+
+    def _bias(self, part: int) -> NodeId | None:
+        """A vector that is added to the product alone: the sums begin with it."""
+        sum_ = self._sum(part)
+        if sum_ is None:
+            return None
+        vector = next(o for o in self.p.graph.nodes[sum_].inputs if o in self.p.vectors)
+        readers = [s for s in self.p.steps[part] if vector in self.p.graph.nodes[s].inputs]
+        narrow = self.p.layers[part - 1].n * self.s.tiles <= _EARLY
+        return vector if readers == [sum_] and narrow else None
+
+    def _sum(self, part: int) -> NodeId | None:
+        """The addition of a vector to a product that nothing else reads."""
+        if part == 0:
+            return None
+        p = self.p
+        product = p.layers[part - 1].node
+        readers = [s for steps in p.steps for s in steps if product in map(p.value, p.graph.nodes[s].inputs)]
+        multiplied = any(layer.left == product for layer in p.layers)
+        if len(readers) != 1 or readers[0] not in p.steps[part] or multiplied or p.out == product:
+            return None
+        node = p.graph.nodes[readers[0]]
+        other = [o for o in node.inputs if p.value(o) != product]
+        plain = node.prim is Prim.ADD and len(other) == 1 and other[0] in p.vectors and node.type.dtype.is_float
+        return readers[0] if plain else None
+
+    def _layer(self, part: int) -> list[str]:
+        """One product, and what is behind it."""
+        p, s = self.p, self.s
+        layer = p.layers[part - 1]
+        chunks = padded(layer.n) // 8
+        bias = self._bias(part)
+        lines = [f"float d{part}[{s.tiles}][{4 * chunks}];" if s.group else f"float d{part}[{s.tiles}][{chunks}][4];"]
+        lines += self._begin(part, chunks, bias)
+        lines += self._products(part) if s.group else self._fragments(part)
+        for node in p.kept[part]:
+            lines.append(f"u32 h{node}[{s.tiles}][{chunks // 2}][4];")
+        lines += [f"{each('m', s.tiles)} {{"]
+        lines += self._keep(part, chunks) if p.kept[part] else []
+        lines += self._store(part) if part == len(p.layers) else []
+        return [*lines, "}"]
+
+    def _begin(self, part: int, chunks: int, bias: NodeId | None) -> list[str]:
+        """Sums are the bias, or zero."""
+        ring = self.s.stages * slot_bytes(self.image) - self.image.weight_bytes if self.s.stages else 0
+        value = ["0.0f", "0.0f"]
+        lines = [f"{each('j', chunks)} {{"]
+        if bias is not None:
+            place = self.image.place(part, bias) + ring
+            lines.append(f"const float2 b = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4);")
+            value = ["b.x", "b.y"]
+        elif self.s.group:
+            return []  # the first product overwrites
+        lines.append(f"{each('m', self.s.tiles)} {{")
+        lines += [f"{self._d(part, 'm', 'j', str(e))} = {value[e % 2]};" for e in range(4)]
+        return [*lines, "}\n}"]
+
+    def _d(self, part: int, m: str, j: str, e: str) -> str:
+        return f"d{part}[{m}][4 * {j} + {e}]" if self.s.group else f"d{part}[{m}][{j}][{e}]"
+
+    def _fragments(self, part: int) -> list[str]:
+        """Products of one warp."""
+        p, s = self.p, self.s
+        layer = p.layers[part - 1]
+        pairs = padded(layer.n) // 16
+        kind, left = p.dtype.value, f"h{layer.left}"
+        place = self.image.layers[part - 1]
+        return [
+            f"{each('k', padded(layer.k) // 16)}\n{each('j', pairs)} {{",
+            f"const uint4 w = *(const uint4*)(sm + {place} + ((k * {pairs} + j) * 32 + lane) * 16);",
+            f"{each('m', s.tiles)} {{ w_mma_{kind}(d{part}[m][2 * j], {left}[m][k], w.x, w.y);",
+            f"w_mma_{kind}(d{part}[m][2 * j + 1], {left}[m][k], w.z, w.w); }}",
+            "}",
+        ]
+
+    def _products(self, part: int) -> list[str]:
+        """Products of one warpgroup."""
+        p, s = self.p, self.s
+        layer = p.layers[part - 1]
+        kind = p.dtype.value
+        count = padded(layer.k) // 16
+        add = "1" if self._bias(part) is not None else "k"
+        size = 128 * padded(layer.n)
+        lines: list[str] = []
+        call = f"w_wgmma_{kind}(d{part}[m], h{layer.left}[m][k], w_descriptor({{0}}), {add});"
+        if not s.stages:
+            at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
+            lines += [
+                "w_group_begin();",
+                f"{each('k', count)}\n{each('m', s.tiles)} {call.format(at)}",
+                "w_group_commit(); w_group_wait<0>();",
+            ]
+        else:
+            panels = -(-layer.k // PANEL)
+            slot = slot_bytes(self.image)
+            step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
+            for i in range(panels):
+                first, last = i * 4, min(count, i * 4 + 4)
+                lines += [
+                    "if (t == 0) ask();",
+                    "__syncwarp();",
+                    "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
+                    "{ const u32 w = w_shared(sm) + slot * " + f"{slot}u;",
+                    f"#pragma unroll\nfor (int k = {first}; k < {last}; ++k)\n{each('m', s.tiles)} "
+                    + call.format("w + k % 4 * 32"),
+                    "w_group_commit(); }",
+                ]
+                if i:
+                    lines.append("w_group_wait<1>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
+                lines += [f"{'u32 ' if i == 0 else ''}before = slot;", step]
+            lines.append("w_group_wait<0>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
+            lines = ["{", *lines, "}"]
+        hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
+        return [*lines, hold]
+
+    def _known(self, part: int, m: str) -> dict[NodeId, list[Value]]:
+        """Values at chunk j and row `half` that a part may read: its product, and what earlier parts keep."""
+        p = self.p
+        found = {p.layers[part - 1].node: [Value(self._d(part, m, "j", f"2 * half + {e}"), p.dtype) for e in range(2)]}
+        sum_ = self._sum(part)
+        if sum_ is not None and self._bias(part) is not None:
+            found[sum_] = found[p.layers[part - 1].node]
+        return found
+
+    def _earlier(self, part: int) -> tuple[list[str], dict[NodeId, list[Value]]]:
+        p = self.p
+        read = {p.value(o) for s in p.steps[part] for o in p.graph.nodes[s].inputs}
+        lines: list[str] = []
+        found: dict[NodeId, list[Value]] = {}
+        for at in range(part):
+            for node in p.kept[at]:
+                if node in read:
+                    lines.append(
+                        f"const float2 k{node} = w_unpack_{p.dtype.value}(h{node}[m][j / 2][j % 2 * 2 + half]);"
+                    )
+                    found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
+        return lines, found
+
+    def _keep(self, part: int, chunks: int) -> list[str]:
+        """Kept values, chunk by chunk."""
+        p = self.p
+        earlier, found = self._earlier(part)
+        width = p.layers[part - 1].n
+        lines = [f"{each('j', chunks)} {{", *self._vector_loads(part), f"{each('half', 2)} {{", *earlier]
+        relus = {node: z for node in p.kept[part] if (z := self._relu(part, node)) is not None}
+        wanted = [relus.get(node, node) for node in p.kept[part]]
+        text, values = self._expressions(part, {**self._known(part, "m"), **found}, wanted)
+        lines += text
+        for node, source in zip(p.kept[part], wanted, strict=True):
+            ends = [self._masked(values[source][e].name, width, e) for e in range(2)]
+            name = "relu2" if node in relus else "narrow2"
+            lines.append(f"h{node}[m][j / 2][j % 2 * 2 + half] = w_{name}_{p.dtype.value}({ends[0]}, {ends[1]});")
+        return [*lines, "}\n}"]
+
+    def _relu(self, part: int, node: NodeId) -> NodeId | None:
+        """What a kept value is the positive part of: narrowing does that by the way."""
+        n = self.p.graph.nodes[node]
+        if n.prim is not Prim.MAX or node not in self.p.steps[part]:
+            return None
+        zero = [o for o in n.inputs if self.p.numbers.get(o) == 0.0]
+        other = [self.p.value(o) for o in n.inputs if o not in self.p.numbers]
+        return other[0] if len(zero) == 1 and len(other) == 1 and other[0] not in self.p.vectors else None
+
+    def _store(self, part: int) -> list[str]:
+        """The result, as wide as a lane's columns lie side by side."""
+        p, v = self.p, self.image.written
+        width = p.layers[-1].n
+        group = max(1, v // 2)
+        chunks = -(-width // (8 * group)) * group if v > 2 else -(-width // 8)
+        earlier, found = self._earlier(part)
+        step = 4 if self.s.group else 1
+        dtype = self._out
+        lines = [
+            f"{each('c', chunks // group)} {{ float y[2][{2 * group}];",
+            f"{each('i', group)} {{ const int j = c * {group} + i;",
+            *self._vector_loads(part),
+            f"{each('half', 2)} {{",
+            *earlier,
+        ]
+        text, values = self._expressions(part, {**self._known(part, "m"), **found}, (p.out,))
+        lines += [*text, *(f"y[half][2 * i + {e}] = {values[p.out][e].name};" for e in range(2)), "}\n}"]
+        lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
+        lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = out + (u64)r * {width} + c * {8 * group};")
+        if v > 1:
+            guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
+            names = [f"y[half][{i}]" for i in range(v)]
+            lines += [guard, *wide_store(names, dtype, f"to + q * {v}"), "}"]
+        else:
+            for e in range(2):
+                lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
+        return [*lines, "}\n}\n}"]
+
+    def _expressions(
+        self, part: int, known: Mapping[NodeId, list[Value]], wanted: tuple[NodeId, ...] | list[NodeId]
+    ) -> tuple[list[str], dict[NodeId, list[Value]]]:
+        """Statements for two neighbouring columns, and the values by node."""
+        p = self.p
+        found = dict(known)
+        lines: list[str] = []
+        rough = self._rough_steps(part)
+        need = self._needed(part, set(known), wanted)
+        for node in p.steps[part]:
+            if node in found or node not in need:
+                continue
+            record = p.graph.nodes[node]
+            pair = []
+            for e in range(2):
+                operands = [self._operand(o, e, found) for o in record.inputs]
+                name = f"e{node}_{e}"
+                text = self._text(node, operands, rough=node in rough)
+                lines.append(f"const {c_type(record.type.dtype)} {name} = {text};")
+                pair.append(Value(name, record.type.dtype))
+            found[node] = pair
+        return lines, found
+
+    def _needed(self, part: int, known: set[NodeId], wanted: tuple[NodeId, ...] | list[NodeId]) -> set[NodeId]:
+        p = self.p
+        need: set[NodeId] = set()
+        waiting = list(wanted)
+        own = set(p.steps[part])
+        while waiting:
+            v = waiting.pop()
+            if v in need or v in known or v not in own:
+                continue
+            need.add(v)
+            waiting += [p.value(o) for o in p.graph.nodes[v].inputs]
+        return need
+
+    def _operand(self, node: NodeId, e: int, found: Mapping[NodeId, list[Value]]) -> Value:
+        p = self.p
+        if node in p.numbers:
+            number, dtype = p.numbers[node], p.graph.type_of(node).dtype
+            return Value(literal(bool(number) if dtype is DType.BOOL else number, dtype), dtype, constant=float(number))
+        if node in p.vectors:
+            return Value(f"b{node}.{'xy'[e]}", p.graph.type_of(node).dtype)
+        return found[p.value(node)][e]
+
+    def _text(self, node: NodeId, operands: list[Value], *, rough: bool) -> str:
+        """One primitive; rough ones are exact enough for results of 16 bits."""
+        p = self.p
+        record = p.graph.nodes[node]
+        names = [o.name for o in operands]
+        single = c_type(record.type.dtype) == "w_f32"
+        if single and record.prim in _PERIODIC and self._narrow_end:
+            return _PERIODIC[record.prim].format(*names)
+        if rough and single:
+            if record.prim is Prim.TANH:
+                return f"w_mlp_tanh_{p.dtype.value}({names[0]})"
+            if record.prim is Prim.DIV and self._is_share(record.inputs[1]):
+                return f"w_mlp_share({names[0]}, {names[1]})"
+            if record.prim in FUNCTIONS and operands[-1].constant is None:
+                return FUNCTIONS[record.prim].format(*names)
+        return elementwise(record.prim, operands, record.type.dtype)[0]
+
+    @property
+    def _narrow_end(self) -> bool:
+        return self._out in NARROW
+
+    def _is_share(self, node: NodeId) -> bool:
+        """Whether a value is 1 + an exponential."""
+        p = self.p
+        record = p.graph.nodes[p.value(node)]
+        if record.prim is not Prim.ADD:
+            return False
+        one = any(p.numbers.get(o) == 1.0 for o in record.inputs)
+        return one and any(p.graph.nodes[p.value(o)].prim is Prim.EXP for o in record.inputs)
+
+    def _rough_steps(self, part: int) -> frozenset[NodeId]:
+        """Steps of a part that may use the machine's own functions: all its results have 16 bits, nothing jumps."""
+        p = self.p
+        if part == len(p.layers) and not self._narrow_end:
+            return frozenset()
+        touched: set[NodeId] = set()
+        rough: set[NodeId] = set()
+        for node in p.steps[part]:
+            record = p.graph.nodes[node]
+            into = isinstance(record.attrs, a.CastAttrs) and not record.attrs.dtype.is_float
+            if any(p.value(o) in touched for o in record.inputs):
+                if record.prim in JUMPS or into:
+                    return frozenset()
+                touched.add(node)
+            if record.prim in FUNCTIONS or record.prim is Prim.TANH:
+                rough.add(node)
+                touched.add(node)
+        return frozenset(rough)
+
+
+def _single(value: str, dtype: DType, e: int) -> list[str]:
+    return wide_store([value], dtype, f"to + 2 * q + {e}")
+
+
+def _chosen(index: str, values: list[int]) -> str:
+    """C text of one of a few numbers."""
+    text = f"{values[-1]}u"
+    for i in range(len(values) - 2, -1, -1):
+        if values[i] != values[i + 1]:
+            text = f"{index} <= {i}u ? {values[i]}u : ({text})"
+    return text

@@ -1,0 +1,62 @@
+// What the mlp template needs besides weft_cuda_tensor.h: ReLU while narrowing, activations of 16-bit results, products of
+// warpgroups with the left operand in registers. Includes nothing.
+#ifdef W_EMULATED
+#define w_relu2_f16(a, b) w_narrow2_f16(w_max_f32(a, 0.0f), w_max_f32(b, 0.0f))
+#define w_relu2_bf16(a, b) w_narrow2_bf16(w_max_f32(a, 0.0f), w_max_f32(b, 0.0f))
+#define w_hold(x)
+W_FN w_f32 w_mlp_share(w_f32 a, w_f32 d) { return a / d; }
+W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) { return tanhf(x); }
+W_FN w_f32 w_mlp_reciprocal(w_f32 x) { return 1.0f / x; }
+#else
+W_FN u32 w_relu2_f16(float lo, float hi) {
+  u32 h;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(hi), "f"(lo));
+  return h;
+}
+W_FN u32 w_relu2_bf16(float lo, float hi) {
+  u32 h;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(hi), "f"(lo));
+  return h;
+}
+W_FN void w_hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }  // is not read before this
+W_FN w_f32 w_mlp_reciprocal(w_f32 x) {
+  w_f32 y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// a over a sum of 1 and an exponential: that is no smaller than 1, and where it is infinite the quotient is zero
+W_FN w_f32 w_mlp_share(w_f32 a, w_f32 d) { return a * w_mlp_reciprocal(d); }
+W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) {  // within 2^-11 of the result
+  w_f32 y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+W_FN w_f32 w_mlp_tanh_f16(w_f32 x) {  // within 2^-16 of the result
+  const w_f32 s = x * x, e = w_rough_exp(2.0f * x);
+  const w_f32 near = x * fmaf(s, fmaf(s, 0.13333334f, -0.33333334f), 1.0f);
+  const w_f32 far = 1.0f - 2.0f * w_mlp_reciprocal(e + 1.0f);
+  return fabsf(x) < 0.1f ? near : far;  // NaN stays
+}
+// Sine with the phase reduced by pi in three parts, and an odd polynomial; absolute error 2.1e-7 up to 1e6.
+// Beyond 1e7 neighbouring arguments are a radian apart: the result is a number within [-1, 1].
+W_FN w_f32 w_mlp_sin_of(w_f32 x, w_f32 k, unsigned odd) {
+  w_f32 r = fmaf(k, -3.14159274f, x);
+  r = fmaf(k, 8.74227766e-8f, r);
+  r = r > 1.7f ? 1.7f : r < -1.7f ? -1.7f : r;  // NaN stays
+  const w_f32 s = r * r;
+  w_f32 y = fmaf(s, 2.6083159e-6f, -1.9810691e-4f);
+  y = fmaf(y, s, 8.3330662e-3f);
+  y = fmaf(y, s, -1.6666659e-1f);
+  y = fmaf(y * s, r, r);
+  return __uint_as_float(__float_as_uint(y) ^ odd << 31);
+}
+W_FN w_f32 w_mlp_sin(w_f32 x) {
+  const w_f32 t = fmaf(x, 0.318309886f, 12582912.0f);
+  return w_mlp_sin_of(x, t - 12582912.0f, __float_as_uint(t));
+}
+W_FN w_f32 w_mlp_cos(w_f32 x) {  // sin(x - (k - 1/2) pi), turned for odd k
+  const w_f32 t = fmaf(x, 0.318309886f, 0.5f) + 12582912.0f;
+  const w_f32 k = t - 12582912.0f;
+  return w_mlp_sin_of(x, k - 0.5f, __float_as_uint(t));
+}

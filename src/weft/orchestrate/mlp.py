@@ -1,0 +1,133 @@
+"""Chains of products with constant weights as candidates: small fully connected networks, whole.
+
+A group holds one contraction; a chain over the same rows is an exception like attention, because a kernel keeps a tile
+of rows in registers from the first layer to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.ir.graph import Graph, Mask, NodeId, bits
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.orchestrate.stored import Stored, is_weight, stored_root
+
+WIDEST = 256
+"""Columns of a layer."""
+MAX_INPUTS = 160
+"""Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
+
+
+def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
+    """(members, the one member that is written): the longest chains, with what is elementwise around them."""
+    layers = 0
+    for v in bits(stored.work):
+        if _is_layer(graph, stored, v):
+            layers |= 1 << v
+    covered = 0
+    for last in reversed(list(bits(layers))):
+        if covered >> last & 1:
+            continue
+        members = _chain(graph, stored, layers, last)
+        if (members & layers).bit_count() < 2:
+            continue
+        covered |= members & layers
+        behind, sink = _behind(graph, stored, members, last)
+        for found, end in ((members | behind, sink), (members, last)):
+            if stored.dag.missing(found) or stored.dag.written(found, stored.results) != 1 << end:
+                continue
+            yield found, end
+            break
+
+
+def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
+    """A product with a constant matrix, of few columns and 16 bits."""
+    n = graph.nodes[v]
+    if n.prim is not Prim.MATMUL or n.type.dtype not in (DType.F16, DType.BF16):
+        return False
+    right = graph.type_of(n.inputs[1])
+    k, cols = right.shape[-2:]
+    root = stored_root(graph, n.inputs[1])
+    constant = graph.nodes[root].prim is Prim.CONSTANT or is_weight(graph, root)
+    return constant and right.size == k * cols and max(k, cols) <= WIDEST and not stored.dag.producers[v] >> root & 1
+
+
+def _rows(graph: Graph, layer: NodeId) -> int:
+    t = graph.type_of(layer)
+    return t.size // max(1, t.shape[-1])
+
+
+def _chain(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Mask:
+    """The layer, those before it, and what is elementwise between: as far back as only they read each other."""
+    rows = _rows(graph, last)
+    members = 1 << last
+    while True:
+        grown = 0
+        for v in bits(members):
+            for u in bits(stored.dag.producers[v] & ~members):
+                inner = layers >> u & 1 and _rows(graph, u) == rows
+                plain = CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size % rows == 0
+                alone = not stored.dag.consumers[u] & ~members and not stored.results >> u & 1
+                if (inner or plain) and alone:
+                    grown |= 1 << u
+        if not grown:
+            return _one_input(graph, stored, layers, members)
+        members |= grown
+
+
+def _one_input(graph: Graph, stored: Stored, layers: Mask, members: Mask) -> Mask:
+    """Without what stands in front of the first layer where that has several inputs, or does not end in one value."""
+
+    def reads(found: Mask) -> Mask:
+        inputs = stored.inputs_of(found)
+        for i in bits(inputs):
+            if graph.nodes[i].prim is Prim.CONSTANT:
+                inputs &= ~(1 << i)
+        return inputs
+
+    front = 0
+    for v in bits(members & ~layers):
+        if not _depends_on(stored, members, layers, v):
+            front |= 1 << v
+    for found in (members, members & ~front):
+        if reads(found).bit_count() == 1:
+            return found
+    return 0
+
+
+def _depends_on(stored: Stored, members: Mask, layers: Mask, start: NodeId) -> bool:
+    """Whether a member reads, at any distance, a layer among the members."""
+    seen = frontier = 1 << start
+    while frontier:
+        grown = 0
+        for v in bits(frontier):
+            grown |= stored.dag.producers[v]
+        frontier = grown & members & ~seen
+        if frontier & layers:
+            return True
+        seen |= frontier
+    return False
+
+
+def _behind(graph: Graph, stored: Stored, members: Mask, last: NodeId) -> tuple[Mask, NodeId]:
+    """Elementwise values behind a chain that read nothing else but constants, as far as they end in one value."""
+    size = graph.type_of(last).size
+    found, best, sink = members, 0, last
+    while True:
+        grown = 0
+        for v in bits(found):
+            if stored.results >> v & 1:
+                return best, sink
+            for u in bits(stored.dag.consumers[v] & ~found):
+                rest = stored.reads[u] & ~found
+                constant = all(graph.nodes[r].prim is Prim.CONSTANT for r in bits(rest))
+                plain = CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size == size
+                if constant and plain:
+                    grown |= 1 << u
+        if not grown:
+            return best, sink
+        found |= grown
+        ends = stored.dag.written(found, stored.results)
+        if ends.bit_count() == 1:
+            best, sink = found & ~members, next(bits(ends))

@@ -1,0 +1,179 @@
+"""Fully connected networks in one kernel: near float64 in the emulation; texts compile; what is declined, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal
+from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.generate.cuda.test_templates import A100, H200, compiled_well
+
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.mlp_image import Image
+from weft.generate.cuda.templates.mlp_match import Chain, chain
+from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
+from weft.ir.types import TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
+
+WARP = Shape(False, 1, 1, 0, 1, 2)
+PAIRS = Shape(False, 2, 2, 0, 1, 1)
+GROUP = Shape(True, 1, 4, 0, 1, 2)
+RING = Shape(True, 1, 8, 6, 1, 1)
+
+CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
+    "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP)),
+    "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
+    "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP)),
+    "one wide": (Net(150, (1, 1, 16, 2), "silu"), (WARP,)),
+    "f32 in and out": (Net(35, (32, 16, 32), "gelu", given=F32), (WARP, GROUP)),
+    "f32, odd": (Net(18, (5, 16, 3), "tanh", given=F32), (WARP,)),
+    "residual": (Net(70, (32, 32, 32, 32), "tanh", residual=True), (PAIRS, GROUP)),
+    "no bias": (Net(17, (16, 32, 8), bias=False, turned=True), (WARP, GROUP)),
+    "each its own": (Net(16, (16, 24, 24, 24, 24), ("sin", "cos", "sigmoid", "user"), dtype=BF16), (WARP,)),
+    "infinite where there is nothing": (Net(16, (16, 20, 12, 16), "reciprocal"), (WARP, GROUP)),
+    "batch": (Net(24, (8, 16, 40), "gelu tanh", batch=3, last=False), (WARP,)),
+    "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING)),
+    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
+}
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, tuple[Problem, list[CudaSource]]]:
+    found = {}
+    for name, (net, shapes) in CASES.items():
+        problem = mlp(net)
+        made = [templates.emit(problem, s.schedule()) for s in shapes]
+        assert all(isinstance(s, CudaSource) for s in made), (name, made)
+        found[name] = problem, [s for s in made if isinstance(s, CudaSource)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
+    return Emulated([s for _, made in sources.values() for s in made])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated):
+    problem, made = sources[name]
+    inputs = normal(problem)
+    exact = evaluate(problem.graph, inputs, precise=True)[0]
+    own = np.asarray(evaluate(problem.graph, inputs)[0], dtype=np.float64)
+    assert np.isfinite(exact).all()
+    eager = float(np.sqrt(np.mean((own - exact) ** 2)))
+    size = float(np.sqrt(np.mean(exact**2)))
+    unit = 2.0**-8 if CASES[name][0].dtype is BF16 else 2.0**-11
+    for source in made:
+        got = np.asarray(run(kernels, problem, source, inputs)[0], dtype=np.float64)
+        error = float(np.sqrt(np.mean((got - exact) ** 2)))
+        assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)
+
+
+def test_nan_and_infinity_stay_in_their_rows(sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated):
+    problem, made = sources["vectors of 8"]
+    inputs = normal(problem)
+    inputs[0][5, 3], inputs[0][64, 0] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        exact = evaluate(problem.graph, inputs, precise=True)[0]
+    for source in made:
+        got = run(kernels, problem, source, inputs)[0]
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+        assert np.isfinite(np.delete(got, (5, 64), 0)).all()
+
+
+def test_schedules_are_few_and_fit():
+    for widths in ((64,) * 5, (3, *(128,) * 4, 1), (256,) * 9, (16,) * 20):
+        problem = mlp(Net(1 << 18, widths, dtype=BF16))
+        p = chain(problem)
+        assert isinstance(p, Chain)
+        for facts in (H200, A100):
+            found = templates.schedules(problem, facts)
+            if isinstance(found, Declined):
+                assert facts is A100 and "do not fit" in found.reason and max(widths) == 256
+                continue
+            assert 1 <= len(found) <= 4
+            for schedule in found:
+                shape = Shape.of(schedule)
+                assert facts.capability == 90 or not shape.group
+                assert shared_bytes(Image.of(p, group=shape.group), shape) <= facts.shared_per_block
+
+
+def test_all_weights_are_replaced():
+    problem = mlp(Net(64, (32, 32, 32)))
+    source = templates.emit(problem, WARP.schedule())
+    assert isinstance(source, CudaSource)
+    assert source.replaces_weights == (1, 2, 3, 4)
+    assert [p.index for p in source.launches[0].arguments if getattr(p, "kind", "") == "in"] == [0]
+
+
+def _branches() -> Problem:
+    """The two products of a gate: both are read, the sum is no chain with one result unless it ends in one."""
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (32, 16)))
+    one, two = (b.add(Prim.MATMUL, x, b.input(TensorType(F16, (16, 32)), is_weight=True)) for _ in range(2))
+    graph = b.build([one, two])
+    return Problem(graph, str(graph), (Format.ROW,) * 3, (Format.ROW,) * 2)
+
+
+def _computed() -> Problem:
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (32, 16)))
+    w = b.input(TensorType(F16, (16, 16)))
+    graph = b.build([b.add(Prim.MATMUL, b.add(Prim.MATMUL, x, w), w)])
+    return Problem(graph, str(graph), (Format.ROW,) * 2, (Format.ROW,))
+
+
+@pytest.mark.parametrize(
+    ("problem", "part"),
+    [
+        (mlp(Net(32, (16, 32, 16), dtype=F32)), "products in f32"),
+        (mlp(Net(32, (16, 257, 16))), "257 columns"),
+        (mlp(Net(32, (16, 32))), "fewer than two"),
+        (_branches(), "several results"),
+        (_computed(), "weights are computed"),
+    ],
+)
+def test_what_is_declined_says_why(problem: Problem, part: str):
+    refused = chain(problem)
+    assert isinstance(refused, Declined)
+    assert part in refused.reason
+
+
+def test_two_branches_that_meet_are_one_kernel():
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (32, 16)))
+    one, two = (b.add(Prim.MATMUL, x, b.input(TensorType(F16, (16, 32)), is_weight=True)) for _ in range(2))
+    graph = b.build([b.apply(Prim.MUL, one, ACTIVATIONS["silu"](b, two))])
+    problem = Problem(graph, str(graph), (Format.ROW,) * 3, (Format.ROW,))
+    source = templates.emit(problem, WARP.schedule())
+    assert isinstance(source, CudaSource), source
+    inputs = normal(problem)
+    exact = evaluate(graph, inputs, precise=True)[0]
+    got = run(Emulated([source]), problem, source, inputs)[0]
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=4e-3, atol=2e-3)
+
+
+def test_a_sample_compiles_without_spills():
+    problem = mlp(Net(1 << 18, (64,) * 4, "silu", dtype=BF16))
+    for arch, facts in (("sm_90a", H200), ("sm_80", A100)):
+        found = templates.schedules(problem, facts)
+        assert not isinstance(found, Declined), found.reason
+        compiled_well([s for x in found[:1] if isinstance(s := templates.emit(problem, x), CudaSource)], arch, facts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128, 192, 256])
+def test_schedules_compile_without_spills(width: int):
+    for act in ("relu", "gelu"):
+        problem = mlp(Net(1 << 18, (width,) * 5, act, dtype=BF16))
+        for arch, facts in (("sm_90a", H200), ("sm_80", A100)):
+            found = templates.schedules(problem, facts)
+            if not isinstance(found, Declined):
+                made = [s for x in found if isinstance(s := templates.emit(problem, x), CudaSource)]
+                compiled_well(made, arch, facts)
