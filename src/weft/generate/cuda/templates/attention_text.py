@@ -49,10 +49,21 @@ class Kernel:
         self.resident = self.tensor and p.qk <= IN_REGISTERS
         self.steps = padded(p.qk) // 16
         self.columns = padded(p.head) // 8
-        # Scores times `factor` are exponents of two. In 16 bits that is part of the exponential's one multiply-add; in
-        # f32, where its rounding would show, scores are scaled before and differences are exact.
+        # scores in registers times this are exponents of two
         self.factor = literal(float(np.float32(math.log2(math.e) * (p.scale or 1.0))), DType.F32)
-        self.base2 = self.factor if self.tensor else "1.0f"
+        # One multiply-add per weight is enough where scores stay below 2^17, as products of f16 do: above, the rounding
+        # of the maximum times the factor would show.
+        self.fast = p.dtype is DType.F16 and p.scale > 0
+
+    def _base(self, top: str) -> str:
+        """What `_weight` subtracts; a row of -inf alone keeps zeros."""
+        return f"{top} == -__builtin_inff() ? 0.0f : {top}{f' * {self.factor}' if self.fast else ''}"
+
+    def _weight(self, score: str) -> str:
+        """exp(score - maximum), where `base` is made of the maximum."""
+        if self.fast:
+            return f"w_exp2(fmaf({score}, {self.factor}, -base))"
+        return f"w_exp2(({score} - base) * {self.factor})"
 
     def lines(self) -> list[str]:
         """The body of the kernel."""
@@ -206,7 +217,7 @@ class Kernel:
         """The expression over the products; -inf for keys that do not exist."""
         p, s = self.p, self.s
         ragged = p.keys % s.bn != 0
-        if p.scale and not ragged and self.tensor:
+        if p.scale and not ragged:
             return []
         return [
             f"{each('j', s.nb // 8)}\n{each('e', 4)} {{",
@@ -214,7 +225,6 @@ class Kernel:
             f"const int n = at < {p.keys} ? at : {p.keys - 1}; (void)n;" if not p.scale else "",
             f"{each('a', s.mi)} {{",
             *([] if p.scale else self._score()),
-            "" if self.tensor else f"s[a][j][e] *= {self.factor};",
             f"if (at >= {p.keys}) s[a][j][e] = -__builtin_inff();" if ragged else "",
             "}\n}",
         ]
@@ -247,11 +257,11 @@ class Kernel:
         ]
         if self.count > 1:
             lines.append("x = w_max_f32(x, top[a][h]);")
-        lines.append(f"const float base = x == -__builtin_inff() ? 0.0f : x * {self.base2};")
+        lines.append(f"const float base = {self._base('x')};")
         if self.count > 1:
             lines += [
                 "if (!(x == top[a][h])) {  // rare after the first tiles",
-                f"const float old = w_exp2(fmaf(top[a][h], {self.base2}, -base));",
+                f"const float old = {self._weight('top[a][h]')};",
                 "total[a][h] *= old;",
                 f"{each('j', self.columns)} {{ o[a][j][2 * h] *= old; o[a][j][2 * h + 1] *= old; }}",
                 "}",
@@ -260,7 +270,7 @@ class Kernel:
             *lines,
             "top[a][h] = x;",
             f"{each('j', s.nb // 8)}\n{each('e', 2)} {{",
-            f"s[a][j][2 * h + e] = w_exp2(fmaf(s[a][j][2 * h + e], {self.base2}, -base));",
+            f"s[a][j][2 * h + e] = {self._weight('s[a][j][2 * h + e]')};",
             "total[a][h] += s[a][j][2 * h + e];",
             "}\n}",
         ]
@@ -321,11 +331,11 @@ class Kernel:
             joined = [
                 "float top = tops[r];",
                 f"{each('y', s.wk)} top = w_max_f32(top, tops[y * {s.bm} + r]);",
-                f"const float base = top == -__builtin_inff() ? 0.0f : top * {self.base2};",
+                f"const float base = {self._base('top')};",
                 "all = 0.0f;",
                 f"{each('e', width)} v[e] = 0.0f;",
                 f"{each('y', s.wk)} {{",
-                f"const float f = w_exp2(fmaf(tops[y * {s.bm} + r], {self.base2}, -base));",
+                f"const float f = {self._weight(f'tops[y * {s.bm} + r]')};",
                 f"all = fmaf(totals[y * {s.bm} + r], f, all);",
                 f"{each('e', width)} v[e] = fmaf({part}, f, v[e]);",
                 "}",
