@@ -39,6 +39,10 @@ CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "infinite where there is nothing": (Net(16, (16, 20, 12, 16), "reciprocal"), (WARP, GROUP)),
     "batch": (Net(24, (8, 16, 40), "gelu tanh", batch=3, last=False), (WARP,)),
     "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING)),
+    "layers alike": (Net(30, (16, *(24,) * 6, 16), "silu", residual=True), (WARP, GROUP)),
+    "layers alike but one": (Net(30, (24,) * 9, ("relu",) * 4 + ("tanh",) + ("relu",) * 3), (WARP,)),
+    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING,)),
+    "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
 }
 
@@ -85,6 +89,13 @@ def test_nan_and_infinity_stay_in_their_rows(sources: dict[str, tuple[Problem, l
         got = run(kernels, problem, source, inputs)[0]
         np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
         assert np.isfinite(np.delete(got, (5, 64), 0)).all()
+
+
+def test_layers_alike_are_a_loop():
+    many, few = (templates.emit(mlp(Net(64, (32,) * n)), GROUP.schedule()) for n in (21, 6))
+    assert isinstance(many, CudaSource) and isinstance(few, CudaSource)
+    at = [s.text.index(f"{s.entry}(const void") for s in (many, few)]
+    assert len(many.text) - at[0] < 1.2 * (len(few.text) - at[1])
 
 
 def test_schedules_are_few_and_fit():

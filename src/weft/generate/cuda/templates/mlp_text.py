@@ -13,8 +13,9 @@ from pathlib import Path
 
 from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
-from weft.generate.cuda.templates.mlp_image import PANEL, Image, padded
+from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes, padded
 from weft.generate.cuda.templates.mlp_match import Chain
+from weft.generate.cuda.templates.mlp_runs import runs
 from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -108,9 +109,27 @@ class Kernel:
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
         else:
             lines.append(f"load(row0, {name});")
-        for part in range(1, len(p.layers) + 1):
-            lines += self._layer(part)
+        alike = dict(runs(p))
+        part = 1
+        while part <= len(p.layers):
+            if part in alike:
+                head = f"#pragma unroll 1\nfor (int l = 0; l < {alike[part]}; ++l) {{"
+                lines += [head, *self._layer(part), "}"]
+            else:
+                lines += self._layer(part)
+            part += alike.get(part, 1)
         return [*lines, "}"]
+
+    def _turn(self, part: int, step: int) -> str:
+        """What is added to a place for the layers of a loop."""
+        return f" + l * {step}" if part in dict(runs(self.p)) else ""
+
+    def _name(self, node: NodeId) -> str:
+        """The array of a kept value: layers of a loop leave theirs where they read the last one's."""
+        for first, count in runs(self.p):
+            if any(node in self.p.kept[part] for part in range(first, first + count)):
+                return self._name(self.p.layers[first - 1].left)
+        return f"h{node}"
 
     @property
     def _x(self) -> DType:
@@ -240,9 +259,13 @@ class Kernel:
         for at, node in self.image.vectors:
             if at != part or folded == node:
                 continue
-            place = self.image.place(part, node) + ring
+            place = f"{self.image.place(part, node) + ring}{self._vector_turn(part)}"
             lines.append(f"const float2 b{node} = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4); (void)b{node};")
         return lines
+
+    def _vector_turn(self, part: int) -> str:
+        own = [node for at, node in self.image.vectors if at == part]
+        return self._turn(part, sum(4 * padded(self.p.graph.type_of(v).size // self.p.rows) for v in own))
 
     def _bias(self, part: int) -> NodeId | None:
         """A vector that is added to the product alone: the sums begin with it."""
@@ -279,7 +302,8 @@ class Kernel:
         lines += self._begin(part, chunks, bias)
         lines += self._products(part) if s.group else self._fragments(part)
         for node in p.kept[part]:
-            lines.append(f"u32 h{node}[{s.tiles}][{chunks // 2}][4];")
+            if self._name(node) == f"h{node}":
+                lines.append(f"u32 h{node}[{s.tiles}][{chunks // 2}][4];")
         lines += [f"{each('m', s.tiles)} {{"]
         lines += self._keep(part, chunks) if p.kept[part] else []
         lines += self._store(part) if part == len(p.layers) else []
@@ -291,7 +315,7 @@ class Kernel:
         value = ["0.0f", "0.0f"]
         lines = [f"{each('j', chunks)} {{"]
         if bias is not None:
-            place = self.image.place(part, bias) + ring
+            place = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)}"
             lines.append(f"const float2 b = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4);")
             value = ["b.x", "b.y"]
         elif self.s.group:
@@ -308,8 +332,9 @@ class Kernel:
         p, s = self.p, self.s
         layer = p.layers[part - 1]
         pairs = padded(layer.n) // 16
-        kind, left = p.dtype.value, f"h{layer.left}"
-        place = self.image.layers[part - 1]
+        kind, left = p.dtype.value, self._name(layer.left)
+        size = layer_bytes(layer, group=False)
+        place = f"{self.image.layers[part - 1]}{self._turn(part, size)}"
         return [
             f"{each('k', padded(layer.k) // 16)}\n{each('j', pairs)} {{",
             f"const uint4 w = *(const uint4*)(sm + {place} + ((k * {pairs} + j) * 32 + lane) * 16);",
@@ -327,9 +352,10 @@ class Kernel:
         add = "1" if self._bias(part) is not None else "k"
         size = 128 * padded(layer.n)
         lines: list[str] = []
-        call = f"w_wgmma_{kind}(d{part}[m], h{layer.left}[m][k], w_descriptor({{0}}), {add});"
+        call = f"w_wgmma_{kind}(d{part}[m], {self._name(layer.left)}[m][k], w_descriptor({{0}}), {add});"
         if not s.stages:
-            at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
+            turn = self._turn(part, layer_bytes(layer, group=True))
+            at = f"w_shared(sm) + {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
             lines += [
                 "w_group_begin();",
                 f"{each('k', count)}\n{each('m', s.tiles)} {call.format(at)}",
@@ -375,9 +401,8 @@ class Kernel:
         for at in range(part):
             for node in p.kept[at]:
                 if node in read:
-                    lines.append(
-                        f"const float2 k{node} = w_unpack_{p.dtype.value}(h{node}[m][j / 2][j % 2 * 2 + half]);"
-                    )
+                    word = f"{self._name(node)}[m][j / 2][j % 2 * 2 + half]"
+                    lines.append(f"const float2 k{node} = w_unpack_{p.dtype.value}({word});")
                     found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
         return lines, found
 
@@ -394,7 +419,9 @@ class Kernel:
         for node, source in zip(p.kept[part], wanted, strict=True):
             ends = [self._masked(values[source][e].name, width, e) for e in range(2)]
             name = "relu2" if node in relus else "narrow2"
-            lines.append(f"h{node}[m][j / 2][j % 2 * 2 + half] = w_{name}_{p.dtype.value}({ends[0]}, {ends[1]});")
+            lines.append(
+                f"{self._name(node)}[m][j / 2][j % 2 * 2 + half] = w_{name}_{p.dtype.value}({ends[0]}, {ends[1]});"
+            )
         return [*lines, "}\n}"]
 
     def _relu(self, part: int, node: NodeId) -> NodeId | None:

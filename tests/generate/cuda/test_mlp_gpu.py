@@ -1,0 +1,122 @@
+"""Fully connected networks on a real GPU: every schedule of many of them against float64; a module in one kernel."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal
+from tests.generate.cuda.test_mlp import CASES
+from tests.generate.cuda.test_templates_gpu import gpu  # noqa: F401 - a fixture
+
+import weft
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob
+from weft.generate.cuda import templates
+from weft.ir.declined import Declined
+from weft.ir.reference import evaluate
+from weft.kernels.source import CudaSource
+
+pytestmark = pytest.mark.gpu
+
+SECONDS = 100.0
+"""Nets that are not begun by then are skipped."""
+_ACTS = ("relu", "silu", "gelu", "gelu tanh", "tanh", "sin", "sigmoid")
+
+NETS: dict[str, Net] = {
+    **{name: net for name, (net, _) in CASES.items()},
+    **{
+        f"width {w}, {act}, {d.value}": Net(rows, (w,) * (depth + 1), act, d)
+        for w, depth, rows, act, d in (
+            (1, 2, 127, "relu", F16), (3, 3, 1, "silu", BF16), (8, 4, 15, "tanh", F16), (16, 8, 1000, "relu", BF16),
+            (17, 3, 63, "gelu", F16), (32, 8, 65, "sin", BF16), (48, 4, 8447, "gelu tanh", BF16),
+            (64, 8, 8449, "relu", BF16), (64, 4, 16, "silu", F16), (96, 4, 129, "sigmoid", F16),
+            (100, 3, 4097, "relu", BF16), (128, 8, 5000, "gelu", BF16), (128, 4, 5001, "silu", F16),
+            (160, 3, 777, "tanh", BF16), (192, 6, 4100, "relu", F16), (200, 4, 300, "silu", BF16),
+            (256, 4, 4099, "relu", BF16), (256, 8, 20_001, "relu", F16), (256, 3, 64, "gelu", F16),
+        )
+    },
+    "many rows": Net(200_001, (64,) * 5, "relu", BF16),
+    "radiance field": Net(65_537, (63, *(128,) * 7, 4), "relu", F16, last=False),
+    "ragged": Net(3001, (5, 40, 72, 24, 136, 3), "gelu", BF16, last=False),
+    "f32 outside": Net(2049, (64, 64, 64, 64), "tanh", F16, given=F32),
+    "residual, wide": Net(5003, (256,) * 5, "relu", BF16, residual=True),
+    "residual, deep": Net(5003, (64,) * 9, "silu", F16, residual=True),
+    "no bias": Net(4096, (64,) * 5, "relu", F16, bias=False, turned=True),
+    "deep": Net(3000, (32,) * 33, _ACTS[0], F16),
+    "each its own": Net(999, (48,) * 8, _ACTS, BF16),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled(gpu):  # noqa: F811
+    """All sources by net; compiled at once, so that the tests find them in the cache of the compiler."""
+    machine, facts = gpu
+    found: dict[str, list[CudaSource]] = {}
+    for name, net in NETS.items():
+        problem = mlp(net)
+        schedules = templates.schedules(problem, facts)
+        assert not isinstance(schedules, Declined), (name, schedules.reason)
+        made = [templates.emit(problem, s) for s in schedules]
+        found[name] = [s for s in made if isinstance(s, CudaSource)]
+        assert len(found[name]) == len(schedules)
+    everything = [s for made in found.values() for s in made]
+    results = machine.nvrtc.compile_many([CompileJob(s.text, machine.arch, s.flags) for s in everything])
+    by_text = {s.sha256: r for s, r in zip(everything, results, strict=True)}
+    return found, by_text, time.monotonic()
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_every_schedule(name: str, gpu, compiled):  # noqa: F811
+    machine, _ = gpu
+    sources, _, started = compiled
+    if time.monotonic() - started > SECONDS:
+        pytest.skip(f"{SECONDS} s are over")
+    problem = mlp(NETS[name])
+    inputs = normal(problem)
+    exact, own = _exact(problem, inputs)
+    size = float(np.sqrt(np.mean(exact**2)))
+    eager = float(np.sqrt(np.mean((own - exact) ** 2)))
+    unit = 2.0**-8 if NETS[name].dtype is BF16 else 2.0**-11
+    for source in sources[name]:
+        got = np.asarray(machine.run(problem, source, inputs, 2)[0], dtype=np.float64)
+        error = float(np.sqrt(np.mean((got - exact) ** 2)))
+        assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)
+
+
+def _exact(problem, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The result in float64, and as the graph's own types give it."""
+    exact = np.asarray(evaluate(problem.graph, inputs, precise=True)[0], dtype=np.float64)
+    return exact, np.asarray(evaluate(problem.graph, inputs)[0], dtype=np.float64)
+
+
+def test_kernels_do_not_spill(compiled):
+    sources, by_text, _ = compiled
+    spilled = {}
+    for name, made in sources.items():
+        for source in made:
+            result = by_text[source.sha256]
+            assert isinstance(result, CompiledCubin), (name, str(source.schedule), result)
+            own = result.of(source.launches[0].entry)
+            if own.spill_stores or result.warnings:
+                spilled[name, str(source.schedule)] = own.spill_stores, result.warnings[:1]
+    assert not spilled, spilled
+
+
+def test_a_module_becomes_one_kernel(tmp_path):
+    torch.manual_seed(0)
+    layers = [m for _ in range(5) for m in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    net = torch.nn.Sequential(*layers).half().cuda().eval()
+    x = torch.randn(1 << 18, 64, device="cuda", dtype=torch.float16)
+    options = weft.Options(device="cuda", budget_s=8.0, cache_dir=tmp_path)
+    fused = weft.compile(net, (x,), options=options)
+    with torch.no_grad():
+        got = fused(x)
+        assert isinstance(got, torch.Tensor)
+        eager, exact = net(x).double(), net.double()(x.double())
+    error, own = (((y - exact).norm() / exact.norm()).item() for y in (got.double(), eager))
+    assert error <= 1.2 * own
+    steps = fused.executable.plan.steps
+    assert len(steps) == 1, [str(s.kernel.schedule) for s in steps]
+    assert steps[0].kernel.schedule.param("template") == "mlp"
