@@ -12,8 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import SFU_PER_CLOCK
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, padded
 from weft.generate.cuda.templates.mlp_match import Chain, last_use
+from weft.ir.prims import Prim
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import Schedule
 
@@ -24,6 +26,10 @@ _LATENCY = (60.0, 40.0)
 """Cycles from the last product of a layer to the first of the next one: fixed, and per 16 columns."""
 _MOST_AHEAD = 184
 """Registers of a thread up to which the next tile of x is asked for early."""
+_NEAR = 1.7
+"""Shapes that are modelled slower than so many times the best are not measured."""
+_SPECIAL = {Prim.TANH: 2.0, Prim.ERF: 2.0}
+"""Special-function operations of one transcendental step where it is not one."""
 _MOST_HELD = 236
 """Shapes that need more would spill."""
 AHEAD = 3
@@ -117,15 +123,23 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
             continue
         if registers(p, shape) > _MOST_HELD or registers(p, shape) * shape.threads > facts.registers_per_sm:
             continue
-        at_once = resident(image, shape, facts)
+        wanted = -(-p.rows // (shape.rows * shape.owners * facts.sms))
+        at_once = min(wanted, resident(image, shape, facts))
         shape = replace(shape, resident=at_once, blocks=at_once * facts.sms)
         found.append((cycles(image, shape, facts), len(found), shape))
+    found.sort()
+    near = [s for c, _, s in found if c <= _NEAR * found[0][0]]
     best: list[Shape] = []
     for group in (True, False):
-        ranked = [s for _, _, s in sorted(found) if s.group is group]
-        best += ranked[: MOST // 2]
-    order = {s: (c, i) for c, i, s in found}
-    return sorted(best, key=lambda s: order[s])
+        ranked = [s for s in near if s.group is group]
+        other = [s for s in ranked[1:] if _at_once(s) != _at_once(ranked[0])]
+        best += [*ranked[:1], *other, *ranked[1:]][: MOST // 2]
+    return [s for s in near if s in best]
+
+
+def _at_once(shape: Shape) -> tuple[int, int]:
+    """What shapes differ in that are worth measuring both."""
+    return shape.tiles, shape.owners * shape.resident
 
 
 def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
@@ -168,13 +182,14 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]
         plain = sum(x not in TRANSCENDENTAL for x in steps)
         arithmetic += shape.rows * n * (1.0 + plain) / 128
-        special += shape.rows * n * 2 * (len(steps) - plain) / 16
+        special += shape.rows * n * sum(_SPECIAL.get(x, 1.0) for x in steps if x in TRANSCENDENTAL) / SFU_PER_CLOCK
         latency += _LATENCY[0] + _LATENCY[1] * n / 16
     matrix /= 1.0 if shape.group else _WARP_RATE
     width = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
     memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
     throughput = max(matrix, reads, arithmetic, special) + 0.25 * min(matrix, arithmetic)
-    alone = matrix + latency + arithmetic + special
+    quarters = 1 if shape.group else 4  # of the multiprocessor, of which a warp has one
+    alone = quarters * (matrix + arithmetic + special) + latency
     weights = min(image.bytes, facts.shared_per_block) / 32 + 1500
     streamed = 0.0
     if shape.stages:
