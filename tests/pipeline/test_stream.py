@@ -17,7 +17,7 @@ from weft.kernels.source import LibraryCall
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
-from weft.pipeline.stream import FIRST_PRICE, LATE_PRICE, Learning, stream
+from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, stream
 
 FACTS = profile("h200")
 
@@ -111,7 +111,7 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
     known = Learning()
     product = next(e for e in entries if e.sort == "product" and e.estimate_us > e.bound_us)
     others = [e for e in entries if e.sort == "product" and e.family != product.family]
-    assert known.price(product) == pytest.approx(FIRST_PRICE * product.estimate_us)
+    assert known.price(product) == pytest.approx(PRICES[0] * product.estimate_us)
     machine = Gpu(posed[1])
     for entry in others:
         list(machine.measured(entry))
@@ -121,7 +121,7 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
         )
         known.take(entry)
     price = known.price(product) / product.estimate_us
-    assert FIRST_PRICE < price < 3.0 * FIRST_PRICE
-    assert price > math.sqrt(3.0) * FIRST_PRICE or len(others) < 4
-    known.weight = LATE_PRICE / FIRST_PRICE
-    assert known.price(product) == pytest.approx(LATE_PRICE / FIRST_PRICE * price * product.estimate_us)
+    assert PRICES[0] < price < 3.0 * PRICES[0]
+    assert price > math.sqrt(3.0) * PRICES[0] or len(others) < 4
+    known.weight = LATE_PRICE
+    assert known.price(product) == pytest.approx(LATE_PRICE / PRICES[0] * price * product.estimate_us)

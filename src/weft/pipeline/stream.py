@@ -6,8 +6,8 @@
     until nothing is left to ask, or the budget is spent
 
 Predictions are the model's estimates times what problems of the same family, or else of the same sort, were off by so
-far, and are weighed by how much of the budget is left: unbiased at first, so that one whole plan is measured soon;
-optimistic then, so that other plans get their chance; pessimistic at the end, so that no plan hangs on a guess.
+far. They are taken almost as they are, so that one whole plan is measured soon; then optimistically, so that other
+plans get their chance; at the end of the budget pessimistically first, so that no plan hangs on a guess.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ BATCH = 24
 """Problems that are built at a time."""
 GAP, SOLVER_S = 0.015, 2.0
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
-NEW, LATE = 0.15, 0.8
-"""Shares of the budget before and after which prices are unbiased and pessimistic."""
-FIRST_PRICE, PRICE, LATE_PRICE = 1.0, 0.85, 1.4
+PRICES = (0.95, 0.85, 0.75)
+"""Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
+LATE, LATE_PRICE = 0.8, 1.4
+"""Share of the budget after which the plan is first made with this factor."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Learning(Known):
 
     observed: dict[str, dict[str, float]] = field(default_factory=dict)
     """Family or sort -> problem -> log(measured / estimated)."""
-    weight: float = FIRST_PRICE
+    weight: float = PRICES[0]
     """Factor on predictions."""
     means: dict[str, float] = field(default_factory=dict)
     """Per family and sort the predicted logarithm; emptied when something is learned."""
@@ -163,6 +164,8 @@ class Asking:
         self._flying: dict[str, Entry] = {}
         self._asked: set[tuple[str, bool]] = set()
         self._queue: list[_Wish] = []
+        self._prices: tuple[float, ...] = PRICES
+        self._level = 0
         self._plan_us = 0.0
         self._last: list[_Place] = []
         """The last plan."""
@@ -182,11 +185,18 @@ class Asking:
             if len(wishes) < self._batch and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
-            if not wishes:
-                if self._stale:
-                    continue
+            if not wishes and not self._stale and not self._dare():
                 return
-            yield self._take(wishes[: self._batch])
+            if wishes:
+                yield self._take(wishes[: self._batch])
+
+    def _dare(self) -> bool:
+        """Go on with more optimistic prices, if there are any."""
+        if self._level + 1 >= len(self._prices):
+            return False
+        self._level += 1
+        self._stale = True
+        return True
 
     def settle(self, *, drained: bool = False) -> None:
         """Learn of the problems that were measured since; of all that were given out if nothing comes any more."""
@@ -212,8 +222,9 @@ class Asking:
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        share = self._spent()
-        self.known.weight = FIRST_PRICE if share < NEW else PRICE if share < LATE else LATE_PRICE
+        if len(self._prices) == len(PRICES) and self._spent() >= LATE:
+            self._prices, self._level = (LATE_PRICE, *PRICES), 0
+        self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = False
         again = {place(p): i for i, p in enumerate(offers)} if self._last else {}
