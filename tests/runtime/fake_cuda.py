@@ -116,7 +116,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     cuda = torch.cuda
     monkeypatch.setattr(cuda, "is_available", lambda: True)  # `plain_math` sets the policy of the process
     # torch's own test harness, where another test loaded it, forbids that
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    names = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(names, "__allow_nonbracketed_mutation_flag", True)
     monkeypatch.setattr(cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "current_stream", lambda *_: fake.current)
     monkeypatch.setattr(cuda, "Stream", lambda *_: FakeStream("recording"))
