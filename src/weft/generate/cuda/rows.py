@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_CARRIED = 64
 """Registers of a thread for values that wait for a later stage; half of what it has, in large blocks."""
+BATCH = 4
+"""Turns of a loop whose reads are on their way together."""
 MAX_AHEAD = 32
 """Registers of a thread for what an elementwise stage reads before the reductions that it waits for."""
 MAX_TURNS = 16
@@ -232,6 +234,8 @@ class Rows(Team):
         self._bind(self.rows)
         for space in self.spaces:
             space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
+            reducing = any(self.segment.stages[k].reductions for k in space.stages)
+            space.turns = space.turns if reducing else _whole(space.turns)
 
     def _divide(self, blocks: int, turns: int) -> None:
         """Several blocks for the same rows: of one reduction, or of what follows short ones that all of them repeat."""
@@ -242,7 +246,7 @@ class Rows(Team):
         longest = max((s.vectors for s in self.spaces if id(s) in reducing), default=0)
         others = [s for s in self.spaces if id(s) not in reducing and s.vectors > longest]
         if others and len(others) + len(reducing) == len(self.spaces):
-            self.split = min(blocks, turns)
+            self.split = -(-turns // _whole(-(-turns // min(blocks, turns))))
             self.repeated = self.split > 1
             for space in others:
                 space.split = self.split
@@ -316,21 +320,33 @@ class Rows(Team):
         return {key: i.substitute(values) for key, i in self.at[number].items()} if values else self.at[number]
 
     @contextmanager
-    def _turns(self, space: Space) -> Iterator[None]:
-        """The loop over a thread's vectors of a row."""
+    def _turns(self, space: Space, batch: int = 0) -> Iterator[str]:
+        """The loop over a thread's vectors of a row, or over `batch` of them from the loop of `c` on.
+
+        Gives the condition that the vector exists. Where only some turns lack one, they go through the last vector once
+        more, so that all loads can be on their way together.
+        """
         which = self.spaces.index(space)
         step = self.across * self.cluster
         held = any(key[0] == which for key in self.arrays)
-        unroll = "" if held or space.turns <= 4 else " 4"
-        with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {space.turns}u; ++u)'):
-            position = f"(share * {space.turns}u + u)" if space.split > 1 else "u"
-            self.nest.put(f"const w_index p = {position} * {step}u + {self.member};")
-            even = space.vectors == step * space.turns * space.split
-            with self.body.block("" if even else f"if (p < {space.vectors}u)"):
+        count = batch or space.turns
+        unroll = "" if held or count <= 4 else " 4"
+        with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {count}u; ++u)'):
+            turn = f"c * {batch}u + u" if batch else "u"
+            position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
+            turns = -(-space.turns // count) * count
+            even = space.vectors == step * turns * space.split
+            clamped = not even and turns > 1
+            name = "p_" if clamped else "p"
+            self.nest.put(f"const w_index {name} = {position} * {step}u + {self.member};")
+            inside = f"p_ < {space.vectors}u" if clamped else ""
+            if clamped:
+                self.nest.put(f"const w_index p = {inside} ? p_ : {space.vectors - 1}u;")
+            with self.body.block("" if even or clamped else f"if (p < {space.vectors}u)"):
                 for line in digits(space.variables, "p", space.lanes):
                     self.nest.put(line)
                 self._bind(space.variables)
-                yield
+                yield inside
 
     def _stage(self, number: int, stage: Stage) -> None:
         space = self.space_of[number]
@@ -340,14 +356,18 @@ class Rows(Team):
             for r in range(self.row_lanes)
             for k in range(space.lanes)
         }
-        if space.vectors:
-            with self._turns(space):
+        ahead = [] if stage.reductions else self._batched(number, space)
+        if space.vectors and ahead:
+            self._in_batches(number, stage, ahead)
+        elif space.vectors:
+            with self._turns(space) as inside:
                 self._recall(number, space)
                 for r in range(self.row_lanes):
                     for k in range(space.lanes):
-                        self._element(stage, self._place(number, r, k), {x: partial[x, r, k] for x in stage.reductions})
+                        at, mine = self._place(number, r, k), {x: partial[x, r, k] for x in stage.reductions}
+                        self._element(stage, at, mine, inside)
                 self._keep(number, space)
-                self.body.flush(self.live)
+                self.body.flush(" && ".join(t for t in (self.live, inside) if t))
         if stage.reductions:
             for root in stage.reductions:
                 for r in range(self.row_lanes):
@@ -355,6 +375,38 @@ class Rows(Team):
             self._finish(
                 number, stage, [partial[root, r, 0] for root in stage.reductions for r in range(self.row_lanes)]
             )
+
+    def _batched(self, number: int, space: Space) -> list[tuple[int, NodeId, Place]]:
+        """What an elementwise stage of many turns reads, if a few turns of it fit in registers."""
+        which = self.spaces.index(space)
+        if space.turns == 1 or any(key[0] == which for key in self.arrays):
+            return []
+        asked = self.text.carried.get(self.draft.entry, {}).get(number, set())
+        keys = [(which, *key) for key in asked if key[0] in self.scene.readable and not _at_run_time(key[1])]
+        return sorted(keys, key=repr) if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
+
+    def _in_batches(self, number: int, stage: Stage, ahead: list[tuple[int, NodeId, Place]]) -> None:
+        """A few turns at a time: first all reads, then all results."""
+        space = self.space_of[number]
+        batch = min(BATCH, space.turns)
+        with self.body.block(f'_Pragma("unroll 1") for (w_index c = 0u; c < {-(-space.turns // batch)}u; ++c)'):
+            for key in ahead:
+                self.arrays[key] = self.draft.name("h")
+                kind = c_type(self.scene.graph.type_of(key[1]).dtype)
+                self.nest.put(f"{kind} {self.arrays[key]}[{batch}];")
+            with self._turns(space, batch):
+                for key in ahead:
+                    self.nest.put(f"{self.arrays[key]}[u] = {self.body.value(key[1], key[2]).value.name};")
+            self.kept |= set(ahead)
+            with self._turns(space, batch) as inside:
+                self._recall(number, space)
+                for r in range(self.row_lanes):
+                    for k in range(space.lanes):
+                        self._element(stage, self._place(number, r, k), {}, inside)
+                self.body.flush(" && ".join(t for t in (self.live, inside) if t))
+        for key in ahead:
+            del self.arrays[key]
+        self.kept -= set(ahead)
 
     def _recall(self, number: int, space: Space) -> None:
         """What waits in registers is known at this element."""
@@ -394,7 +446,7 @@ class Rows(Team):
         }
         self.text.carried.setdefault(self.draft.entry, {})[number] = kept
 
-    def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator]) -> None:
+    def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator], inside: str) -> None:
         graph, layout, body = self.scene.graph, self.scene.layout, self.body
         for root in stage.pre:
             elementwise_root(self.scene, body, root, layout.place(root, at))
@@ -403,7 +455,7 @@ class Rows(Team):
             place = layout.place(operand, at)
             value = body.value(operand, place).value
             position = f"(w_i32)({place[reduced_axes(graph, root)[0]].text()})" if total.is_arg else ""
-            self.nest.put(total.take(value.name, position))
+            self.nest.put(f"{f'if ({inside}) ' if inside else ''}{total.take(value.name, position)}")
 
     # partial results
 
@@ -485,6 +537,11 @@ class Rows(Team):
                 at = self._place(number, r, 0) | dict.fromkeys(stage.reduced, Index())
                 elementwise_root(scene, body, root, scene.layout.place(root, at))
         body.flush(self._one())
+
+
+def _whole(turns: int) -> int:
+    """So many turns or a few more, in whole batches."""
+    return turns if turns <= BATCH else -(-turns // BATCH) * BATCH
 
 
 def _at_run_time(place: Place) -> bool:
