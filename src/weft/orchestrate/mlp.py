@@ -29,16 +29,13 @@ def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
     for last in reversed(list(bits(layers))):
         if covered >> last & 1:
             continue
-        members = _chain(graph, stored, layers, last)
-        if (members & layers).bit_count() < 2:
-            continue
-        covered |= members & layers
-        behind, sink = _behind(graph, stored, members, last)
-        for found, end in ((members | behind, sink), (members, last)):
-            if stored.dag.missing(found) or stored.dag.written(found, stored.results) != 1 << end:
-                continue
-            yield found, end
-            break
+        for sink in reversed(_sinks(graph, stored, last)):
+            members = _chain(graph, stored, layers, last, sink)
+            whole = members >> last & 1 and (members & layers).bit_count() > 1
+            if whole and stored.dag.written(members, stored.results) == 1 << sink and not stored.dag.missing(members):
+                covered |= members & layers
+                yield members, sink
+                break
 
 
 def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
@@ -58,10 +55,10 @@ def _rows(graph: Graph, layer: NodeId) -> int:
     return t.size // max(1, t.shape[-1])
 
 
-def _chain(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Mask:
-    """The layer, those before it, and what is elementwise between: as far back as only they read each other."""
+def _chain(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId) -> Mask:
+    """What a sink is made of, layers and elementwise values: as far back as only they read each other."""
     rows = _rows(graph, last)
-    members = 1 << last
+    members = 1 << sink
     while True:
         grown = 0
         for v in bits(members):
@@ -110,24 +107,21 @@ def _depends_on(stored: Stored, members: Mask, layers: Mask, start: NodeId) -> b
     return False
 
 
-def _behind(graph: Graph, stored: Stored, members: Mask, last: NodeId) -> tuple[Mask, NodeId]:
-    """Elementwise values behind a chain that read nothing else but constants, as far as they end in one value."""
+def _sinks(graph: Graph, stored: Stored, last: NodeId) -> list[NodeId]:
+    """The last layer, and values behind it to which elementwise steps on it come together, in their order."""
     size = graph.type_of(last).size
-    found, best, sink = members, 0, last
-    while True:
+    found = 1 << last
+    sinks = [last]
+    while not stored.results & found & ~(1 << sinks[-1]) and not stored.results >> sinks[-1] & 1:
         grown = 0
         for v in bits(found):
-            if stored.results >> v & 1:
-                return best, sink
             for u in bits(stored.dag.consumers[v] & ~found):
-                rest = stored.reads[u] & ~found
-                constant = all(graph.nodes[r].prim is Prim.CONSTANT for r in bits(rest))
-                plain = CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size == size
-                if constant and plain:
+                if CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size == size:
                     grown |= 1 << u
         if not grown:
-            return best, sink
+            break
         found |= grown
         ends = stored.dag.written(found, stored.results)
         if ends.bit_count() == 1:
-            best, sink = found & ~members, next(bits(ends))
+            sinks.append(next(bits(ends)))
+    return sinks

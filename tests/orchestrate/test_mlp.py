@@ -1,0 +1,116 @@
+"""Chains of layers as candidates: which sets are offered, and which are not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates.mlp_match import Chain, chain
+from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Candidate
+from weft.kernels.formats import Format
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.estimate import estimate_us
+from weft.orchestrate.extract import extract
+from weft.orchestrate.legality import EnumerationLimits
+
+WITH = EnumerationLimits(attention=True)
+
+
+def layer(b: GraphBuilder, x: NodeId, cols: int, *, act: bool = True, dtype: DType = DType.F16) -> NodeId:
+    k = b.type_of(x).shape[-1]
+    rng = np.random.default_rng(len(b))
+    w = b.constant(rng.standard_normal((k, cols)).astype(dtype.numpy))
+    y = b.add(Prim.MATMUL, x, w)
+    y = b.apply(Prim.ADD, y, b.constant(rng.standard_normal(cols).astype(dtype.numpy)))
+    return b.apply(Prim.MAX, y, 0.0) if act else y
+
+
+def chains(graph: Graph, limits: EnumerationLimits = WITH) -> list[Candidate]:
+    found = enumerate_candidates(graph, limits).candidates
+    return [c for c in found if products(graph, c) > 1]
+
+
+def products(graph: Graph, c: Candidate) -> int:
+    return sum(graph.nodes[m].prim is Prim.MATMUL for m in bits(c.members))
+
+
+def matched(graph: Graph, c: Candidate) -> Chain:
+    found = chain(extract(graph, c, (Format.ROW,) * len(c.inputs), (Format.ROW,)).problem)
+    assert isinstance(found, Chain), found.reason
+    return found
+
+
+def test_a_network_is_one_candidate_with_what_is_around():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (100, 24)))
+    h = b.cast(x, DType.F16)
+    for cols in (32, 32, 48):
+        h = layer(b, h, cols)
+    graph = b.build([b.cast(layer(b, h, 17, act=False), DType.F32)])
+    (found,) = chains(graph)
+    assert products(graph, found) == 4
+    assert found.outputs == graph.outputs
+    assert [i for i in found.inputs if graph.nodes[i].prim is Prim.INPUT] == [x]
+    assert matched(graph, found).rows == 100
+
+
+def test_more_inputs_than_other_groups_may_have():
+    b = GraphBuilder()
+    h = b.input(TensorType(DType.F16, (64, 32)))
+    for _ in range(20):
+        h = layer(b, h, 32)
+    graph = b.build([h])
+    (found,) = chains(graph)
+    assert len(found.inputs) == 41 > WITH.max_inputs
+    problem = extract(graph, found, (Format.ROW,) * 41, (Format.ROW,)).problem
+    assert 0 < estimate_us(problem, GpuFacts()) < 20 * 10
+
+
+def test_residuals_stay_inside():
+    b = GraphBuilder()
+    x = h = b.input(TensorType(DType.F16, (64, 32)))
+    for _ in range(3):
+        h = b.apply(Prim.ADD, layer(b, h, 32), h)
+    graph = b.build([h])
+    (found,) = chains(graph)
+    assert products(graph, found) == 3
+    assert matched(graph, found).x == 0
+    assert x in found.inputs
+
+
+def test_a_chain_ends_where_others_read_and_where_it_gets_wide():
+    b = GraphBuilder()
+    h = b.input(TensorType(DType.F16, (64, 32)))
+    for _ in range(2):
+        h = layer(b, h, 32)
+    read = h
+    wide = layer(b, layer(b, layer(b, h, 32), 300), 32)
+    graph = b.build([read, layer(b, layer(b, wide, 32), 32)])
+    assert sorted(products(graph, c) for c in chains(graph)) == [2, 2]
+    for c in chains(graph):
+        matched(graph, c)
+
+
+def test_two_inputs_are_none_of_its_business():
+    b = GraphBuilder()
+    one, two = (b.input(TensorType(DType.F16, (64, 32))) for _ in range(2))
+    h = b.apply(Prim.MUL, layer(b, one, 32), layer(b, two, 32))
+    assert not chains(b.build([layer(b, h, 8)]))
+
+
+def test_not_in_f32_and_not_without_the_limit():
+    for dtype, limits in ((DType.F32, WITH), (DType.F16, EnumerationLimits())):
+        b = GraphBuilder()
+        h = b.input(TensorType(dtype, (64, 32)))
+        h = layer(b, layer(b, h, 32, dtype=dtype), 32, dtype=dtype)
+        assert not chains(b.build([h]), limits)
+
+
+def test_matrices_that_are_computed_are_no_layers():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (32, 32)))
+    y = b.add(Prim.MATMUL, x, b.add(Prim.MATMUL, x, x))
+    assert not chains(b.build([y]))
