@@ -23,12 +23,13 @@ from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL, node_flops
 from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
 from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units
 
 LANES = 128
 """Results of plain instructions per clock of a multiprocessor."""
-SLOTS = 4.5
+SLOTS = 3.5
 """Instructions of one elementwise operation with its conversions and its share of indices."""
 CAST_SLOTS = 1.5
 """Of a conversion by itself: two values at once, and often none where a load or store converts."""
@@ -53,6 +54,8 @@ WEIGHTS_US, TAP_US = 0.75, 0.03
 """Weights come from memory before the first product of a thread that keeps them; each tap of them is unpacked."""
 ROW_BYTES = 96 * 1024
 """A row of a reduction up to this size stays in one block's shared memory and registers."""
+NEIGHBOURS = 16
+"""Rows whose elements share the sectors of memory that a block reads."""
 STRIDED = 2.5
 """Factor on traffic when a kernel reads one memory order and writes the other."""
 STRIDED_US = 0.2
@@ -220,6 +223,8 @@ def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
         return memory_us(facts, read, written) * factor
     rows = max(1, min(n.type.size for n in reductions))
     longest = max(graph.type_of(n.inputs[0]).nbytes // max(1, n.type.size) for n in reductions)
+    if _side_by_side(problem, reductions):
+        longest *= NEIGHBOURS
     if longest <= ROW_BYTES:
         alone = memory_us(facts, read, written, active_sms=rows)
         spread = memory_us(facts, read, written) + facts.grid_barrier_us
@@ -227,6 +232,14 @@ def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
     feeds_back = any(graph.type_of(o).size > rows for o in graph.outputs)
     passes = _reductions(graph) - 1 + feeds_back
     return (memory_us(facts, read * (1 + passes), written) + facts.grid_barrier_us * (1 + passes)) * factor
+
+
+def _side_by_side(problem: Problem, reductions: list[Node]) -> bool:
+    """True where images lie channels-last and their pixels are reduced: a block reads whole sectors of channels."""
+    last = Format.LAST in problem.input_formats
+    return last and any(
+        isinstance(n.attrs, a.ReduceAttrs) and n.type.rank == 4 and 1 not in n.attrs.axes for n in reductions
+    )
 
 
 def _touched(graph: Graph, value: NodeId) -> int:
