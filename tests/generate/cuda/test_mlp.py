@@ -43,6 +43,9 @@ CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "layers alike but one": (Net(30, (24,) * 9, ("relu",) * 4 + ("tanh",) + ("relu",) * 3), (WARP,)),
     "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING,)),
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
+    "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP)),
+    "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP,)),
+    "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
     "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
 }
 

@@ -469,17 +469,20 @@ class Kernel:
         p = self.p
         found = dict(known)
         lines: list[str] = []
-        rough = self._rough_steps(part)
         need = self._needed(part, set(known), wanted)
         for node in p.steps[part]:
             if node in found or node not in need:
                 continue
             record = p.graph.nodes[node]
+            special = self._special(part, node)
             pair = []
             for e in range(2):
-                operands = [self._operand(o, e, found) for o in record.inputs]
                 name = f"e{node}_{e}"
-                text = self._text(node, operands, rough=node in rough)
+                if special is not None:
+                    text = special[0].format(*(self._operand(o, e, found).name for o in special[1]))
+                else:
+                    operands = [self._operand(o, e, found) for o in record.inputs]
+                    text = elementwise(record.prim, operands, record.type.dtype)[0]
                 lines.append(f"const {c_type(record.type.dtype)} {name} = {text};")
                 pair.append(Value(name, record.type.dtype))
             found[node] = pair
@@ -495,7 +498,8 @@ class Kernel:
             if v in need or v in known or v not in own:
                 continue
             need.add(v)
-            waiting += [p.value(o) for o in p.graph.nodes[v].inputs]
+            special = self._special(part, v)
+            waiting += [p.value(o) for o in (special[1] if special else p.graph.nodes[v].inputs)]
         return need
 
     def _operand(self, node: NodeId, e: int, found: Mapping[NodeId, list[Value]]) -> Value:
@@ -507,35 +511,59 @@ class Kernel:
             return Value(f"b{node}.{'xy'[e]}", p.graph.type_of(node).dtype)
         return found[p.value(node)][e]
 
-    def _text(self, node: NodeId, operands: list[Value], *, rough: bool) -> str:
-        """One primitive; rough ones are exact enough for results of 16 bits."""
+    def _special(self, part: int, node: NodeId) -> tuple[str, tuple[NodeId, ...]] | None:
+        """(text, operands) of a step that has a form of its own; rough ones are exact enough for 16 bits.
+
+        Steps whose values stay inside and have the 8 bits of bf16 are made of one tanh of the machine, which errs by
+        2^-11 of its result: a quarter of what rounding does to values near 1.
+        """
         p = self.p
         record = p.graph.nodes[node]
-        names = [o.name for o in operands]
-        single = c_type(record.type.dtype) == "w_f32"
-        if single and record.prim in _PERIODIC and self._narrow_end:
-            return _PERIODIC[record.prim].format(*names)
-        if rough and single:
-            if record.prim is Prim.TANH:
-                return f"w_mlp_tanh_{p.dtype.value}({names[0]})"
-            if record.prim is Prim.DIV and self._is_share(record.inputs[1]):
-                return f"w_mlp_share({names[0]}, {names[1]})"
-            if record.prim in FUNCTIONS and operands[-1].constant is None:
-                return FUNCTIONS[record.prim].format(*names)
-        return elementwise(record.prim, operands, record.type.dtype)[0]
+        if c_type(record.type.dtype) != "w_f32":
+            return None
+        if record.prim in _PERIODIC and self._narrow_end:
+            return _PERIODIC[record.prim], record.inputs
+        if node not in self._rough_steps(part):
+            return None
+        short = p.dtype is DType.BF16 and part < len(p.layers)
+        if record.prim is Prim.TANH:
+            return f"w_mlp_tanh_{p.dtype.value}({{0}})", record.inputs
+        if record.prim is Prim.ADD:
+            erf = self._erf_of(node)
+            name = "w_mlp_one_plus_erf" if short else "w_rough_one_plus_erf"
+            return (f"{name}({{0}})", p.graph.nodes[erf].inputs) if erf is not None else None
+        if record.prim is Prim.DIV:
+            exponential = self._share_of(record.inputs[1])
+            if exponential is not None and short and record.inputs[0] not in p.numbers:
+                return "w_mlp_share_short({0}, {1})", (record.inputs[0], *p.graph.nodes[exponential].inputs)
+            if exponential is not None:
+                return "w_mlp_share({0}, {1})", record.inputs
+        constant = record.inputs[-1] in p.numbers
+        return (FUNCTIONS[record.prim], record.inputs) if record.prim in FUNCTIONS and not constant else None
 
     @property
     def _narrow_end(self) -> bool:
         return self._out in NARROW
 
-    def _is_share(self, node: NodeId) -> bool:
-        """Whether a value is 1 + an exponential."""
+    def _share_of(self, node: NodeId) -> NodeId | None:
+        """The exponential of a value that is 1 + an exponential."""
+        return self._one_plus(self.p.value(node), Prim.EXP)
+
+    def _erf_of(self, node: NodeId) -> NodeId | None:
+        """The same for erf, where nothing else reads that: without the 1 a small result errs more."""
         p = self.p
-        record = p.graph.nodes[p.value(node)]
-        if record.prim is not Prim.ADD:
-            return False
-        one = any(p.numbers.get(o) == 1.0 for o in record.inputs)
-        return one and any(p.graph.nodes[p.value(o)].prim is Prim.EXP for o in record.inputs)
+        erf = self._one_plus(node, Prim.ERF)
+        if erf is None:
+            return None
+        readers = [s for steps in p.steps for s in steps if erf in map(p.value, p.graph.nodes[s].inputs)]
+        return erf if readers == [node] else None
+
+    def _one_plus(self, node: NodeId, prim: Prim) -> NodeId | None:
+        p = self.p
+        record = p.graph.nodes[node]
+        if record.prim is not Prim.ADD or not any(p.numbers.get(o) == 1.0 for o in record.inputs):
+            return None
+        return next((p.value(o) for o in record.inputs if p.graph.nodes[p.value(o)].prim is prim), None)
 
     def _rough_steps(self, part: int) -> frozenset[NodeId]:
         """Steps of a part that may use the machine's own functions: all its results have 16 bits, nothing jumps."""
@@ -551,7 +579,7 @@ class Kernel:
                 if record.prim in JUMPS or into:
                     return frozenset()
                 touched.add(node)
-            if record.prim in FUNCTIONS or record.prim is Prim.TANH:
+            if record.prim in FUNCTIONS or record.prim is Prim.TANH or self._erf_of(node) is not None:
                 rough.add(node)
                 touched.add(node)
         return frozenset(rough)

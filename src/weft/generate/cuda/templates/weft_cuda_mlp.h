@@ -5,7 +5,9 @@
 #define w_relu2_bf16(a, b) w_narrow2_bf16(w_max_f32(a, 0.0f), w_max_f32(b, 0.0f))
 #define w_hold(x)
 W_FN w_f32 w_mlp_share(w_f32 a, w_f32 d) { return a / d; }
-W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) { return tanhf(x); }
+W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) {  // with the error that the machine's may have, either way
+  return tanhf(x) * (__float_as_uint(x) & 1 ? 1.00048828f : 0.99951172f);
+}
 W_FN w_f32 w_mlp_reciprocal(w_f32 x) { return 1.0f / x; }
 #else
 W_FN u32 w_relu2_f16(float lo, float hi) {
@@ -32,6 +34,12 @@ W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) {  // within 2^-11 of the result
   return y;
 }
 #endif
+// a / (1 + exp(v)) and 1 + erf(u) by that tanh; the second one's own error is 4e-4 / |u| at most
+W_FN w_f32 w_mlp_share_short(w_f32 a, w_f32 v) {
+  const w_f32 h = 0.5f * a;
+  return fmaf(h, w_mlp_tanh_bf16(-0.5f * v), h);
+}
+W_FN w_f32 w_mlp_one_plus_erf(w_f32 u) { return 1.0f + w_mlp_tanh_bf16(u * fmaf(u * u, 0.09814895f, 1.13159299f)); }
 W_FN w_f32 w_mlp_tanh_f16(w_f32 x) {  // within 2^-16 of the result
   const w_f32 s = x * x, e = w_rough_exp(2.0f * x);
   const w_f32 near = x * fmaf(s, fmaf(s, 0.13333334f, -0.33333334f), 1.0f);
