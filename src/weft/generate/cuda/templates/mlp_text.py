@@ -514,8 +514,8 @@ class Kernel:
     def _special(self, part: int, node: NodeId) -> tuple[str, tuple[NodeId, ...]] | None:
         """(text, operands) of a step that has a form of its own; rough ones are exact enough for 16 bits.
 
-        Steps whose values stay inside and have the 8 bits of bf16 are made of one tanh of the machine, which errs by
-        2^-11 of its result: a quarter of what rounding does to values near 1.
+        Values with the 8 bits of bf16 are made of one tanh of the machine, which errs by 2^-11 of its result: a quarter
+        of what rounding does to values near 1. Probabilities are not: small ones keep their digits.
         """
         p = self.p
         record = p.graph.nodes[node]
@@ -525,7 +525,7 @@ class Kernel:
             return _PERIODIC[record.prim], record.inputs
         if node not in self._rough_steps(part):
             return None
-        short = p.dtype is DType.BF16 and part < len(p.layers)
+        short = p.dtype is DType.BF16 and (part < len(p.layers) or self._out is DType.BF16)
         if record.prim is Prim.TANH:
             return f"w_mlp_tanh_{p.dtype.value}({{0}})", record.inputs
         if record.prim is Prim.ADD:
