@@ -6,6 +6,7 @@ import numpy as np
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.mlp_match import Chain, chain
+from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -79,6 +80,17 @@ def test_residuals_stay_inside():
     assert products(graph, found) == 3
     assert matched(graph, found).x == 0
     assert x in found.inputs
+
+
+def test_an_input_beside_a_value_stays_inside():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 31)))
+    h = layer(b, layer(b, x, 64), 64)
+    h = b.add(Prim.CONCAT, x, h, attrs=a.ConcatAttrs(1))
+    graph = b.build([layer(b, layer(b, h, 64), 4)])
+    (found,) = chains(graph)
+    assert products(graph, found) == 4
+    assert matched(graph, found).layers[2].widths == (31, 64)
 
 
 def test_a_chain_ends_where_others_read_and_where_it_gets_wide():

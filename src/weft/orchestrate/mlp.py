@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.orchestrate.stored import Stored, is_weight, stored_root
 
 WIDEST = 256
-"""Columns of a layer."""
+"""Columns of a layer; two values side by side may be its input."""
 MAX_INPUTS = 160
 """Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
 
@@ -46,8 +47,24 @@ def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
     right = graph.type_of(n.inputs[1])
     k, cols = right.shape[-2:]
     root = stored_root(graph, n.inputs[1])
+    most = 2 if _joins(graph, stored_root(graph, n.inputs[0])) else 1
     constant = graph.nodes[root].prim is Prim.CONSTANT or is_weight(graph, root)
-    return constant and right.size == k * cols and max(k, cols) <= WIDEST and not stored.dag.producers[v] >> root & 1
+    return (
+        constant
+        and right.size == k * cols
+        and max(k // most, cols) <= WIDEST
+        and not stored.dag.producers[v] >> root & 1
+    )
+
+
+def _is_plain(graph: Graph, v: NodeId) -> bool:
+    """Elementwise, or columns side by side."""
+    return CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE or _joins(graph, v)
+
+
+def _joins(graph: Graph, v: NodeId) -> bool:
+    n = graph.nodes[v]
+    return isinstance(n.attrs, a.ConcatAttrs) and n.attrs.axis == n.type.rank - 1
 
 
 def _rows(graph: Graph, layer: NodeId) -> int:
@@ -64,7 +81,7 @@ def _chain(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeI
         for v in bits(members):
             for u in bits(stored.dag.producers[v] & ~members):
                 inner = layers >> u & 1 and _rows(graph, u) == rows
-                plain = CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size % rows == 0
+                plain = _is_plain(graph, u) and graph.type_of(u).size % rows == 0
                 alone = not stored.dag.consumers[u] & ~members and not stored.results >> u & 1
                 if (inner or plain) and alone:
                     grown |= 1 << u

@@ -12,6 +12,7 @@ from weft.fission.arithmetic import tanh
 from weft.fission.gelu import gelu
 from weft.fission.relu import relu
 from weft.fission.sigmoid import sigmoid, silu
+from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType, round_bf16
@@ -58,6 +59,8 @@ class Net:
     """Rows are shaped (batch, rows // batch)."""
     last: bool = True
     """Whether the last layer has an activation."""
+    skip: tuple[int, ...] = ()
+    """Layers that also read the input, beside their own; `widths` counts those without it."""
     turned: bool = False
     """Weights are stored (out, in)."""
 
@@ -70,6 +73,9 @@ def mlp(n: Net) -> Problem:
     h = b.cast(x, n.dtype)
     acts = (n.act,) * (len(n.widths) - 1) if isinstance(n.act, str) else n.act
     for i, (k, cols) in enumerate(zip(n.widths, n.widths[1:], strict=False)):
+        if i in n.skip:
+            h = b.add(Prim.CONCAT, b.cast(x, n.dtype), h, attrs=a.ConcatAttrs(len(lead)))
+            k += n.widths[0]
         shape = (cols, k) if n.turned else (k, cols)
         if k * cols <= 16:  # the graph holds small constants itself
             data = np.linspace(-1, 1, k * cols).reshape(shape).astype(np.float32)

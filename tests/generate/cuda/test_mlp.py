@@ -46,6 +46,8 @@ CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP,)),
     "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
+    "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP)),
+    "input beside in a ring": (Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3), (RING,)),
     "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
 }
 

@@ -39,6 +39,7 @@ NETS: dict[str, Net] = {
     },
     "many rows": Net(200_001, (64,) * 5, "relu", BF16),
     "radiance field": Net(65_537, (63, *(128,) * 7, 4), "relu", F16, last=False),
+    "radiance field with its input beside": Net(8001, (63, *(256,) * 7, 4), "relu", F16, last=False, skip=(4,)),
     "ragged": Net(3001, (5, 40, 72, 24, 136, 3), "gelu", BF16, last=False),
     "f32 outside": Net(2049, (64, 64, 64, 64), "tanh", F16, given=F32),
     "residual, wide": Net(5003, (256,) * 5, "relu", BF16, residual=True),

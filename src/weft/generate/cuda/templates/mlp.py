@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import mlp_image
-from weft.generate.cuda.templates.mlp_image import Image, padded
-from weft.generate.cuda.templates.mlp_match import chain
+from weft.generate.cuda.templates.mlp_image import Image
+from weft.generate.cuda.templates.mlp_match import chain, padded
 from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
 from weft.generate.cuda.templates.mlp_text import Kernel, instruction, mlp_header
 from weft.generate.cuda.templates.prelude import prelude

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.generate.cuda.templates.mlp_match import Chain, Layer, Source
+from weft.generate.cuda.templates.mlp_match import Chain, Layer, Source, padded
 from weft.generate.cuda.templates.prelude import load, storage
 from weft.generate.expr.ctype import literal
 from weft.ir.graph import NodeId
@@ -23,11 +23,6 @@ from weft.kernels.source import Launch, Pointer
 
 PANEL = 64
 """Rows of the sum in one panel; a panel of a layer is what is streamed at once."""
-
-
-def padded(n: int) -> int:
-    """The next multiple of 16."""
-    return -(-n // 16) * 16
 
 
 def column(position: str, neighbours: int) -> str:
@@ -77,8 +72,7 @@ class Image:
         last = len(p.layers)
         before = {v for kept in p.kept for v in kept}
         operands = {p.value(o) for at in range(1, last + 1) for s in p.steps[at] for o in p.graph.nodes[s].inputs}
-        starting = {p.layers[0].left}
-        shared = any(v in operands or any(x.left == v for x in p.layers[1:]) for v in (*starting, p.x, *p.kept[0]))
+        shared = any(v in operands or any(v in x.left for x in p.layers[1:]) for v in (p.x, *p.kept[0]))
         ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
         read = neighbours_of(p.layers[0].k, free=not shared)
         written = neighbours_of(p.layers[-1].n, free=not ends & before)
@@ -108,7 +102,7 @@ class Image:
 
 def layer_bytes(layer: Layer, *, group: bool) -> int:
     """Of a layer in the image."""
-    k = -(-layer.k // PANEL) * PANEL if group else padded(layer.k)
+    k = -(-layer.depth // PANEL) * PANEL if group else layer.depth
     return 2 * k * padded(layer.n)
 
 
@@ -162,7 +156,8 @@ def _weight(image: Image, at: int, count: int) -> list[str]:
     w = layer.weight
     return [
         f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
-        f"const u32 n = {column('pn', image.written if last else 2)}, k = {column('pk_', image.read if first else 2)};",
+        f"const u32 n = {column('pn', image.written if last else 2)};",
+        f"const u32 k = {column('pk_', image.read) if first else _row('pk_', layer)};",
         (
             f"u16 v = 0; if (n < {layer.n} && k < {layer.k})"
             f" v = ({_pointer(w)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}];"
@@ -170,6 +165,17 @@ def _weight(image: Image, at: int, count: int) -> list[str]:
         f"((u16*)((char*)pk + {image.layers[at]}))[i] = v; return; }}",
         f"i -= {count}u;",
     ]
+
+
+def _row(position: str, layer: Layer) -> str:
+    """C text: the row of a weight at a position; past all rows where there is none."""
+    text = f"{layer.k}u"
+    at, row = layer.depth, layer.k
+    for width in reversed(layer.widths):
+        at, row = at - padded(width), row - width
+        inside = f"{position} - {at}u < {width}u ? {position} - {at}u + {row}u : "
+        text = f"({inside}{text})"
+    return text
 
 
 def _pointer(source: Source) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.generate.cuda.templates.attention_views import Expr, NotStridedError, Reader, View
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -43,11 +44,22 @@ class Layer:
     """One product."""
 
     node: NodeId
-    left: NodeId
-    """The value that it multiplies: x, or a kept value."""
-    k: int
+    left: tuple[NodeId, ...]
+    """The values that it multiplies, side by side: x, or kept values."""
+    widths: tuple[int, ...]
+    """Their columns."""
     n: int
     weight: Source
+
+    @property
+    def k(self) -> int:
+        """Rows of the weight."""
+        return sum(self.widths)
+
+    @property
+    def depth(self) -> int:
+        """Rows of the weight in fragments of 16, of which no two values share one."""
+        return sum(padded(w) for w in self.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,11 @@ class Chain:
     def plain_input(self) -> bool:
         """Whether the first product reads x as it lies in memory."""
         return not self.steps[0] and self.graph.type_of(self.x).dtype is self.dtype
+
+
+def padded(n: int) -> int:
+    """The next multiple of 16."""
+    return -(-n // 16) * 16
 
 
 class _NoChainError(Exception):
@@ -148,14 +165,14 @@ class _Matcher:
         if len(layers) != len(products) or self.part[out] != len(layers):
             raise _NoChainError("a product that the result of a chain does not depend on")
         steps = tuple(
-            tuple(i for i in order if self.part[i] == at and i not in numbers and i != self.x)
+            tuple(i for i in order if self.part[i] == at and i not in numbers and i != self.x and not self._joins(i))
             for at in range(len(layers) + 1)
         )
         kept = self._kept(layers, order, dtype)
-        if kept[0] != (layers[0].left,):
+        if kept[0] != layers[0].left:
             raise _NoChainError("several values in front of the first product of a chain")
         found = Chain(graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out)
-        for node in order:
+        for node in (v for v in order if not self._joins(v)):
             if not 1 <= found.width(node) <= WIDEST:
                 raise _NoChainError(f"{found.width(node)} columns in a chain of products")
         if graph.type_of(out).dtype not in _VECTORS or graph.type_of(self.x).dtype not in _VECTORS:
@@ -183,6 +200,8 @@ class _Matcher:
             n = self.graph.nodes[v]
             if n.prim is Prim.MATMUL:
                 waiting.append((flat(self.graph, n.inputs[0]), False))
+            elif self._joins(v):
+                waiting += [(flat(self.graph, i), False) for i in reversed(n.inputs)]
             elif CATEGORY[n.prim] is Category.ELEMENTWISE:
                 rest = [i for i in n.inputs if not self._uniform(i, n.type.size)]
                 waiting += [(flat(self.graph, i), False) for i in reversed(rest)]
@@ -190,6 +209,11 @@ class _Matcher:
                 self.x = v
             else:
                 raise _NoChainError(f"{n.prim.value} in a chain of products")
+
+    def _joins(self, node: NodeId) -> bool:
+        """Whether a node puts rows side by side."""
+        n = self.graph.nodes[node]
+        return isinstance(n.attrs, a.ConcatAttrs) and n.attrs.axis == n.type.rank - 1
 
     def _uniform(self, node: NodeId, size: int) -> bool:
         """Whether an operand is a number or a vector along the columns; notes which."""
@@ -230,20 +254,30 @@ class _Matcher:
             while self.graph.nodes[source].inputs:
                 source = self.graph.nodes[source].inputs[0]
             weight = Source("constant", source, right.dtype, (0, 0), 0)
-            return Layer(node, flat(self.graph, n.inputs[0]), k, cols, weight)
+            return Layer(node, *self._left(n.inputs[0]), cols, weight)
         constant = leaf.kind == "constant" or (
             leaf.kind == "input" and getattr(self.graph.nodes[self.graph.inputs[leaf.index]].attrs, "is_weight", False)
         )
         if not constant:
             raise _NoChainError("a chain of products whose weights are computed")
-        if max(k, cols) > WIDEST:
+        if max(k, cols) > 2 * WIDEST:
             raise _NoChainError(f"a chain of products with {max(k, cols)} columns")
-        return Layer(node, flat(self.graph, n.inputs[0]), k, cols, _source(leaf, _view(leaf).reshape((k, cols))))
+        return Layer(node, *self._left(n.inputs[0]), cols, _source(leaf, _view(leaf).reshape((k, cols))))
+
+    def _left(self, node: NodeId) -> tuple[tuple[NodeId, ...], tuple[int, ...]]:
+        """Values side by side, and their columns."""
+        value = flat(self.graph, node)
+        parts = tuple(flat(self.graph, i) for i in self.graph.nodes[value].inputs) if self._joins(value) else (value,)
+        if any(self._joins(v) for v in parts):
+            raise _NoChainError("a concatenation of concatenations in a chain of products")
+        return parts, tuple(self.graph.type_of(v).size // self.rows for v in parts)
 
     def _kept(self, layers: tuple[Layer, ...], order: list[NodeId], dtype: DType) -> tuple[tuple[NodeId, ...], ...]:
-        wanted: dict[NodeId, None] = {layer.left: None for layer in layers}
+        wanted: dict[NodeId, None] = {v: None for layer in layers for v in layer.left}
         for node in order:
-            if self.graph.nodes[node].prim is not Prim.MATMUL:
+            if self.graph.nodes[node].prim is not Prim.MATMUL and not self._joins(node):
+                if any(self._joins(o) for o in self._row_operands(node)):
+                    raise _NoChainError("a step on a concatenation in a chain of products")
                 late = [o for o in self._row_operands(node) if self.part[o] < self.part[node]]
                 wanted.update(dict.fromkeys(late))
         for node in wanted:
@@ -270,7 +304,7 @@ def last_use(p: Chain) -> dict[NodeId, int]:
     """Kept value -> the last part that reads it; part l + 1 begins with product l."""
     found: dict[NodeId, int] = {}
     for at, layer in enumerate(p.layers, start=1):
-        found[layer.left] = max(found.get(layer.left, 0), at)
+        found.update({v: max(found.get(v, 0), at) for v in layer.left})
     for at, steps in enumerate(p.steps):
         for node in steps:
             for operand in p.graph.nodes[node].inputs:

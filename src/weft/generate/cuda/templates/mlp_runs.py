@@ -32,9 +32,12 @@ def runs(p: Chain) -> tuple[Run, ...]:
 def _signature(p: Chain, part: int, uses: dict[NodeId, int]) -> object | None:
     """Equal for parts with the same text; None for one that must stand alone."""
     layer = p.layers[part - 1]
-    if p.kept[part - 1] != (layer.left,) or uses[layer.left] != part or len(p.kept[part]) != 1 or layer.k != layer.n:
+    if p.kept[part - 1] != layer.left or len(p.kept[part]) != 1 or layer.widths != (layer.n,):
         return None
-    names: dict[NodeId, object] = {layer.node: "product", layer.left: "left"}
+    (left,) = layer.left
+    if uses[left] != part:
+        return None
+    names: dict[NodeId, object] = {layer.node: "product", left: "left"}
     steps = []
     for at, node in enumerate(p.steps[part]):
         record = p.graph.nodes[node]

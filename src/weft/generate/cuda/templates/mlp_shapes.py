@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import SFU_PER_CLOCK
-from weft.generate.cuda.templates.mlp_image import PANEL, Image, padded
-from weft.generate.cuda.templates.mlp_match import Chain, last_use
+from weft.generate.cuda.templates.mlp_image import PANEL, Image
+from weft.generate.cuda.templates.mlp_match import Chain, last_use, padded
 from weft.ir.prims import Prim
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import Schedule
@@ -30,8 +30,8 @@ _NEAR = 1.7
 """Shapes that are modelled slower than so many times the best are not measured."""
 _SPECIAL = {Prim.TANH: 2.0, Prim.ERF: 2.0}
 """Special-function operations of one transcendental step where it is not one."""
-_MOST_HELD = 236
-"""Shapes that need more would spill."""
+_MOST_HELD = {True: 252, False: 236}
+"""Shapes that need more would spill; by whether warpgroups multiply."""
 AHEAD = 3
 """Panels that are on their way while one is multiplied; as many may still be read by a slower warpgroup."""
 
@@ -121,7 +121,10 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     for shape, image in _candidates(p, facts):
         if shared_bytes(image, shape) > facts.shared_per_block:
             continue
-        if registers(p, shape) > _MOST_HELD or registers(p, shape) * shape.threads > facts.registers_per_sm:
+        if (
+            registers(p, shape) > _MOST_HELD[shape.group]
+            or registers(p, shape) * shape.threads > facts.registers_per_sm
+        ):
             continue
         wanted = -(-p.rows // (shape.rows * shape.owners * facts.sms))
         at_once = min(wanted, resident(image, shape, facts))
@@ -176,7 +179,7 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
     at_once = shape.owners * shape.resident
     matrix = reads = arithmetic = special = latency = 0.0
     for at, layer in enumerate(p.layers, start=1):
-        k, n = padded(layer.k), padded(layer.n)
+        k, n = layer.depth, padded(layer.n)
         matrix += shape.rows * k * n / 2048
         reads += 0 if shape.group else k * n * 2 / 128
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]

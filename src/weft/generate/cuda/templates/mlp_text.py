@@ -13,8 +13,8 @@ from pathlib import Path
 
 from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
-from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes, padded
-from weft.generate.cuda.templates.mlp_match import Chain
+from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
+from weft.generate.cuda.templates.mlp_match import Chain, Layer, padded
 from weft.generate.cuda.templates.mlp_runs import runs
 from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
@@ -128,7 +128,7 @@ class Kernel:
         """The array of a kept value: layers of a loop leave theirs where they read the last one's."""
         for first, count in runs(self.p):
             if any(node in self.p.kept[part] for part in range(first, first + count)):
-                return self._name(self.p.layers[first - 1].left)
+                return self._name(self.p.layers[first - 1].left[0])
         return f"h{node}"
 
     @property
@@ -141,7 +141,7 @@ class Kernel:
 
     @property
     def _first(self) -> NodeId:
-        return self.p.layers[0].left
+        return self.p.layers[0].left[0]
 
     def _weights(self) -> list[str]:
         """The image into shared memory, or the start of the ring of its panels."""
@@ -193,7 +193,7 @@ class Kernel:
         found = []
         for at, layer in enumerate(self.p.layers):
             size = 2 * PANEL * padded(layer.n)
-            found += [(at, i, self.image.layers[at] + i * size, size) for i in range(-(-layer.k // PANEL))]
+            found += [(at, i, self.image.layers[at] + i * size, size) for i in range(-(-layer.depth // PANEL))]
         return found
 
     def _load(self) -> list[str]:
@@ -284,7 +284,7 @@ class Kernel:
         p = self.p
         product = p.layers[part - 1].node
         readers = [s for steps in p.steps for s in steps if product in map(p.value, p.graph.nodes[s].inputs)]
-        multiplied = any(layer.left == product for layer in p.layers)
+        multiplied = any(product in layer.left for layer in p.layers)
         if len(readers) != 1 or readers[0] not in p.steps[part] or multiplied or p.out == product:
             return None
         node = p.graph.nodes[readers[0]]
@@ -332,37 +332,56 @@ class Kernel:
         p, s = self.p, self.s
         layer = p.layers[part - 1]
         pairs = padded(layer.n) // 16
-        kind, left = p.dtype.value, self._name(layer.left)
+        kind = p.dtype.value
         size = layer_bytes(layer, group=False)
         place = f"{self.image.layers[part - 1]}{self._turn(part, size)}"
-        return [
-            f"{each('k', padded(layer.k) // 16)}\n{each('j', pairs)} {{",
-            f"const uint4 w = *(const uint4*)(sm + {place} + ((k * {pairs} + j) * 32 + lane) * 16);",
-            f"{each('m', s.tiles)} {{ w_mma_{kind}(d{part}[m][2 * j], {left}[m][k], w.x, w.y);",
-            f"w_mma_{kind}(d{part}[m][2 * j + 1], {left}[m][k], w.z, w.w); }}",
-            "}",
-        ]
+        lines = []
+        for head, left in self._steps(layer, 0, layer.depth // 16):
+            lines += [
+                f"{head}\n{each('j', pairs)} {{",
+                f"const uint4 w = *(const uint4*)(sm + {place} + ((k * {pairs} + j) * 32 + lane) * 16);",
+                f"{each('m', s.tiles)} {{ w_mma_{kind}(d{part}[m][2 * j], {left}, w.x, w.y);",
+                f"w_mma_{kind}(d{part}[m][2 * j + 1], {left}, w.z, w.w); }}",
+                "}",
+            ]
+        return lines
+
+    def _steps(self, layer: Layer, first: int, last: int) -> list[tuple[str, str]]:
+        """(head of a loop over k, left operand at k) for the fragments [first, last) of a layer."""
+        found = []
+        start = 0
+        for node, width in zip(layer.left, layer.widths, strict=True):
+            end = start + padded(width) // 16
+            begin, stop = max(start, first), min(end, last)
+            if begin < stop:
+                head = f"#pragma unroll\nfor (int k = {begin}; k < {stop}; ++k)"
+                found.append((head, f"{self._name(node)}[m][k - {start}]"))
+            start = end
+        return found
 
     def _products(self, part: int) -> list[str]:
         """Products of one warpgroup."""
         p, s = self.p, self.s
         layer = p.layers[part - 1]
         kind = p.dtype.value
-        count = padded(layer.k) // 16
+        count = layer.depth // 16
         add = "1" if self._bias(part) is not None else "k"
         size = 128 * padded(layer.n)
         lines: list[str] = []
-        call = f"w_wgmma_{kind}(d{part}[m], {self._name(layer.left)}[m][k], w_descriptor({{0}}), {add});"
+
+        def calls(first: int, last: int, at: str) -> list[str]:
+            found = []
+            for head, left in self._steps(layer, first, last):
+                call = f"w_wgmma_{kind}(d{part}[m], {left}, w_descriptor({at}), {add});"
+                found.append(f"{head}\n{each('m', s.tiles)} {call}")
+            return found
+
         if not s.stages:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"w_shared(sm) + {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            lines += [
-                "w_group_begin();",
-                f"{each('k', count)}\n{each('m', s.tiles)} {call.format(at)}",
-                "w_group_commit(); w_group_wait<0>();",
-            ]
+            lines += ["w_group_begin();", *calls(0, count, at), "w_group_commit(); w_group_wait<0>();"]
         else:
-            panels = -(-layer.k // PANEL)
+            panels = -(-layer.depth // PANEL)
             slot = slot_bytes(self.image)
             step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
             for i in range(panels):
@@ -372,8 +391,7 @@ class Kernel:
                     "__syncwarp();",
                     "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
                     "{ const u32 w = w_shared(sm) + slot * " + f"{slot}u;",
-                    f"#pragma unroll\nfor (int k = {first}; k < {last}; ++k)\n{each('m', s.tiles)} "
-                    + call.format("w + k % 4 * 32"),
+                    *calls(first, last, "w + k % 4 * 32"),
                     "w_group_commit(); }",
                 ]
                 if i:
