@@ -182,10 +182,12 @@ def _plan_at_hand(model: _Model, gap: float, seconds: float) -> tuple[int, ...]:
     return plan_by_parts(model.instance, model.kept, plan, gap=gap, seconds=PARTS_SHARE * seconds)
 
 
-def _first(model: _Model, fallback: tuple[int, ...], gap: float, seconds: float) -> Solution:
+def _first(
+    model: _Model, fallback: tuple[int, ...] | None, gap: float, seconds: float, *, core: bool = False
+) -> Solution:
     """The best plan; where the whole is not solved in time, the incumbent improved part by part."""
     started = time.perf_counter()
-    found = _solve(model, fallback, (), gap, (1 - PARTS_SHARE) * seconds)
+    found = _solve(model, fallback, (), gap, (1 - PARTS_SHARE) * seconds, core=core)
     left = seconds - (time.perf_counter() - started)
     if found.report.status == "optimal" or left <= 0:
         return found
@@ -287,7 +289,7 @@ def best_solutions(
         at_hand = tuple(start)
     if core:
         try:
-            found = [_solve(model, at_hand, (), gap, left(), core=True)]
+            found = [_first(model, at_hand, gap, left(), core=True)]
         except NoFurtherPlan:  # stopped before a first incumbent
             at_hand = _plan_of_core(model)
             found = [_solve(model, at_hand, (), gap, 0.0)]

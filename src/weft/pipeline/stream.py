@@ -36,7 +36,7 @@ FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
 BATCH = 24
 """Problems that are built at a time."""
-GAP, SOLVER_S = 0.015, 2.0
+GAP, SOLVER_S = 0.015, 1.5
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
