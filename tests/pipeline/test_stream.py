@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
+import torch
 from tests.orchestrate.graphs import residual_net
 from tests.pipeline.test_search import OPTIONS, Machine
 
+from weft import pipeline
 from weft.device.cuda.facts import profile
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import LibraryCall
+from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
 from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, stream
+from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
 
@@ -125,3 +132,39 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
     assert price > math.sqrt(3.0) * PRICES[0] or len(others) < 4
     known.weight = LATE_PRICE
     assert known.price(product) == pytest.approx(LATE_PRICE / PRICES[0] * price * product.estimate_us)
+
+
+class OneAhead:
+    """In place of the tuner: takes trials one ahead of those whose results it gives."""
+
+    def __init__(self) -> None:
+        self.trials: list[ProblemTrial] = []
+
+    def measure(self, trials: Iterator[ProblemTrial], **_: object) -> Iterator[Measurement]:
+        waiting: ProblemTrial | None = None
+        for trial in itertools.chain(trials, [None]):
+            for schedule, _kernel, _binary in waiting.kernels if waiting is not None else ():
+                yield Measurement(waiting.problem.key, schedule, Verdict.OK, (1.0 + len(waiting.problem.graph) / 99,))
+            if trial is not None:
+                self.trials.append(trial)
+            waiting = trial
+
+
+def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems]) -> None:
+    alternatives, problems = posed
+    options = Options(device="cuda", budget_s=60.0)
+    tuner = OneAhead()
+    setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", 0))
+    emission = Emission(generators(device="cuda"), FACTS, options, count=0)
+    bench = pipeline.Bench(cast("Tuner", tuner), emission)
+    lines: list[str] = []
+    deadline = time.monotonic() + 60.0
+    known = pipeline.measure(bench, alternatives, problems, setting, deadline, lambda stage, line: lines.append(line))
+    assert known.complete
+    assert [line for line in lines if line.startswith("batch 1: ")]
+    kernels = [(t.problem.key, s) for t in tuner.trials for s, _, _ in t.kernels]
+    assert len(kernels) == len(set(kernels)) == len(known.measurements)
+    plans = pipeline.select_plans(alternatives, problems, known, setting)
+    assert plans[0].name == "solution-1"
+    assert all(step.measured for step in plans[0].steps)
+    assert plans[-1].name == "library"
