@@ -256,7 +256,9 @@ def record(c: Case, dtype: DType, kernels: Sequence[Kernel], *, compiled: bool) 
 
 def _brief(kernel: Kernel) -> str:
     p = dict(kernel.source.schedule.params)
-    return f"{'group' if p['group'] else 'warp'} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}"
+    return (
+        f"{'group' if p['group'] else 'warp'} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}"
+    )
 
 
 def table(rows: Sequence[dict[str, object]]) -> str:

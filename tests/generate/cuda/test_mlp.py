@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal
@@ -21,10 +23,11 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
 
-WARP = Shape(False, 1, 1, 0, 1, 2)
-PAIRS = Shape(False, 2, 2, 0, 1, 1)
-GROUP = Shape(True, 1, 4, 0, 1, 2)
-RING = Shape(True, 1, 8, 6, 1, 1)
+WARP = Shape(False, 1, 1, 0, 0, 1, 2)
+PAIRS = Shape(False, 2, 2, 0, 0, 1, 1)
+GROUP = Shape(True, 1, 4, 0, 0, 1, 2)
+RING = Shape(True, 1, 8, 6, 0, 1, 1)
+PART = Shape(True, 1, 8, 5, 2, 1, 1)
 
 CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP)),
@@ -41,13 +44,14 @@ CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING)),
     "layers alike": (Net(30, (16, *(24,) * 6, 16), "silu", residual=True), (WARP, GROUP)),
     "layers alike but one": (Net(30, (24,) * 9, ("relu",) * 4 + ("tanh",) + ("relu",) * 3), (WARP,)),
-    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING,)),
+    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING, PART)),
+    "layers alike stay or come": (Net(200, (32,) * 11, "relu"), (replace(PART, fixed=5), PART)),
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP,)),
     "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
     "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP)),
-    "input beside in a ring": (Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3), (RING,)),
+    "input beside in a ring": (Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3), (RING, PART)),
     "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
 }
 

@@ -26,14 +26,18 @@ _LATENCY = (60.0, 40.0)
 """Cycles from the last product of a layer to the first of the next one: fixed, and per 16 columns."""
 _MOST_AHEAD = 184
 """Registers of a thread up to which the next tile of x is asked for early."""
+_L2_RATE = 24.0
+"""Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _NEAR = 1.7
 """Shapes that are modelled slower than so many times the best are not measured."""
 _SPECIAL = {Prim.TANH: 2.0, Prim.ERF: 2.0}
 """Special-function operations of one transcendental step where it is not one."""
 _MOST_HELD = {True: 252, False: 236}
 """Shapes that need more would spill; by whether warpgroups multiply."""
-AHEAD = 3
-"""Panels that are on their way while one is multiplied; as many may still be read by a slower warpgroup."""
+AHEAD = 2
+"""Panels that are on their way while one is multiplied."""
+_STAGES = 5
+"""Of those, the one that is multiplied, and those that a slower warpgroup still reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ class Shape:
     warps: int
     """Of a block."""
     stages: int
-    """Panels of weights in shared memory; 0: all weights stay there."""
+    """Panels of streamed weights in shared memory; 0: all weights stay there."""
+    fixed: int
+    """Layers whose weights stay in shared memory while others are streamed."""
     resident: int
     """Blocks of a multiprocessor."""
     blocks: int
@@ -112,7 +118,13 @@ def shared_bytes(image: Image, shape: Shape) -> int:
     """Dynamic shared memory of a block."""
     if not shape.stages:
         return image.bytes
-    return shape.stages * slot_bytes(image) + image.bytes - image.weight_bytes + 16 * shape.stages
+    vectors = image.bytes - image.weight_bytes
+    return fixed_bytes(image, shape) + shape.stages * slot_bytes(image) + vectors + 16 * shape.stages
+
+
+def fixed_bytes(image: Image, shape: Shape) -> int:
+    """Of the layers that stay while others are streamed."""
+    return image.layers[shape.fixed] if shape.fixed else 0
 
 
 def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
@@ -149,18 +161,21 @@ def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
     found = []
     fragments = Image.of(p, group=False)
     for warps in (4, 8, 12, 16):
-        found += [(Shape(False, tiles, warps, 0, 1, 1), fragments) for tiles in (1, 2)]
+        found += [(Shape(False, tiles, warps, 0, 0, 1, 1), fragments) for tiles in (1, 2)]
     if facts.capability != 90:
         return found
     panels = Image.of(p, group=True)
     for owners in (1, 2, 3, 4, 6, 8):
         if panels.bytes <= facts.shared_per_block:
-            found.append((Shape(True, 1, 4 * owners, 0, 1, 1), panels))
+            found.append((Shape(True, 1, 4 * owners, 0, 0, 1, 1), panels))
         else:
-            vectors = panels.bytes - panels.weight_bytes
-            stages = min(8, (facts.shared_per_block - vectors - 256) // slot_bytes(panels))
-            if stages >= 2 * AHEAD:
-                found.append((Shape(True, 1, 4 * owners, stages, 1, 1), panels))
+            room = facts.shared_per_block - (panels.bytes - panels.weight_bytes) - 256
+            stages = min(8, room // slot_bytes(panels))
+            fixed = sum(x <= room - _STAGES * slot_bytes(panels) for x in panels.layers[1:])
+            if fixed and stages >= _STAGES:
+                found.append((Shape(True, 1, 4 * owners, _STAGES, fixed, 1, 1), panels))
+            elif stages >= _STAGES:
+                found.append((Shape(True, 1, 4 * owners, stages, 0, 1, 1), panels))
     return found
 
 
@@ -196,5 +211,5 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
     weights = min(image.bytes, facts.shared_per_block) / 32 + 1500
     streamed = 0.0
     if shape.stages:
-        streamed = -(-units // shape.owners // facts.sms) * image.weight_bytes / 48
+        streamed = -(-units // shape.owners // facts.sms) * (image.weight_bytes - fixed_bytes(image, shape)) / _L2_RATE
     return weights + max(busiest * throughput, -(-busiest // at_once) * alone, memory, streamed)

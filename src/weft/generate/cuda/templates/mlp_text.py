@@ -16,7 +16,7 @@ from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
 from weft.generate.cuda.templates.mlp_match import Chain, Layer, padded
 from weft.generate.cuda.templates.mlp_runs import runs
-from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, prefetched, slot_bytes
+from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, fixed_bytes, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
@@ -109,7 +109,7 @@ class Kernel:
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
         else:
             lines.append(f"load(row0, {name});")
-        alike = dict(runs(p))
+        alike = dict(runs(p, s.fixed))
         part = 1
         while part <= len(p.layers):
             if part in alike:
@@ -122,11 +122,11 @@ class Kernel:
 
     def _turn(self, part: int, step: int) -> str:
         """What is added to a place for the layers of a loop."""
-        return f" + l * {step}" if part in dict(runs(self.p)) else ""
+        return f" + l * {step}" if part in dict(runs(self.p, self.s.fixed)) else ""
 
     def _name(self, node: NodeId) -> str:
         """The array of a kept value: layers of a loop leave theirs where they read the last one's."""
-        for first, count in runs(self.p):
+        for first, count in runs(self.p, self.s.fixed):
             if any(node in self.p.kept[part] for part in range(first, first + count)):
                 return self._name(self.p.layers[first - 1].left[0])
         return f"h{node}"
@@ -157,8 +157,10 @@ class Kernel:
             return [*lines, *(["w_async_fence();"] if s.group else []), "__syncthreads();"]
         slot = slot_bytes(image)
         vectors = image.bytes - image.weight_bytes
-        ring = s.stages * slot
+        fixed = fixed_bytes(image, s)
+        ring = fixed + s.stages * slot
         panels = self._panels()
+        start = panels[0][2]
         units = -(-self.p.rows // (s.rows * s.owners))
         bars = f"w_shared(sm) + {ring + vectors}u"
         return [
@@ -167,7 +169,9 @@ class Kernel:
                 f"for (int i = t; i < {vectors // 16}; i += {s.threads})"
                 f" w_copy16(w_shared(sm) + {ring} + 16 * i, (const char*)pk + {image.weight_bytes} + 16 * i);"
             ),
-            "w_commit(); w_arrived<0>();",
+            f"for (int i = t; i < {fixed // 16}; i += {s.threads})",
+            "w_copy16(w_shared(sm) + 16 * i, (const char*)pk + 16 * i);",
+            "w_commit(); w_arrived<0>(); w_async_fence();",
             (
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
                 f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
@@ -175,14 +179,15 @@ class Kernel:
             "__syncthreads();",
             # of all panels of all turns of this block, the next one to be asked for, and the one that is read
             f"const u32 total = (({units}u - 1 - blockIdx.x) / gridDim.x + 1) * {len(panels)}u;",
-            "u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
+            f"u32 asked = 0, place = {start}, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "auto ask = [&]() {",
             "if (asked < total) {",
             f"const u32 size = {_chosen('at_asked', [size for *_, size in panels])};",
             "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
             "w_bar_expect(full + 8 * slot_asked, size);",
-            f"w_bulk(w_shared(sm) + slot_asked * {slot}u, (const char*)pk + place, size, full + 8 * slot_asked);",
-            f"++asked; place += size; if (++at_asked == {len(panels)}) at_asked = place = 0;",
+            f"w_bulk(w_shared(sm) + {fixed} + slot_asked * {slot}u,",
+            "(const char*)pk + place, size, full + 8 * slot_asked);",
+            f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0, place = {start}; }}",
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
             "}\n};",
             f"if (t == 0) for (int i = 0; i < {AHEAD}; ++i) ask();",
@@ -193,6 +198,8 @@ class Kernel:
         found = []
         for at, layer in enumerate(self.p.layers):
             size = 2 * PANEL * padded(layer.n)
+            if at < self.s.fixed:
+                continue
             found += [(at, i, self.image.layers[at] + i * size, size) for i in range(-(-layer.depth // PANEL))]
         return found
 
@@ -254,7 +261,7 @@ class Kernel:
 
     def _vector_loads(self, part: int) -> list[str]:
         lines = []
-        ring = self.s.stages * slot_bytes(self.image) - self.image.weight_bytes if self.s.stages else 0
+        ring = self._vectors_at - self.image.weight_bytes
         folded = self._bias(part)
         for at, node in self.image.vectors:
             if at != part or folded == node:
@@ -262,6 +269,12 @@ class Kernel:
             place = f"{self.image.place(part, node) + ring}{self._vector_turn(part)}"
             lines.append(f"const float2 b{node} = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4); (void)b{node};")
         return lines
+
+    @property
+    def _vectors_at(self) -> int:
+        """Where vectors begin in shared memory."""
+        s = self.s
+        return fixed_bytes(self.image, s) + s.stages * slot_bytes(self.image) if s.stages else self.image.weight_bytes
 
     def _vector_turn(self, part: int) -> str:
         own = [node for at, node in self.image.vectors if at == part]
@@ -311,7 +324,7 @@ class Kernel:
 
     def _begin(self, part: int, chunks: int, bias: NodeId | None) -> list[str]:
         """Sums are the bias, or zero."""
-        ring = self.s.stages * slot_bytes(self.image) - self.image.weight_bytes if self.s.stages else 0
+        ring = self._vectors_at - self.image.weight_bytes
         value = ["0.0f", "0.0f"]
         lines = [f"{each('j', chunks)} {{"]
         if bias is not None:
@@ -376,7 +389,7 @@ class Kernel:
                 found.append(f"{head}\n{each('m', s.tiles)} {call}")
             return found
 
-        if not s.stages:
+        if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"w_shared(sm) + {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
             lines += ["w_group_begin();", *calls(0, count, at), "w_group_commit(); w_group_wait<0>();"]
@@ -390,7 +403,7 @@ class Kernel:
                     "if (t == 0) ask();",
                     "__syncwarp();",
                     "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
-                    "{ const u32 w = w_shared(sm) + slot * " + f"{slot}u;",
+                    f"{{ const u32 w = w_shared(sm) + {fixed_bytes(self.image, s)} + slot * {slot}u;",
                     *calls(first, last, "w + k % 4 * 32"),
                     "w_group_commit(); }",
                 ]
