@@ -26,7 +26,7 @@ FIRST = 3
 FIRST_ON_GPU = 2
 """The same of generated kernels on a GPU, where whole plans are known sooner with fewer."""
 LIBRARY_FROM_US = 7.0
-"""On a GPU, products whose estimate is below this are first tried without the library: it never won there."""
+"""On a GPU, products whose estimate is below this are first tried without the library: it seldom won there."""
 
 
 @dataclass
