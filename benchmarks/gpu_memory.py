@@ -27,6 +27,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.memory_cases import LARGE_CASES, NETWORK_CASES, AsModule, Case
@@ -192,7 +193,7 @@ class Bench:
 
     def tensors(self, made: Prepared, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Inputs of the problem."""
-        return [given[x] if isinstance(x, int) else torch.from_numpy(x.copy()).cuda() for x in made.inputs]  # type: ignore[arg-type]
+        return [given[x] if isinstance(x, int) else torch.from_numpy(np.array(x)).cuda() for x in made.inputs]
 
     def ours(self, case: Case, made: Prepared) -> tuple[dict[str, object], Callable[[], float], int]:
         """Verify and time every schedule; the record, the best one's sampler and its launches."""
