@@ -116,6 +116,12 @@ def test_long_rows() -> None:
     check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
 
 
+def test_short_rows_that_follow_each_other_share_warps() -> None:
+    source = trial(norm(4096, 16), Form().schedule(), []).source  # a row of 64 bytes is no run among others
+    threads = [launch.grid[0] * launch.block[0] for launch in source.launches]
+    assert len(threads) == 1 and threads[0] <= 4 * 4096
+
+
 def test_rows_in_parts_take_two_launches() -> None:
     for name in ("parts", "parts-columns", "parts-groups", "parts-norm-pad", "parts-norm-pad-row"):
         p, form = LONG[name]

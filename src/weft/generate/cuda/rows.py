@@ -155,6 +155,8 @@ class Rows(Team):
         """The loop over rows of which short runs alternate in memory, e.g. groups of channels where those lie last."""
         if lane is None or lane.size * max(x.itemsize for x in seen.accesses) > 64:
             return None
+        if not any(lane in s.variables and any(v is not lane and v.size > 1 for v in s.variables) for s in self.spaces):
+            return None  # a run is a whole row: rows follow each other, they do not alternate
         large = [x.address for x in seen.accesses if lane in x.address.variables]
         most = max(math.prod(v.size for v in x.variables) for x in large)
         main = [x for x in large if math.prod(v.size for v in x.variables) == most]
