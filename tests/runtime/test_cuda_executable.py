@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
@@ -12,6 +14,7 @@ from tests.runtime.plans import library_plan
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.source import CallStep, LibraryCall, Ref
 from weft.pipeline import gpu
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.cuda_executable import CudaExecutable
@@ -175,3 +178,35 @@ def test_steps_one_by_one(cuda: FakeCuda) -> None:
     exe.run_steps(lambda number: seen.append((number, len(cuda.policies) - before)))
     assert seen == [(0, 0), (1, 1), (2, 2), (3, 3)]
     torch.testing.assert_close(exe.static_outputs[0], expected(x, w))
+
+
+def with_weight() -> Graph:
+    """A product with a weight, and a second one with another that is added as well."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (4, 8)))
+    v, w = (b.constant(np.random.default_rng(k).standard_normal((8, 8)).astype(np.float32)) for k in (1, 2))
+    return b.build([b.add(Prim.MATMUL, b.add(Prim.MATMUL, x, v), w), b.apply(Prim.TANH, w)])
+
+
+def test_weights_that_were_prepared_are_dropped_where_nothing_else_reads_them(cuda: FakeCuda) -> None:
+    graph = with_weight()
+    plan = library_plan(graph)
+    turned = CallStep("aten.clone.default", (Ref("in", 1),))
+    product = CallStep("aten.mm.default", (Ref("in", 0), Ref("prep", 0)))
+    steps = []
+    for step in plan.steps:
+        kernel = step.kernel
+        assert isinstance(kernel, LibraryCall)
+        if graph.nodes[step.members[0]].prim is Prim.MATMUL:
+            kernel = LibraryCall(kernel.schedule, (turned,), (product,), (Ref("tmp", 0),))
+        steps.append(replace(step, kernel=kernel))
+    linked = Linked(graph, replace(plan, steps=tuple(steps)), {}, None, None, 0, FACTS)
+    exe = CudaExecutable(linked, device=torch.device("cpu"))
+    kept = [node for node in exe._constants if graph.type_of(node).shape == (8, 8)]
+    assert len(kept) == 1, "the one that tanh reads"
+    x = torch.randn(4, 8)
+    held = [n for n, node in enumerate(graph.nodes) if node.prim is Prim.CONSTANT]
+    v, w = (torch.from_numpy(np.array(graph.constant(n))) for n in held)
+    got = exe(x)
+    torch.testing.assert_close(got[0], x @ v @ w)
+    torch.testing.assert_close(got[1], torch.tanh(w))

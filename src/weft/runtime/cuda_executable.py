@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import final
@@ -163,7 +163,7 @@ class CudaExecutable:
             return self._bind_source(i, step, step.kernel)
         if isinstance(step.kernel, KernelSource):
             raise InvalidGraphError(problem=f"step {i} is a kernel for the CPU in a plan for a GPU")
-        return self._bind_call(step, step.kernel)
+        return self._bind_call(i, step, step.kernel)
 
     def _bind_source(self, i: int, step: Step, source: CudaSource) -> Run:
         bound = BoundCuda(source, self._cubin(source))
@@ -173,8 +173,7 @@ class CudaExecutable:
         addresses = [x.data_ptr() for x in packed]
         bound.pack(inputs, addresses, torch.cuda.current_stream().cuda_stream)
         torch.cuda.current_stream().synchronize()
-        for slot in source.replaces_weights:
-            self._release(step.inputs[slot], i)
+        self._release(i, step, source.replaces_weights)
         state = 0
         if source.state_bytes:
             self._state.append(torch.zeros(source.state_bytes, dtype=torch.uint8, device=self.device))
@@ -195,20 +194,28 @@ class CudaExecutable:
             return self._constant(key[0]).data_ptr()
         return self._static[key].data_ptr() or self._arena.data_ptr()  # what has no bytes has no address of its own
 
-    def _release(self, key: Key, reader: int) -> None:
-        """Drop a weight that only this step reads, now that it was packed."""
-        if all(r == reader for r in self._values.readers.get(key, [])) and key[0] not in self._values.finals:
-            self._constants.pop(key[0], None)
+    def _release(self, i: int, step: Step, unread: Collection[int]) -> None:
+        """Drop the weights at these positions that nothing else reads, now that they were packed or prepared."""
+        for slot in unread:
+            node = step.inputs[slot][0]
+            everywhere = {r for (n, _), readers in self._values.readers.items() if n == node for r in readers}
+            here = {k for k, (n, _) in enumerate(step.inputs) if n == node}
+            if everywhere == {i} and here <= set(unread) and node not in self._values.finals:
+                self._constants.pop(node, None)
 
-    def _bind_call(self, step: Step, call: LibraryCall) -> Run:
+    def _bind_call(self, i: int, step: Step, call: LibraryCall) -> Run:
         weights = {
             slot: self._constant(node)
             for slot, (node, _) in enumerate(step.inputs)
             if self.graph.nodes[node].prim is Prim.CONSTANT
         }
+        bound = BoundCall(call, weights, device=self.device)
+        unread = set(weights) - bound.reads
+        weights.update(dict.fromkeys(unread, self._arena[:0]))
+        self._release(i, step, unread)
         inputs = [weights[k] if k in weights else self._static[key] for k, key in enumerate(step.inputs)]
         outputs = [self._static[key] for key in step.outputs]
-        return BoundCall(call, weights, device=self.device).launcher(inputs, outputs)
+        return bound.launcher(inputs, outputs)
 
     # -- graphs
 

@@ -136,7 +136,14 @@ class BoundCall:
         for step in call.prepare:
             function, args, kwargs = self._bind(step, none, [], weights)
             self._prepared.append(_keep(function(*args, **kwargs), step.result))
-        self._weights = dict(weights)
+        used = _references(call)
+        self._prepared = [x if ("prep", k) in used else None for k, x in enumerate(self._prepared)]
+        self._weights = {k: w for k, w in weights.items() if ("in", k) in used}
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """Weights that a run reads as they were given; the others are not held any longer."""
+        return frozenset(self._weights)
 
     def _bind(
         self, step: CallStep, inputs: Sequence[torch.Tensor], tmp: list[Any], weights: Mapping[int, torch.Tensor]
@@ -238,6 +245,19 @@ _VIEWS = frozenset(
     }
 )
 """Steps whose result is a view of their first operand where strides allow."""
+
+
+def _references(call: LibraryCall) -> frozenset[tuple[str, int]]:
+    """(kind, index) of everything that a run of the call, not its preparation, reads."""
+    found: set[tuple[str, int]] = {(r.kind, r.index) for r in call.outputs}
+    left: list[CallValue] = [v for step in call.run for v in (*step.args, *(x for _, x in step.kwargs))]
+    while left:
+        value = left.pop()
+        if isinstance(value, Ref):
+            found.add((value.kind, value.index))
+        elif isinstance(value, tuple):
+            left.extend(value)
+    return frozenset(found)
 
 
 def _reads_unknown(value: CallValue, slots: Sequence[Any]) -> bool:
