@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -80,16 +80,20 @@ def gpu_networks() -> str:
         ratio = min(kinds.values()) / mine
         ratios.setdefault(_batch(c), []).append(ratio)
         shown = [f"{kinds[k]:.3f}" if k in kinds else "not measured" for k in ("eager", "inductor")]
+        theirs = c.get("peer_compile_s", {})
+        assert isinstance(theirs, dict)
+        compiled = max((v for n, v in theirs.items() if n.startswith("inductor")), default=0.0)
         rows.append(
             [str(c["case"]), f"**{mine:.3f}**" if ratio >= 1 else f"{mine:.3f}", *shown, f"{ratio:.2f}",
-             f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} s", str(c["plan"]),
-             str(c.get("why_lost", ""))]
+             f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} / {c.get('warm_s', 0.0):.1f} s",
+             f"{compiled:.0f} s", _memory(c), _differing(c), str(c["plan"]), str(c.get("why_lost", ""))]
         )  # fmt: skip
     for batch, values in sorted(ratios.items()):
         name = f"geometric mean, batch {batch} ({len(values)} networks)"
-        rows.append([name, "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 5])
+        rows.append([name, "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 8])
     head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "× best", "kernels",
-            "floor ms", "tuning", "plan", "why lost"]  # fmt: skip
+            "floor ms", "tuning / warm", "torch.compile's compiling", "MB (torch.compile's)", "runs that differ", "plan",
+            "why lost"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
@@ -108,20 +112,75 @@ def gpu_memory() -> str:
         mine = float(str(c["weft_us"]))
         shares.append(float(str(c["share"])))
         ratio = min(peers.values(), default=0.0) / mine
-        ratios += [ratio] if peers else []
+        ratios += [ratio] if "inductor" in peers else []
         shown = [f"{peers[k]:.2f}" if k in peers else "not measured" for k in ("eager", "inductor")]
         rows.append(
             [str(c["case"]), f"{int(str(c['bytes'])) / 1e6:.2f}", f"**{mine:.2f}**" if ratio >= 1 else f"{mine:.2f}",
              f"{c['gb_s']:.0f}", f"{c['share']:.2f}", *shown, f"{ratio:.2f}" if peers else "", f"{c['kernels']}"]
         )  # fmt: skip
     least, middle = min(shares), sorted(shares)[len(shares) // 2]
-    rows.append(["median share (least), geometric mean", "", "", "", f"**{middle:.2f}** ({least:.2f})", "", "",
+    rows.append([f"median share (least); geometric mean where torch.compile was measured ({len(ratios)})", "", "", "", f"**{middle:.2f}** ({least:.2f})", "", "",
                  f"**{geometric_mean(ratios):.2f}**" if ratios else "", ""])  # fmt: skip
     head = ["operator, f16", "MB", "Weft µs", "GB/s", "of a copy's", "eager in a graph", "torch.compile in a graph",
             "× best", "launches"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
+
+
+def gpu_kernels() -> str:
+    """Kernels by themselves against the best library call: a line per suite and group."""
+    rows: list[list[str]] = []
+    notes: list[str] = []
+
+    def add(suite: str, against: str, ratio: str, groups: Callable[[dict[str, object]], str]) -> None:
+        lines = records("nvidia-h200", suite)
+        found: dict[str, list[float]] = {}
+        for c in (x for x in lines if x["record"] == "case" and x.get(ratio)):
+            found.setdefault(groups(c), []).append(float(str(c[ratio])))
+        for name, values in found.items():
+            lost = sum(v < 1 for v in values)
+            rows.append([f"{suite}{', ' if name else ''}{name}", against, f"{len(values)}",
+                         f"**{geometric_mean(values):.2f}**", f"{min(values):.2f}", f"{lost}"])  # fmt: skip
+        if lines:
+            notes.append(f"{suite}: commit {lines[0]['commit']}, `{lines[0]['command']}`")
+
+    add("convolutions", "cuDNN, the convolution alone", "ratio_conv", lambda c: "batch 1")
+    add("convolutions", "cuDNN, then what follows it", "ratio_chain", lambda c: "batch 1")
+    add("attention", "the best backend of torch", "ratio", lambda c: str(c["dtype"]))
+    add("mlp", "the best of layers by cuBLASLt, eager and torch.compile", "ratio", lambda c: f"width {c['width']}")
+    products = [x for x in records("nvidia-h200", "products") if x["record"] == "case" and x["who"] != "library"]
+    best: dict[str, dict[str, object]] = {}
+    for c in products:
+        name = str(c["case"])
+        if name not in best or float(str(c["us"])) < float(str(best[name]["us"])):
+            best[name] = c
+    for key, against in (("ratio", "cuBLAS, cuDNN: the product alone"), ("chain_ratio", "the same, then what follows")):
+        values = [float(str(c[key])) for c in best.values()]
+        if values:
+            lost = sum(v < 1 for v in values)
+            rows.append(["products and convolutions of large batches", against, f"{len(values)}",
+                         f"**{geometric_mean(values):.2f}**", f"{min(values):.2f}", f"{lost}"])  # fmt: skip
+    if products:
+        env = records("nvidia-h200", "products")[0]
+        notes.append(f"products: commits {', '.join(sorted({str(c['commit']) for c in products}))}, `{env['command']}`")
+    if not rows:
+        return "_not measured yet_"
+    head = ["kernels", "against", "cases", "× (geometric mean)", "least", "lost"]
+    return markdown(head, rows) + "\n\nNVIDIA H200, graph replay, best of the first schedules; " + "; ".join(notes)
+
+
+def _memory(case: dict[str, object]) -> str:
+    """Peak of what a contender holds, weights included."""
+    theirs = case.get("peer_own_bytes", {})
+    assert isinstance(theirs, dict)
+    mine = f"{int(str(case.get('own_bytes', 0))) / 1e6:.0f}"
+    peers = [v for n, v in theirs.items() if n.startswith("inductor")]
+    return f"{mine} ({min(peers) / 1e6:.0f})" if peers else mine
+
+
+def _differing(case: dict[str, object]) -> str:
+    return f"{case['runs_that_differ']} of {case['runs']}" if "runs" in case else ""
 
 
 def _batch(case: dict[str, object]) -> int:
@@ -152,6 +211,7 @@ TABLES = {
     "networks": networks,
     "gpu-networks": gpu_networks,
     "gpu-memory": gpu_memory,
+    "gpu-kernels": gpu_kernels,
     "conformance": conformance,
 }
 
