@@ -92,8 +92,8 @@ def gpu_networks() -> str:
         name = f"geometric mean, batch {batch} ({len(values)} networks)"
         rows.append([name, "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 8])
     head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "× best", "kernels",
-            "floor ms", "tuning / warm", "torch.compile's compiling", "MB (torch.compile's)", "runs that differ", "plan",
-            "why lost"]  # fmt: skip
+            "floor ms", "tuning / warm", "torch.compile's compiling", "MB (torch.compile's)",
+            "runs that differ", "plan", "why lost"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
@@ -119,7 +119,8 @@ def gpu_memory() -> str:
              f"{c['gb_s']:.0f}", f"{c['share']:.2f}", *shown, f"{ratio:.2f}" if peers else "", f"{c['kernels']}"]
         )  # fmt: skip
     least, middle = min(shares), sorted(shares)[len(shares) // 2]
-    rows.append([f"median share (least); geometric mean where torch.compile was measured ({len(ratios)})", "", "", "", f"**{middle:.2f}** ({least:.2f})", "", "",
+    where = f"median share (least); geometric mean where torch.compile was measured ({len(ratios)})"
+    rows.append([where, "", "", "", f"**{middle:.2f}** ({least:.2f})", "", "",
                  f"**{geometric_mean(ratios):.2f}**" if ratios else "", ""])  # fmt: skip
     head = ["operator, f16", "MB", "Weft µs", "GB/s", "of a copy's", "eager in a graph", "torch.compile in a graph",
             "× best", "launches"]  # fmt: skip
