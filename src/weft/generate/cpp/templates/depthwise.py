@@ -14,12 +14,13 @@ from typing import cast
 from weft.generate.cpp.templates.direct import FLAGS, GATHER, finish
 from weft.generate.cpp.templates.match import Contraction, Walk
 from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import KernelSource, Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the depthwise template; counts."""
 
     lanes: int
@@ -31,16 +32,9 @@ class Shape:
     cg: int
     """Vectors of channels per task."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cpp generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cpp", tuple(sorted({**fields, "algorithm": "direct", "template": "depthwise"}.items())))
+        return self.named("cpp", algorithm="direct", template="depthwise")
 
 
 def normal(c: Contraction) -> Contraction | Declined:

@@ -14,6 +14,7 @@ from typing import cast
 
 from weft.generate.cpp.templates.match import Contraction, Pack, Walk
 from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics
+from weft.generate.shape import Parameters
 from weft.kernels.source import KernelSource, Schedule
 
 _INLINE_COST = 6
@@ -25,7 +26,7 @@ FLAGS = ("-fno-tree-vectorize",)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the direct template; counts unless said otherwise."""
 
     lanes: int
@@ -55,16 +56,9 @@ class Shape:
         """Output channels that one step of `v` stands for."""
         return 1 if self.dot else self.lanes
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cpp generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cpp", tuple(sorted({**fields, "algorithm": "direct", "template": "contraction"}.items())))
+        return self.named("cpp", algorithm="direct", template="contraction")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from weft.generate.cpp.templates import direct
 from weft.generate.cpp.templates.match import Contraction, Walk
 from weft.generate.cpp.templates.text import cost, indices, leaves, pointer, prelude, statics
 from weft.generate.expr.ctype import literal
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import KernelSource, Schedule
@@ -32,7 +33,7 @@ _POINTS = {2: ("0", "1", "-1"), 4: ("0", "5/8", "-5/8", "3/2", "-3/2")}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the Winograd template; counts."""
 
     lanes: int
@@ -47,18 +48,9 @@ class Shape:
     og: int
     """Blocks of output channels per task."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cpp generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule(
-            "cpp", tuple(sorted({**fields, "algorithm": f"winograd{self.m}", "template": "winograd"}.items()))
-        )
+        return self.named("cpp", algorithm=f"winograd{self.m}", template="winograd")
 
 
 @cache

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.attention_match import Attention
+from weft.generate.shape import Parameters
 from weft.ir.types import DType
 from weft.kernels.source import Schedule
 
@@ -34,7 +35,7 @@ _AT_ONCE = 112 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template."""
 
     wr: int
@@ -48,16 +49,9 @@ class Shape:
     stages: int
     """Tiles of wk * nb keys in shared memory."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "attention"}.items())))
+        return self.named("cuda", template="attention")
 
     @property
     def bm(self) -> int:

@@ -17,6 +17,7 @@ from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.pack import pack_vectors
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category
 from weft.ir.types import DType
@@ -38,7 +39,7 @@ _HELD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; counts."""
 
     th: int
@@ -47,16 +48,9 @@ class Shape:
     """Channels of a thread."""
     threads: int
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "depthwise"}.items())))
+        return self.named("cuda", template="depthwise")
 
 
 def normal(p: Product) -> Product | Declined:

@@ -16,6 +16,7 @@ from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.pack import pack_launch
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, offset_of
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
@@ -47,7 +48,7 @@ W_DOT(f16) W_DOT(bf16)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; counts."""
 
     cols: int
@@ -59,16 +60,9 @@ class Shape:
     unroll: int
     """Chunks of a column in flight per lane."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "gemv"}.items())))
+        return self.named("cuda", template="gemv")
 
     @property
     def threads(self) -> int:

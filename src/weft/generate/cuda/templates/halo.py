@@ -17,6 +17,7 @@ from weft.generate.cuda.templates.loaders import each, tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
@@ -32,7 +33,7 @@ _KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; counts."""
 
     th: int
@@ -51,16 +52,9 @@ class Shape:
     cluster: bool
     wide: bool
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "halo"}.items())))
+        return self.named("cuda", template="halo")
 
 
 @dataclass(frozen=True, slots=True)

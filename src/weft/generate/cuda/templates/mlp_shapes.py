@@ -15,6 +15,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import SFU_PER_CLOCK
 from weft.generate.cuda.templates.mlp_image import PANEL, Image
 from weft.generate.cuda.templates.mlp_match import Chain, last_use, padded
+from weft.generate.shape import Parameters
 from weft.ir.prims import Prim
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import Schedule
@@ -41,7 +42,7 @@ _STAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template."""
 
     group: bool
@@ -59,16 +60,9 @@ class Shape:
     blocks: int
     """At once on the device; each takes one tile after the other."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "mlp"}.items())))
+        return self.named("cuda", template="mlp")
 
     @property
     def threads(self) -> int:

@@ -15,6 +15,7 @@ from weft.generate.cuda.templates import epilogue, loaders, wgmma
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
@@ -24,7 +25,7 @@ PAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; sizes in elements."""
 
     bm: int
@@ -43,16 +44,9 @@ class Shape:
     group: bool = False
     """True: `wm` by `wn` is the tile of four warps and their warpgroup product (sm_90a)."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self, template: str) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": template}.items())))
+        return self.named("cuda", template=template)
 
     @property
     def warps(self) -> int:

@@ -19,6 +19,7 @@ from weft.generate.cuda.templates.pack import FragmentOrder, Packing, pack_fragm
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import image_steps
 from weft.generate.cuda.templates.separable_match import Separable
+from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
 
@@ -28,7 +29,7 @@ _LAUNCH = 1500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; counts."""
 
     bm: int
@@ -44,16 +45,9 @@ class Shape:
     """Blocks that share a sum."""
     cluster: bool
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "separable"}.items())))
+        return self.named("cuda", template="separable")
 
 
 def _geometry(p: Separable, s: Shape) -> halo.Geometry:

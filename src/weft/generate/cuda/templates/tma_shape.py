@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
+from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
 _MANY_SUMS = 112
@@ -13,7 +14,7 @@ _MANY_SUMS = 112
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Parameters):
     """Parameters of the template; sizes in elements."""
 
     bm: int
@@ -39,16 +40,9 @@ class Shape:
     unit: int = 1
     """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
 
-    @staticmethod
-    def of(schedule: Schedule) -> Shape:
-        """Read back what `schedule` wrote."""
-        p = dict(schedule.params)
-        return Shape(**{f: p[f] for f in Shape.__dataclass_fields__})  # type: ignore[arg-type]
-
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
-        fields = {f: getattr(self, f) for f in Shape.__dataclass_fields__}
-        return Schedule("cuda", tuple(sorted({**fields, "template": "tma"}.items())))
+        return self.named("cuda", template="tma")
 
     @property
     def threads(self) -> int:
