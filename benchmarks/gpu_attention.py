@@ -18,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,11 +26,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu_time import Kernel, median_us
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.errors import WeftError
 from weft.fission.sdpa import sdpa
-from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.attention_match import attention
 from weft.generate.cuda.templates.attention_shapes import MOST, Shape, shapes
@@ -196,54 +196,10 @@ class Data:
         return torch.cat(parts)
 
 
-def median_us(launch: Callable[[], object]) -> float:
-    """Microseconds per launch of a graph of many."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(LAUNCHES):
-            launch()
-    samples = []
-    for i in range(ROUNDS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        if i > 1:
-            samples.append(float(start.elapsed_time(end)) * 1e3 / LAUNCHES)
-    return statistics.median(samples)
-
-
 def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
     """RMS of the error over the RMS of the result; infinite where something is not finite."""
     found = float((got.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
     return found if math.isfinite(found) else math.inf
-
-
-@dataclass(slots=True)
-class Kernel:
-    """One compiled schedule."""
-
-    source: CudaSource
-    path: str
-
-    def time(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> float:
-        """Microseconds; `out` holds the result."""
-        addresses = Addresses([x.data_ptr() for x in inputs], [out.data_ptr()], [], 0, 0)
-        bound = BoundCuda(self.source, self.path)  # its module stays loaded as long as this lives
-        ready = bound.prepare(addresses)
-
-        def launch() -> None:
-            ready(torch.cuda.current_stream().cuda_stream)
-
-        return median_us(launch)
 
 
 def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource] | str:
@@ -270,7 +226,7 @@ def peers(c: Case, d: Data) -> tuple[dict[str, float], dict[str, float], dict[st
         try:
             with sdpa_kernel(backend), torch.no_grad():
                 errors[name] = error_of(call().transpose(1, 2), d.exact)
-                times[name] = median_us(call)
+                times[name] = median_us(call, launches=LAUNCHES, rounds=ROUNDS)
         except Exception as error:  # a backend that does not take the case is said, and the rest is measured
             failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
             with contextlib.suppress(Exception):
@@ -293,7 +249,7 @@ class Ours:
         tolerance = TOLERANCE[d.q.dtype]
         for kernel in kernels:
             out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
-            us = kernel.time(inputs, out)
+            us = kernel.time(inputs, out, launches=LAUNCHES, rounds=ROUNDS)
             error = error_of(out, d.exact)
             s = Shape.of(kernel.source.schedule)
             found.shapes.append(f"{s.wr}x{s.mi} rows, {s.wk}x{s.nb} keys, {s.stages} stages")

@@ -27,13 +27,13 @@ from typing import cast
 import torch
 from torch import nn
 
+from benchmarks.gpu_time import Kernel, median_us
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.errors import WeftError
 from weft.fission.gelu import gelu
 from weft.fission.relu import relu
 from weft.fission.sigmoid import silu
-from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -127,59 +127,15 @@ def network(c: Case, dtype: DType) -> nn.Sequential:
     return nn.Sequential(*layers).to("cuda", TORCH[dtype]).eval()
 
 
-def median_us(launch: Callable[[], object], expected_us: float) -> float:
-    """Microseconds per launch of a graph of some."""
-    launches = max(2, min(20, int(4000 / max(expected_us, 1.0))))
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(launches):
-            launch()
-    samples = []
-    for i in range(ROUNDS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        if i > 1:
-            samples.append(float(start.elapsed_time(end)) * 1e3 / launches)
-    return statistics.median(samples)
+def launches_for(expected_us: float) -> int:
+    """Of one graph: about four milliseconds, 2 to 20."""
+    return max(2, min(20, int(4000 / max(expected_us, 1.0))))
 
 
 def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
     """Norm of the error over the norm of the result; infinite where something is not finite."""
     found = float((got[: len(exact)].double() - exact).norm() / exact.norm())
     return found if math.isfinite(found) else math.inf
-
-
-@dataclass(slots=True)
-class Kernel:
-    """One compiled schedule."""
-
-    source: CudaSource
-    path: str
-
-    def time(self, inputs: Sequence[torch.Tensor], out: torch.Tensor, expected_us: float) -> float:
-        """Microseconds; `out` holds the result."""
-        packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in self.source.packed_bytes]
-        bound = BoundCuda(self.source, self.path)  # its module stays loaded as long as this lives
-        stream = torch.cuda.current_stream().cuda_stream
-        bound.pack([x.data_ptr() for x in inputs], [x.data_ptr() for x in packed], stream)
-        torch.cuda.synchronize()
-        addresses = Addresses([x.data_ptr() for x in inputs], [out.data_ptr()], [x.data_ptr() for x in packed], 0, 0)
-        ready = bound.prepare(addresses)
-
-        def launch() -> None:
-            ready(torch.cuda.current_stream().cuda_stream)
-
-        return median_us(launch, expected_us)
 
 
 def by_library(net: nn.Sequential) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -210,7 +166,7 @@ def peers(c: Case, net: nn.Sequential, x: torch.Tensor, *, compiled: bool) -> tu
             return way(x)
 
         try:
-            times[name] = median_us(call, 8 * c.floor_us)
+            times[name] = median_us(call, launches=launches_for(8 * c.floor_us), rounds=ROUNDS)
         except Exception as error:  # a peer that does not take the case is said, and the rest is measured
             failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
             torch.cuda.synchronize()
@@ -231,7 +187,7 @@ def record(c: Case, dtype: DType, kernels: Sequence[Kernel], *, compiled: bool) 
     errors = []
     for kernel in kernels:
         out = torch.full_like(x, math.nan)
-        us = kernel.time(inputs, out, 2 * c.floor_us)
+        us = kernel.time(inputs, out, launches=launches_for(2 * c.floor_us), rounds=ROUNDS)
         error = error_of(out, exact) if bool(torch.isfinite(out).all()) else math.inf
         errors.append(error)
         tried.append(us if error <= 1.5 * error_of(own, exact) + 1e-4 else math.inf)
