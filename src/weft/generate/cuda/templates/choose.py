@@ -58,14 +58,25 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
     return list(_ranked(sizes_of(p), cluster, facts, keep))
 
 
-@lru_cache(maxsize=1024)
-def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
-    """`shapes` of all products of these sizes: a network has the same one before many epilogues."""
-    ranked: list[tuple[float, Shape]] = []
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape) of everything that fits, in no order."""
+    cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
+    return _modelled(sizes_of(p), cluster, facts)
+
+
+def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, Shape]]:
+    found: list[tuple[float, Shape]] = []
     for base in _fitting(p, facts):
         model = block(p, base, facts)
         if model.fit:
-            ranked += [(model.cycles(s.split, s.cluster), s) for s in _split(p, base, cluster)]
+            found += [(model.cycles(s.split, s.cluster), s) for s in _split(p, base, cluster)]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+    """`shapes` of all products of these sizes: a network has the same one before many epilogues."""
+    ranked = _modelled(p, cluster, facts)
     ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []

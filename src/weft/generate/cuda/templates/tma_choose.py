@@ -78,9 +78,50 @@ class _Case:
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
+    case = _case(p, facts)
+    if case is None:
+        return []
+    found: list[tuple[float, Shape]] = []
+    most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
+    for modelled, s in _ranked(case, facts):
+        # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
+        kind = s.unit if s.fields else 0
+        if most[kind] and _possible(p, case, s):
+            most[kind] -= 1
+            found.append((modelled, s))
+    return found
+
+
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape) of everything that fits, in no order: also with fewer stages, and with a block for each
+    tile where `shapes` has blocks go on to further ones.
+    """
+    case = _case(p, facts)
+    if case is None:
+        return []
+    found: dict[Shape, float] = {}
+    for base in _candidates(case, facts):
+        if not _possible(p, case, base):
+            continue
+        for blocks in {base.blocks, base.blocks if base.turns else 0}:
+            for stages in range(min(_FEWEST, base.stages), base.stages + 1):
+                s = replace(base, blocks=blocks, stages=stages)
+                if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
+                    found[s] = cycles(case, s, facts)
+    return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
+
+
+def _possible(p: Product, case: _Case, s: Shape) -> bool:
+    """Whether there are tensor maps for both operands."""
+    a = field(p, case.rows, s.box, s.panel) if s.fields else left(p, case.rows, s.bm, s.panel, s.box)
+    return not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined)
+
+
+def _case(p: Product, facts: GpuFacts) -> _Case | None:
+    """None for what the template does not take."""
     rows = rows_of(p)
     if facts.capability != 90 or isinstance(rows, Declined) or epilogue.plan(p).by_row:
-        return []
+        return None
     stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
     turned = p.a_load == "columns" or p.w_load == "kn"
     panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
@@ -90,19 +131,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
-    case = _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
-    found: list[tuple[float, Shape]] = []
-    most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
-    for modelled, s in _ranked(case, facts):
-        # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
-        kind = s.unit if s.fields else 0
-        if not most[kind]:
-            continue
-        a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
-        if not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined):
-            most[kind] -= 1
-            found.append((modelled, s))
-    return found
+    return _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:
