@@ -7,8 +7,10 @@ import contextlib
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from weft.device.files import publish
@@ -16,6 +18,10 @@ from weft.device.files import publish
 Provenance = Literal["measured", "attribute", "default"]
 Table = tuple[tuple[int, float], ...]
 """(bytes, GB/s), sizes ascending."""
+
+
+NOT_STORED: Mapping[str, bool] = MappingProxyType({"stored": False})
+"""Metadata of a field that is no property of the device."""
 
 
 def interpolate(table: Table, size_bytes: int) -> float:
@@ -33,7 +39,7 @@ def interpolate(table: Table, size_bytes: int) -> float:
 
 def dump(record: Any, schema: int) -> str:
     """Canonical JSON of a record's fields."""
-    return json.dumps({"schema": schema, **{f.name: getattr(record, f.name) for f in fields(record)}}, sort_keys=True)
+    return json.dumps({"schema": schema, **{name: getattr(record, name) for name in _stored(record)}}, sort_keys=True)
 
 
 def parse(kind: type[Any], text: str, schema: int, what: str) -> dict[str, Any]:
@@ -45,9 +51,13 @@ def parse(kind: type[Any], text: str, schema: int, what: str) -> dict[str, Any]:
     data = json.loads(text)
     if not isinstance(data, dict) or data.pop("schema", None) != schema:
         raise ValueError(f"not a record of {what}")
-    if set(data) != {f.name for f in fields(kind)}:
+    if set(data) != _stored(kind):
         raise ValueError(f"fields of {what} differ")
     return data
+
+
+def _stored(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind) if f.metadata.get("stored", True)}
 
 
 def load(path: Path | None) -> str | None:

@@ -52,9 +52,10 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
         product = _from_field(graph, node, product)
         if load == "elements":
             load, factor = "taps", ONE_BY_ONE
-    sizes = _sizes(problem, at, product, load)
+    tf32 = facts.tf32 and product.dtype == DType.F32.value
+    sizes = replace(_sizes(problem, at, product, load), tf32=tf32)
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
-    persistent = product_us(facts, product)[0] + PERSISTENT_US
+    persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + PERSISTENT_US
     return min(block, persistent if load in ("rows", "taps") else math.inf) * factor
 
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -35,7 +36,7 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     """
     device = device_of(options)
     products = Products(device)
-    facts = gpu_facts(options.cache, device=device.index or 0, matmul=products)
+    facts = replace(gpu_facts(options.cache, device=device.index or 0, matmul=products), tf32=options.allow_tf32)
     products.close()
     found = find_nvrtc()
     compiler = None if isinstance(found, Declined) else found

@@ -216,6 +216,23 @@ template <class U> inline void w_mma(float (&d)[4], const u32 (&a)[4], u32 b0, u
 }
 inline void w_mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { w_mma(d, a, b0, b1, w_unpack_f16); }
 inline void w_mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { w_mma(d, a, b0, b1, w_unpack_bf16); }
+inline u32 w_tf32(float x) {  // to nearest, ties away from zero
+  const u32 b = __float_as_uint(x);
+  return (b & 0x7f800000) == 0x7f800000 ? b : (b + 0x1000) & 0xffffe000;
+}
+inline float w_cut_tf32(u32 b) { return __uint_as_float(b & 0xffffe000); }
+inline void w_mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  Warp& w = *w_self->warp;
+  const unsigned slot = w.bar.generation & 1, lane = w_self->lane;
+  for (int i = 0; i < 4; ++i) w.fa[slot][lane][i] = w_cut_tf32(a[i]);
+  w.fb[slot][lane][0] = w_cut_tf32(b0), w.fb[slot][lane][1] = w_cut_tf32(b1);
+  w_meet(w.bar);
+  for (int e = 0; e < 4; ++e) {
+    const int row = (lane >> 2) + 8 * (e >> 1), col = 2 * (lane & 3) + (e & 1);
+    for (int k = 0; k < 8; ++k)
+      d[e] += w.fa[slot][(row & 7) * 4 + (k & 3)][(row >> 3) + 2 * (k >> 2)] * w.fb[slot][col * 4 + (k & 3)][k >> 2];
+  }
+}
 inline u64 w_descriptor(u32 at) {
   if (at % 32 || at >= w_self->block->shared_bytes) w_fail("operand of a warpgroup product");
   return at;

@@ -53,6 +53,12 @@ inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swi
   if (at + bytes > w_self->block->shared_bytes) w_fail("copy beyond shared memory");
   if (from) memcpy(w_self->block->shared + at, from, bytes); else memset(w_self->block->shared + at, 0, bytes);
 }
+inline void w_land_tf32(u32 to, u32 place, const void* from, long long swizzle) {  // the engine rounds
+  float x = 0.0f;
+  if (from) memcpy(&x, from, 4);
+  const u32 rounded = w_tf32(x);
+  w_land(to, place, &rounded, 4, swizzle);
+}
 inline void w_later(u32 bar, std::function<void()> copy) {
   if (w_defer == 1) w_bar(bar).late.push_back(copy); else copy();
 }
@@ -80,7 +86,8 @@ inline void w_box(const w_map* m, u32 to, u32 bar, std::vector<int> x) {
       bool known = !inside;
       for (auto& b : w_buffers) known |= (const char*)at >= b.first && (const char*)at + r.size <= b.second;
       if (!known) w_fail("box beyond every buffer");
-      w_land(to, place, inside ? (const void*)at : nullptr, r.size, r.swizzle);
+      const void* const from = inside ? (const void*)at : nullptr;
+      if (r.size == 4) w_land_tf32(to, place, from, r.swizzle); else w_land(to, place, from, r.size, r.swizzle);
     }
     Arrivals& b = w_bar(bar);
     b.bytes -= total * r.size;
@@ -123,6 +130,29 @@ inline float w_element(u64 d, int row, int k, bool turned, float2 (*unpack)(u32)
   u16 x;
   memcpy(&x, w_self->block->shared + at, 2);
   return unpack(x).x;
+}
+inline float w_element_tf32(u64 d, int row, int k) {  // element `k` (0 to 7), what is beyond TF32 ignored
+  const u32 start = (u32)(d & 0x3fff) << 4, stride = (u32)(d >> 32 & 0x3fff) << 4, mode = (u32)(d >> 62);
+  const u32 line = mode == 1 ? 128 : mode == 2 ? 64 : 32, mask = line / 16 - 1;
+  if (mode == 0) w_fail("an operand without swizzle");
+  u32 at = start + row / 8 * stride + row % 8 * line + k * 4, x;
+  at ^= ((at >> 7) & mask) << 4;
+  if (at + 4 > w_self->block->shared_bytes) w_fail("warpgroup product beyond shared memory");
+  memcpy(&x, w_self->block->shared + at, 4);
+  return w_cut_tf32(x);
+}
+inline void w_by_descriptor_tf32(const Product& p) {
+  const int lane = w_self->lane, warp = w_self->index.x / 32 % 4;
+  for (int j = 0; j < p.half; ++j) {
+    const int row = warp * 16 + lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;
+    float sum = p.add ? p.d[j] : 0.0f;
+    for (int k = 0; k < 8; ++k) sum += w_element_tf32(p.a, row, k) * w_element_tf32(p.b, col, k);
+    p.d[j] = sum;
+  }
+}
+template <int H> inline void w_product_tf32_00(float (&d)[H], u64 a, u64 b, int add) {
+  const Product p{d, H, a, b, add, nullptr, w_by_descriptor_tf32};
+  if (w_defer) w_self->issued.push_back(p); else w_do(p);
 }
 template <int A, int B> inline void w_by_descriptor(const Product& p) {
   const int lane = w_self->lane, warp = w_self->index.x / 32 % 4;

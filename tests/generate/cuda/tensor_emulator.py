@@ -58,7 +58,7 @@ class Buffer:
 def _record(m: TensorMap, address: int) -> ctypes.Array[ctypes.c_longlong]:
     """What the emulation knows of a tensor map; DeviceError for one that CUDA would refuse."""
     tensor_map._check(address, m.dtype, m.sizes, m.strides_bytes, m.box, m.element_strides, m.swizzle_bytes)
-    size = {"f16": 2, "bf16": 2, "f32": 4}[m.dtype]
+    size = {"f16": 2, "bf16": 2, "tf32": 4}[m.dtype]
     fields = [
         (*values, *(5 - len(values)) * (0,)) for values in (m.sizes, (size, *m.strides_bytes), m.box, m.element_strides)
     ]

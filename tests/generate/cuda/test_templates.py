@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ A100 = GpuFacts(capability=80, sms=108, shared_per_sm=167936, shared_per_block=1
 
 
 def split(s: Schedule) -> bool:
-    return int(s.param("split")) > 1 and dict(s.params).get("cluster") is False  # type: ignore[arg-type]
+    return int(dict(s.params).get("split", 1)) > 1 and dict(s.params).get("cluster") is False  # type: ignore[arg-type]
 
 
 def clustered(s: Schedule) -> bool:
@@ -47,6 +48,10 @@ def tiled(s: Schedule) -> bool:
 
 def group(s: Schedule) -> bool:
     return s.param("template") == "wgmma"
+
+
+def fragments(s: Schedule) -> bool:
+    return s.param("template") == "mma"
 
 
 def gemv(s: Schedule) -> bool:
@@ -97,10 +102,22 @@ CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "f32 batched": (product((3, 50, 44), (3, 44, 20), weight=False, dtype=F32), anything),
     "sums of f16 stored in f32": (product((20, 40), (40, 24), out=F32), anything),
 }
+TF32: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
+    "3x3": (convolution(1, 12, 9, 9, 24, 3, 1, 1, dtype=F32, residual=True), fragments),
+    "reflect": (convolution(1, 16, 6, 7, 24, 3, before="reflect", dtype=F32), fragments),
+    "three channels": (convolution(1, 3, 19, 17, 24, 7, 2, 3, fin=ROW, dtype=F32), fragments),
+    "linear": (product((50, 40), (72, 40), turn_right=True, dtype=F32), fragments),
+    "few rows": (product((16, 520), (24, 520), turn_right=True, dtype=F32), fragments),
+    "odd": (product((2, 3, 33, 17), (2, 3, 17, 19), weight=False, dtype=F32), fragments),
+    "batched, transposed": (product((3, 50, 40), (3, 72, 40), weight=False, turn_right=True, dtype=F32), fragments),
+    "split over blocks": (convolution(1, 512, 4, 5, 16, 3, 1, 1, dtype=F32), split),
+    "split over a cluster": (convolution(1, 512, 4, 5, 16, 3, 1, 1, dtype=F32), clustered),
+}
+"""The same with products of f32 on tensor cores."""
 
 
-def choose(problem: Problem, wanted: Callable[[Schedule], bool]) -> CudaSource:
-    found = templates.schedules(problem, A100 if wanted is split else H200)
+def choose(problem: Problem, wanted: Callable[[Schedule], bool], *, tf32: bool = False) -> CudaSource:
+    found = templates.schedules(problem, replace(A100 if wanted is split else H200, tf32=tf32))
     assert not isinstance(found, Declined), found.reason
     source = templates.emit(problem, next(s for s in found if wanted(s)))
     assert isinstance(source, CudaSource), source
@@ -109,7 +126,8 @@ def choose(problem: Problem, wanted: Callable[[Schedule], bool]) -> CudaSource:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    return {name: choose(*case) for name, case in CASES.items()}
+    found = {name: choose(*case) for name, case in CASES.items()}
+    return found | {f"tf32, {name}": choose(*case, tf32=True) for name, case in TF32.items()}
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +136,9 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, *(f"tf32, {name}" for name in TF32)])
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
+    problem = (CASES.get(name) or TF32[name.removeprefix("tf32, ")])[0]
     inputs = small_integers(problem)
     exact = evaluate(problem.graph, inputs, precise=True)
     got = run(kernels, problem, sources[name], inputs, defer=defer)

@@ -99,11 +99,31 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=3)),
     "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
+    "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
+    "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
+    "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
+    "tf32, two warpgroups in turn": (
+        product((200, 100), (72, 100), turn_right=True, dtype=F32),
+        linear(64, 32, groups=2, turns=True, blocks=3, stages=4),
+    ),
+    "tf32, 3x3, 12 channels": (
+        convolution(2, 12, 9, 9, 24, 3, 1, 1, dtype=F32, residual=True),
+        pixels(64, 32, (1, 7, 9), panel=32),
+    ),
+    "tf32, 3x3 strided": (convolution(2, 32, 9, 11, 24, 3, 2, 1, dtype=F32), pixels(64, 32, (2, 5, 6))),
+    "tf32, field": (
+        convolution(2, 48, 9, 16, 40, 3, 1, 1, dtype=F32, residual=True),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=3, unit=3),
+    ),
+    "tf32, field, one by one": (
+        convolution(1, 32, 9, 11, 24, 3, 1, 1, dtype=F32),
+        pixels(64, 32, (1, 8, 8), fields=2),
+    ),
 }
 
 
 def contraction(problem: Problem) -> Product:
-    p = product_of(problem)
+    p = product_of(problem, tf32=True)
     assert isinstance(p, Product), p
     return p
 
@@ -209,7 +229,6 @@ def test_text(name: str):
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (product((64, 64), (64, 64), dtype=F32), "16-bit"),
         (convolution(1, 3, 20, 20, 32, 3, 1, 1), "chunks of 16 bytes"),
         (convolution(1, 16, 20, 20, 32, 3, before="reflect"), "not by zeros"),
         (convolution(1, 64, 20, 20, 32, 3, 1, 1, fout=ROW), "lie apart"),

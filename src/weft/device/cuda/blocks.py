@@ -93,6 +93,13 @@ class Sizes:
     """Transcendental ones among them."""
     stored: int
     """Bytes written per result, all outputs together."""
+    tf32: bool = False
+    """Products of f32 on the tensor cores."""
+
+    @property
+    def tensor(self) -> bool:
+        """True where tensor cores multiply."""
+        return self.tf32 or self.dtype.itemsize == 2
 
 
 class Shape(Protocol):
@@ -150,15 +157,16 @@ class Block:
         self.steps = math.ceil(p.k / s.bk)
         self.gap = gap_us(facts) * facts.clock_ghz * 1e3 + START
         size = p.dtype.itemsize
-        self.kind = "group" if s.group else "mma" if size == 2 else "simt"
-        peak = FLOPS_PER_CLOCK.get(facts.capability, {}).get(p.dtype.value, math.inf)
-        self.products = 2.0 * s.bm * s.bn * s.bk / min(RATE[self.kind], REACHED * peak)
+        self.kind = "group" if s.group else "mma" if p.tensor else "simt"
+        peak = FLOPS_PER_CLOCK.get(facts.capability, {}).get("tf32" if p.tf32 else p.dtype.value, math.inf)
+        rate = RATE[self.kind] / (2 if p.tf32 else 1)
+        self.products = 2.0 * s.bm * s.bn * s.bk / min(rate, REACHED * peak)
         self.loaded = (s.bm + s.bn) * s.bk * size
         if s.group:
             fragments = s.bm / 64 * (64 + s.bn) * s.bk * size
         else:
             fragments = (s.bm // s.wm) * (s.bn // s.wn) * (s.wm + s.wn) * s.bk * size
-        self.shared = (fragments + self.loaded) / 128 * (1.0 if size == 2 else SIMT_SHARED)
+        self.shared = (fragments + self.loaded) / 128 * (1.0 if p.tensor else SIMT_SHARED)
         self.issue = s.bk * size / 16 * (s.bm * ISSUE[p.a_load] + s.bn * ISSUE_WEIGHTS)
         self.chain = self._chain()
         self.tile = s.bm * s.bn
@@ -169,7 +177,7 @@ class Block:
         p, s = self.sizes, self.shape
         chain = CHAIN[self.kind]
         if self.kind == "mma":
-            chain += MMA * (s.bk // 16 / s.wk) * (s.wm // 16) * (s.wn // 8)
+            chain += MMA * (s.bk * p.dtype.itemsize // 32 / s.wk) * (s.wm // 16) * (s.wn // 8)
         by_element = (s.bm if p.a_load == "elements" else 0) + (s.bn if p.w_load == "elements" else 0)
         if by_element:
             chain += ELEMENTS + by_element * s.bk / s.threads * (ELEMENT_OF_TABLES if p.tables else ELEMENT)
@@ -270,8 +278,8 @@ SPLITS = (1, 2, 4, 8)
 @lru_cache(maxsize=4096)
 def least_cycles(facts: GpuFacts, p: Sizes) -> float:
     """The least of the model over usual blocks and splits: what a good kernel for the product may take."""
-    kinds = ["simt"] if p.dtype.itemsize > 2 else ["mma"]
-    if kinds == ["mma"] and facts.capability >= 90 and p.a_load != "columns" and p.w_load != "kn":
+    kinds = ["mma"] if p.tensor else ["simt"]
+    if p.dtype.itemsize == 2 and facts.capability >= 90 and p.a_load != "columns" and p.w_load != "kn":
         kinds.append("group")
     cluster = facts.capability >= 90 and p.width % 4 == 0
     best = math.inf

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import cast
 
-from weft.device.stored import Provenance, Table, dump, interpolate, parse
+from weft.device.stored import NOT_STORED, Provenance, Table, dump, interpolate, parse
 
 SCHEMA = 1
 FLOPS_PER_CLOCK: Mapping[int, Mapping[str, int]] = {
@@ -79,6 +79,8 @@ class GpuFacts:
     """Version of the driver that measured ones belong to."""
     provenance: tuple[tuple[str, Provenance], ...] = ()
     """Per field; a field that is not listed is a default."""
+    tf32: bool = field(default=False, metadata=NOT_STORED)
+    """Not of the device but the caller's choice for it: products of f32 may round their operands to TF32."""
 
     def source_of(self, field: str) -> Provenance:
         """Where a field's value comes from."""
@@ -113,7 +115,7 @@ class GpuFacts:
         return dict(self.flops)[dtype] / ((bandwidth_gb_s or self.peak_bandwidth) * 1e9)
 
     def to_json(self) -> str:
-        """Canonical JSON; `from_json` gives an equal record back."""
+        """Canonical JSON; `from_json` gives an equal record back, without what the caller chose."""
         return dump(self, SCHEMA)
 
     @classmethod

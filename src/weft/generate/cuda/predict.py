@@ -9,7 +9,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.choose import turns_axes
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import cost, depthwise, gemv, halo_choose, tma_choose
+from weft.generate.cuda.templates import TENSOR, cost, depthwise, gemv, halo_choose, tma_choose
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
@@ -43,7 +43,7 @@ def _loops(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | Non
 
 
 def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts) -> float | None:
-    p = _product(problem)
+    p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None
     if template in ("mma", "wgmma", "simt"):
@@ -57,14 +57,14 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
 
 
 @lru_cache(maxsize=8)
-def _product(problem: Problem) -> Product | Declined:
-    return product(problem)
+def _product(problem: Problem, *, tf32: bool) -> Product | Declined:
+    return product(problem, tf32=tf32)
 
 
 @lru_cache(maxsize=8)
 def _listed(problem: Problem, template: str, facts: GpuFacts) -> Mapping[Schedule, float]:
     """Cycles of all that a template would offer for a problem."""
-    p = _product(problem)
+    p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return {}
     if template == "halo":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import (
@@ -23,14 +24,17 @@ from weft.generate.cuda.templates import (
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim
-from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
 _MOST = 12
 """Schedules of one problem."""
+_EXACT = 2
+"""Of a product that may be rounded to TF32, those that do not."""
 _FIRST = 3
 """Schedules that are measured of every problem."""
+TENSOR = frozenset({"mma", "wgmma", "halo", "tma"})
+"""Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _NEAR = 1.5
 """Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
 
@@ -51,7 +55,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
-    p = product(problem)
+    p = product(problem, tf32=facts.tf32)
     if isinstance(p, Declined):
         return p
     if facts.capability < 80:
@@ -59,8 +63,10 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     by_channel = depthwise.normal(p)
     if not isinstance(by_channel, Declined):
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
-    name = "simt" if p.dtype is DType.F32 else "mma"
+    name = "mma" if p.tensor else "simt"
     ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
+    if p.tf32:  # where the library does not round, neither may a kernel
+        ranked += [(cycles, s.schedule("simt")) for cycles, s in choose.shapes(replace(p, tf32=False), facts, _EXACT)]
     ranked += [(cycles, s.schedule()) for cycles, s in halo_choose.shapes(p, facts)]
     near = _NEAR * min(cycles for cycles, _ in ranked) if ranked else 0.0
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts) if cycles <= near]
@@ -99,7 +105,7 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if schedule.param("template") == "separable":
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else separable.emit(pair, schedule, entry)
-    p = product(problem)
+    p = product(problem, tf32=schedule.param("template") in TENSOR)
     if isinstance(p, Declined):
         return p
     if schedule.param("template") == "depthwise":

@@ -17,7 +17,7 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @cache
-def _blocks(size: int) -> tuple[Shape, ...]:
+def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
     """Tiles, warps and stages that make sense for some product of 2- or 4-byte elements."""
     found = []
     for bm in (16, 32, 64, 128):
@@ -28,11 +28,11 @@ def _blocks(size: int) -> tuple[Shape, ...]:
                         if bm % wm or bn % wn:
                             continue
                         warps = bm // wm * (bn // wn) * wk
-                        if not 2 <= warps <= 8 or (size == 4 and (wm > 32 or wm * wn > 2048)):
+                        if not 2 <= warps <= 8 or (not tensor and (wm > 32 or wm * wn > 2048)):
                             continue
                         if max(wm, wn) > 2 * min(wm, wn) and min(bm, bn) >= 2 * min(wm, wn):
                             continue  # a squarer warp tile reads less
-                        if wm * wn > 2048 and warps > 4 and size == 2 and bm * bn < 128 * 128:
+                        if wm * wn > 2048 and warps > 4 and tensor and bm * bn < 128 * 128:
                             continue
                         found += [
                             Shape(bm, bn, bk, wm, wn, wk, stages, 1, False)
@@ -60,8 +60,9 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Sha
 
 def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape) of everything that fits, in no order."""
+    sizes = sizes_of(p)
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
-    return _modelled(sizes_of(p), cluster, facts)
+    return _modelled(sizes, cluster, facts)
 
 
 def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, Shape]]:
@@ -96,7 +97,7 @@ def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[
 def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
     """Blocks whose tile is not mostly outside the product."""
     group = facts.capability == 90 and p.dtype is not DType.F32 and p.a_load != "columns" and p.w_load != "kn"
-    for s in (*_blocks(p.dtype.itemsize), *(_groups() if group else ())):
+    for s in (*_blocks(p.dtype.itemsize, p.tensor), *(_groups() if group else ())):
         if (s.bm > (64 if s.group else 16) and s.bm >= 2 * p.m) or (s.bn > 16 and s.bn >= 2 * p.n):
             continue
         if s.bk >= 2 * p.k and s.bk > (32 if p.dtype is not DType.F32 else 16) and not s.group:

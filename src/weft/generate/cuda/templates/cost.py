@@ -32,6 +32,7 @@ def sizes_of(p: Product) -> Sizes:
         sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims),
         sum(x in TRANSCENDENTAL for x in prims),
         stored,
+        p.tf32,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
-from weft.generate.cuda.templates import epilogue, loaders, wgmma
+from weft.generate.cuda.templates import epilogue, loaders, tf32, wgmma
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -100,7 +100,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("a cluster adds up four neighbouring results at once")
     if s.group and (p.a_load == "columns" or p.w_load == "kn"):
         return Declined("warpgroup products of operands that do not lie along the sum")
-    tensor = p.dtype is not DType.F32
+    if s.group and p.dtype is DType.F32:
+        return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
+    tensor = p.tensor
     packed = p.w_load == "packed"
     mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), -(-p.k // s.bk)
     by_work = s.split > 1 and not s.cluster
@@ -159,7 +161,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     ]
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
     lines.append("}")
-    own = wgmma.instruction(p.dtype, s.wn) if s.group else ""
+    own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
     launch = Launch(
@@ -221,8 +223,8 @@ def _fragments(p: Product, s: Shape, tensor: bool) -> str:
 
 def _tensor_cores(p: Product, s: Shape) -> str:
     mi, ni = s.wm // 16, s.wn // 16
-    chunks = s.bk // 8
-    steps = s.bk // 16 // s.wk
+    chunks = s.bk // p.chunk
+    steps = s.bk // (2 * p.chunk) // s.wk
     if p.a_load == "columns":
         row = "kk * 16 + (lane & 7) + ((lane >> 4) << 3)"
         chunk = "(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"
@@ -238,7 +240,11 @@ def _tensor_cores(p: Product, s: Shape) -> str:
         row = "col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
         chunk = "kk * 2 + ((lane >> 3) & 1)"
         w = f"w_matrices(fw[j], w + (({row}) * {chunks} + {swizzle(row, chunk, chunks)}) * 16);"
-    mma = f"w_mma_{p.dtype.value}"
+    if p.tf32:
+        a = f"{{ {a} w_round_tf32(fa[i]); }}"
+        if p.w_load != "packed":
+            w = f"{{ {w} w_round_tf32(fw[j]); }}"
+    mma = f"w_mma_{p.multiplied}"
     return f"""float acc[{mi}][{2 * ni}][4];
 #pragma unroll
 for (int i = 0; i < {mi}; ++i)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates import epilogue, tf32
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
 from weft.kernels.source import Launch, Pointer
@@ -46,7 +46,7 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   if (k < {p.k} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + kh * {c.w_kernel[0]}
                                   + kw * {c.w_kernel[1]} + c * {c.w_k}];
-  (({kind}*)pk)[i] = v;
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
 }}
 """
 

@@ -54,6 +54,23 @@ class Product:
     w_load: WLoad
     borders: tuple[Border, Border] | None
     """How rows and columns of the image are padded, where that is by zeros only; None: no padding, or tables."""
+    tf32: bool = False
+    """f32 in memory, multiplied as TF32 by the tensor cores: operands rounded to 11 bits, sums in f32."""
+
+    @property
+    def tensor(self) -> bool:
+        """True where tensor cores multiply."""
+        return self.tf32 or self.dtype is not DType.F32
+
+    @property
+    def multiplied(self) -> str:
+        """Name of the type in which operands are multiplied."""
+        return "tf32" if self.tf32 else self.dtype.value
+
+    @property
+    def words(self) -> int:
+        """Words of 16 bits in an element: tensor cores take 16 words of a row at a time, whatever the type."""
+        return self.dtype.itemsize // 2
 
     @property
     def m(self) -> int:
@@ -81,8 +98,8 @@ class Product:
         return 16 // self.dtype.itemsize
 
 
-def product(problem: Problem) -> Product | Declined:
-    """The product that a problem is, or why it is none that the templates take."""
+def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
+    """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded."""
     c = match(problem, CONTRACTED, VALUES, heads=True)
     if isinstance(c, Declined):
         return c
@@ -96,7 +113,8 @@ def product(problem: Problem) -> Product | Declined:
         return Declined("a convolution whose weight differs by position")
     borders = _borders(c)
     chunk = 16 // dtype.itemsize
-    return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders)
+    tf32 = tf32 and dtype is DType.F32
+    return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders, tf32)
 
 
 def is_weight(c: Contraction, index: int) -> bool:

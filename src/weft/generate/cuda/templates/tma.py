@@ -12,7 +12,7 @@ import math
 from functools import cache
 from pathlib import Path
 
-from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates import epilogue, tf32
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_end import finish
@@ -31,7 +31,6 @@ from weft.generate.cuda.templates.tma_operands import (
 from weft.generate.cuda.templates.tma_pack import pack_panels
 from weft.generate.cuda.templates.tma_shape import Shape, tiles_of
 from weft.ir.declined import Declined
-from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
 _BAND = 8
@@ -47,18 +46,21 @@ def header() -> str:
     return (Path(__file__).parent / "weft_cuda_tma.h").read_text(encoding="utf-8")
 
 
-def instruction(dtype: DType, columns: int, *, turned_a: bool, turned_b: bool) -> str:
-    """The function that multiplies 64 rows by 16 of the sum by `columns`; tests bring their own."""
+def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
+    """The function that multiplies 64 rows by 32 bytes of the sum by `columns`; tests bring their own.
+
+    `kind`: f16, bf16, or tf32, whose operands cannot be turned.
+    """
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    kind = dtype.value
+    k, turned = (8, "") if kind == "tf32" else (16, f", {int(turned_a)}, {int(turned_b)}")
     return f"""#ifndef W_EMULATED
 W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " %{count}, %{count + 1}, p, 1, 1, {int(turned_a)}, {int(turned_b)}; }}"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} {{{registers}}},"
+    " %{count}, %{count + 1}, p, 1, 1{turned}; }}"
     : {operands} : "l"(a), "l"(b), "r"(add));
 #endif
 }}
@@ -121,7 +123,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *_products(p, rows, s, a, w, end.width),
         "} }",
     ]
-    own = instruction(p.dtype, s.bn, turned_a=a.turned, turned_b=w.turned)
+    own = tf32.FUNCTIONS if p.tf32 else ""
+    own += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + header() + own + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
     launch = Launch(
@@ -208,7 +211,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     box = math.prod(s.box) if not a.turned else s.bm
     bytes_ = ((0 if s.fields else box) + s.bn) * s.step * 2
     tile_at = (
-        f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {kt * s.bn * STEP};"
+        f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {kt * s.bn * STEP // p.words};"
         if packed
         else ""
     )
@@ -260,7 +263,7 @@ def _copy_field(p: Product, s: Shape, a: Operand) -> str:
 
 
 def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
-    """An operand's 16 elements of the sum number `step` (0 to 3) of a stage."""
+    """An operand's 32 bytes of the sum number `step` (0 to 3) of a stage."""
     if o.turned:
         return f"w_operand_at({at} + {step} * 2048, {2 * STEP * STEP}, 1024, 1)"
     per = panel // 16
@@ -291,7 +294,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     taps, f = _rounds(p, s), s.fields
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
-    kind = f"{p.dtype.value}_{int(a.turned)}{int(w.turned)}"
+    kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
     begin, step, skip, mine, other = "blockIdx.x", "gridDim.x", "", "", ""
     if s.turns:
         begin, step = "blockIdx.x + (warp >> 2) * gridDim.x", "2 * gridDim.x"

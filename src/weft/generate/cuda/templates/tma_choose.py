@@ -61,6 +61,7 @@ class _Case:
     """What decides about shapes, so that a network's many products of the same kind are ranked once."""
 
     sizes: Sizes
+    """The sum in words of 16 bits."""
     rows: Rows
     stages: tuple[tuple[int, int], ...]
     """K-blocks by panel."""
@@ -124,14 +125,15 @@ def _case(p: Product, facts: GpuFacts) -> _Case | None:
         return None
     stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
     turned = p.a_load == "columns" or p.w_load == "kn"
-    panels = (STEP,) if turned else _panels(p.c.ic, p.c.kernel != (1, 1))
+    panels = (STEP,) if turned else _panels(p.c.ic * p.words, p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
-    return _Case(cost.sizes_of(p), rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
+    sizes = replace(cost.sizes_of(p), k=p.k * p.words)
+    return _Case(sizes, rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:

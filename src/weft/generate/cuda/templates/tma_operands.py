@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from weft.generate.cpp.templates.match import Walk
 from weft.generate.cuda.templates.product import Product
 from weft.ir.declined import Declined
-from weft.ir.types import DType
 from weft.kernels.source import Pointer, TensorMap
 
 STEP = 64
-"""Elements of the sum in one stage."""
+"""Of the sum in one stage. Along the sum, stages and panels are counted in words of 16 bits, as elements of two or four
+bytes fill the same rows of shared memory."""
 _RANK = 5
 _BOX = 256
 _TRAVERSAL = 8
@@ -92,8 +92,8 @@ def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tu
 def rows_of(p: Product) -> Rows | Declined:
     """How the left operand's rows lie in memory."""
     c = p.c
-    if p.dtype is DType.F32 or c.a.kind != "input":
-        return Declined("the copy engine's template takes 16-bit inputs")
+    if not p.tensor or c.a.kind != "input":
+        return Declined("the copy engine's template takes 16-bit inputs, or f32 as TF32")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
         return Declined("an operand that does not lie in chunks of 16 bytes")
     if c.pack is not None and p.borders is None:
@@ -113,7 +113,7 @@ def rows_of(p: Product) -> Rows | Declined:
 
 def blocks_of_channels(p: Product, panel: int) -> int:
     """Panels of one tap."""
-    return -(-p.c.ic // panel)
+    return -(-p.c.ic * p.words // panel)
 
 
 def stages_of_sum(p: Product, panel: int) -> int:
@@ -131,7 +131,8 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
             *_outer(p, c.a_walk, c.a_walk.group),
         ]
         return _turned(p, c.a.index, dims, bm)
-    first = Dim(c.ic + c.a_walk.offset, 1, panel, "c")
+    wide = panel // p.words
+    first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
     if rows.image:
         dims = [first, *_image(p, box)]
     else:
@@ -151,7 +152,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
     lines = []
     for i in range(per):
         q = f"kb * {per} + {i}" if per > 1 else "kb"
-        channel = f"q % {blocks} * {panel} + {c.a_walk.offset}" if blocks > 1 else str(c.a_walk.offset)
+        channel = f"q % {blocks} * {wide} + {c.a_walk.offset}" if blocks > 1 else str(c.a_walk.offset)
         if used % per:
             channel = f"q < {used} ? {channel} : {first.size}"
         tap = f"q / {blocks}" if blocks > 1 else "q"
@@ -177,7 +178,8 @@ def field(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
     if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
         return Declined("no convolution of step 1 by tiles of 8 columns")
     high, wide = field_size(p, box)
-    first = Dim(p.c.ic + p.c.a_walk.offset, 1, panel, f"cb * {panel} + {p.c.a_walk.offset}")
+    channels = panel // p.words
+    first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, f"cb * {channels} + {p.c.a_walk.offset}")
     image = _image(p, box)
     ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
     sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
@@ -223,12 +225,12 @@ def _image(p: Product, box: Three) -> list[Dim]:
 
 
 def right(p: Product, bn: int, panel: int, step: int = STEP) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` elements of the sum."""
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum."""
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if p.w_load == "packed":
         size = bn * step
-        from_ = f"pk_tile + (long long)kb * {size}"
+        from_ = f"pk_tile + (long long)kb * {size // p.words}"
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
         return Declined("a right operand of several taps that is no weight")
@@ -242,12 +244,13 @@ def right(p: Product, bn: int, panel: int, step: int = STEP) -> Operand | Declin
             *_outer(p, walk, walk.group),
         ]
         return _turned(p, pointer.index, dims, bn, "mw")
-    dims = [Dim(c.ic + walk.offset, 1, panel, "c"), Dim(p.n, walk.channel, bn, "n0"), *_outer(p, walk, walk.group)]
+    wide = panel // p.words
+    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), Dim(p.n, walk.channel, bn, "n0"), *_outer(p, walk, walk.group)]
     map_ = _map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
-        f"{{ const int c = kb * {STEP} + {i * panel + walk.offset};"
+        f"{{ const int c = kb * {STEP // p.words} + {i * wide + walk.offset};"
         f" {_copy('mw', f'to + {i * bn * panel * 2}', dims)} }}"
         for i in range(per)
     ]
@@ -293,7 +296,7 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
         return Declined("steps that are no multiples of 16 bytes")
     return TensorMap(
         base,
-        p.dtype.value,
+        p.multiplied,
         tuple(d.size for d in dims),
         strides,
         tuple(d.box for d in dims),

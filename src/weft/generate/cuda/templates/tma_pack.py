@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.generate.cuda.templates import tf32
 from weft.generate.cuda.templates.pack import Packing, packing, swizzle
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
@@ -22,9 +23,9 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor.
     """
     c, kind = p.c, storage(p.dtype)
-    chunks, per = panel // p.chunk, STEP // panel
+    chunks, per, row = panel // 8, STEP // panel, panel // p.words
     blocks, stages, tiles = blocks_of_channels(p, panel), stages_of_sum(p, panel), packed_columns(p, bn) // bn
-    total = c.groups * tiles * bn * stages * STEP
+    total = c.groups * tiles * bn * stages * STEP // p.words
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
     block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")
@@ -35,16 +36,16 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
 extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
   const u32 i = blockIdx.x * 256u + threadIdx.x;
   if (i >= {total}u) return;
-  const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {panel} % {bn};
-  const int q = i / {panel * bn} % {stages * per}, tile = i / {panel * bn * stages * per};
+  const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {row} % {bn};
+  const int q = i / {row * bn} % {stages * per}, tile = i / {row * bn * stages * per};
   const int nt = tile % {tiles}, g = tile / {tiles};
-  const int c = {block} * {panel} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = {tap};
+  const int c = {block} * {row} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = {tap};
   const int n = nt * {bn} + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   {kind} v = 0;
   if ({real} && c < {c.ic} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}
                                   + tap % {c.kernel[1]} * {c.w_kernel[1]} + c * {c.w_k}];
-  (({kind}*)pk)[i] = v;
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
 }}
 """
 

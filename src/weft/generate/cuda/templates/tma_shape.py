@@ -15,12 +15,12 @@ _MANY_SUMS = 112
 
 @dataclass(frozen=True, slots=True)
 class Shape(Parameters):
-    """Parameters of the template; sizes in elements."""
+    """Parameters of the template; rows and columns in elements, the sum in words of 16 bits."""
 
     bm: int
     bn: int
     panel: int
-    """Elements of the sum in a row of shared memory."""
+    """Of the sum in a row of shared memory."""
     stages: int
     groups: int
     """Warpgroups that multiply."""
@@ -64,12 +64,12 @@ class Shape(Parameters):
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage of 16-bit elements."""
+        """Shared memory of one stage."""
         return ((0 if self.fields else self.bm) + self.bn) * self.step * 2
 
     @property
     def step(self) -> int:
-        """Elements of the sum in one stage."""
+        """Of the sum in one stage."""
         return self.panel * self.unit if self.fields else STEP
 
     def shared_bytes(self, field: int = 0) -> int:
