@@ -9,6 +9,8 @@ fastest algorithm) with bias, `chain` that and what follows it as eager operator
 a CUDA graph of equal launches, the data warm in the L2 cache as far as it fits. Each group runs in a process of its own
 with a time limit, so that a kernel that does not end costs one group. `--dry` writes and compiles the kernels without a
 GPU and prints how the model ranks them. Nothing is written but standard output: JSON lines, then a table.
+
+    python -m benchmarks.gpu_gemm shapes [...]      products alone against cuBLASLt: see `benchmarks.gpu_gemm_lt`
 """
 
 from __future__ import annotations
@@ -480,6 +482,11 @@ def table(lines: list[dict[str, object]]) -> None:
 
 def main() -> None:
     """The command line."""
+    if sys.argv[1:2] == ["shapes"]:
+        from benchmarks import gpu_gemm_lt
+
+        gpu_gemm_lt.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--kernels", type=int, default=4, help="schedules of the template tma per case")

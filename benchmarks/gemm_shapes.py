@@ -1,0 +1,65 @@
+"""Products that `benchmarks.gpu_gemm_lt` measures, by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from weft.gemm.epilogue import epilogue
+from weft.gemm.spec import LAYOUTS, Gemm, thirteen
+from weft.ir.types import DType
+
+HALF = (DType.F16, DType.BF16)
+SQUARES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
+ODD = ((1000, 1000, 1000), (968, 1376, 2616), (4096, 4352, 4096), (7384, 7384, 7384), (1001, 1003, 1005))
+LOGITS = ((128, 50257, 768), (1024, 50257, 768), (16, 50257, 4096))
+SKINNY = tuple(
+    (m, n, k)
+    for m in (1, 8, 16, 64, 128)
+    for n, k in ((4096, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336))
+)
+DEEP = ((512, 512, 8192), (256, 256, 16384), (1024, 1024, 8192))
+BLOCKS = ((2048, 768, 3072), (2048, 3072, 768), (3152, 3072, 768), (4096, 4096, 1024), (8192, 1024, 1024))
+NOT_FUSED = ("bias_silu", "bias_gelu", "bias_gate")
+FUSED = ("bias", "bias_relu", "bias_gelu_tanh", "bias_residual")
+
+
+def _cases(sizes: Iterable[tuple[int, int, int]], layout: str, dtype: DType, text: str = "none") -> Iterable[Gemm]:
+    return (Gemm(m, n, k, layout=layout, dtype=dtype, epilogue=epilogue(text)) for m, n, k in sizes)
+
+
+def _squares(*sizes: int) -> list[tuple[int, int, int]]:
+    return [(n, n, n) for n in sizes]
+
+
+def _plain(dtype: DType, *, whole: bool) -> list[Gemm]:
+    found = [replace(g, dtype=dtype, layout="nn") for g in thirteen(Gemm())]
+    found += _cases(_squares(*SQUARES), "nt", dtype)
+    found += _cases((*ODD, *LOGITS, *DEEP, *BLOCKS), "nt", dtype)
+    return found + list(_cases(SKINNY, "nt", dtype)) if whole else found[13::2] + list(_cases(SKINNY[::3], "nt", dtype))
+
+
+GROUPS: Mapping[str, tuple[Gemm, ...]] = {
+    "f16": tuple(_plain(DType.F16, whole=True)),
+    "bf16": tuple(_plain(DType.BF16, whole=False)),
+    "layouts": tuple(
+        g
+        for layout in LAYOUTS
+        for g in _cases(
+            [(1024, 1024, 1024), (4096, 4096, 4096), (968, 1376, 2616), (16, 4096, 4096)], layout, DType.F16
+        )
+    ),
+    "epilogues": tuple(
+        g for text in NOT_FUSED for g in _cases((*BLOCKS, (1024, 1024, 1024), (16, 4096, 4096)), "nt", DType.F16, text)
+    ),
+    "fused": tuple(
+        g for text in FUSED for g in _cases((BLOCKS[0], BLOCKS[1], (16, 4096, 4096)), "nt", DType.F16, text)
+    ),
+    "f32": tuple(
+        _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192)), "nn", DType.F32)
+    ),
+    "tf32": tuple(
+        _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
+    ),
+}
+"""`f16`: all shapes; `bf16`: a third of them; `epilogues`: what cuBLASLt does not fuse; `f32`: without TF32, `tf32`: with it."""

@@ -1,0 +1,312 @@
+"""Weft's products against cuBLASLt with the best of its heuristic's first 16 algorithms, on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_gemm_lt [GROUP ...] [--kernels 8] [--out FILE] [--seconds S] [--dry]
+
+How a product is measured is told in `weft.gemm.race`: random normal data, every kernel checked against float64, CUDA
+graphs, operands that rotate through three times the L2 cache, both sides interleaved. Kernels are those that the
+compiler would measure first. Epilogues that the library does not fuse run as torch's operators behind it.
+
+Results are written case by case as JSON lines; cases that FILE has already are not measured again. Everything runs in
+a process of its own, which is replaced when it does not answer for `--stall` seconds or dies; the kernel that ran then
+is left out. `--dry` writes and compiles the kernels without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gemm_shapes import GROUPS
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
+from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
+from weft.errors import DeviceError, ToolchainError, WeftError
+from weft.gemm.spec import Gemm
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.space import pruned, space
+from weft.ir.declined import Declined
+from weft.kernels.source import CudaSource, Schedule
+
+Line = dict[str, Any]
+TRIES = 3
+"""Of a case whose kernels end the process."""
+
+
+def kernels_of(g: Gemm, facts: GpuFacts, most: int) -> list[tuple[float, Schedule, CudaSource]]:
+    """(modelled microseconds, schedule, kernel), the most promising first."""
+    problem = g.problem()
+    ranked = space(problem, facts)
+    if isinstance(ranked, Declined):
+        return []
+    found = []
+    for us, schedule in pruned(problem, facts, ranked, most):
+        source = templates.emit(problem, schedule)
+        if isinstance(source, CudaSource):
+            found.append((us, schedule, source))
+    return found
+
+
+def build(source: CudaSource, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None) -> CompiledCubin | str:
+    """The cubin, or why there is none worth running."""
+    try:
+        made = nvrtc.compile(
+            source.text, arch=facts.arch, flags=source.flags, max_registers=source.max_registers, cache_dir=cache
+        )
+    except (ToolchainError, DeviceError) as error:
+        return str(error).splitlines()[0]
+    for launch in source.launches:
+        declined = gate(made, launch, facts)
+        if isinstance(declined, Declined):
+            return declined.reason
+    return made
+
+
+def measure(g: Gemm, group: str, built: Sequence[tuple[float, Schedule, CudaSource, Any]], l2: int, say: Any) -> Line:
+    """One case, on the GPU."""
+    from weft.device.cuda.cublaslt import find_cublaslt
+    from weft.gemm.race import Race
+
+    lt = find_cublaslt()
+    if isinstance(lt, Declined):
+        raise SystemExit(lt.reason)
+    start = time.perf_counter()
+    tf32 = group == "tf32"
+    race = Race(g, l2, tf32=tf32)
+    refused: list[str] = []
+    modelled: dict[str, float] = {}
+    for us, schedule, source, made in built:
+        if not isinstance(made, CompiledCubin):
+            refused.append(f"{schedule}: {made}")
+            continue
+        modelled[str(schedule)] = us
+        try:
+            race.add_kernel(str(schedule), source, str(made.path))
+        except DeviceError as error:
+            refused.append(f"{schedule}: {str(error).splitlines()[0]}")
+    race.add_library(lt, tf32=tf32)
+    told: set[str] = set()
+
+    def before(name: str) -> None:
+        if name not in told:
+            told.add(name)
+            say({"running": name})
+
+    found = race.run(before)
+    best = {side: min((x for x in found if x.side == side), key=lambda x: x.median_us, default=None) for side in SIDES}
+    refused += [f"{x.side} {x.name}: {x.refused}" for x in found if x.refused]
+    line: Line = {"group": group, "case": g.name, "sets": len(race.inputs), "refused": refused}
+    for side, x in best.items():
+        if x is not None and x.median_us < math.inf:
+            line |= {f"{side}_us": round(x.median_us, 3), f"{side}_name": x.name, f"{side}_error": f"{x.error:.2e}"}
+            line |= {f"{side}_samples": [round(us, 3) for us in x.samples_us]}
+    line["all"] = {f"{x.side} {x.name}": round(min(x.samples_us), 3) for x in found if x.samples_us and not x.refused}
+    line["modelled"] = {k: round(v, 2) for k, v in modelled.items()}
+    if "weft_us" in line and "library_us" in line:
+        line["ratio"] = round(line["library_us"] / line["weft_us"], 4)
+        line["tflops"] = round(g.flops / line["weft_us"] / 1e6, 1)
+    line["seconds"] = round(time.perf_counter() - start, 2)
+    return line
+
+
+SIDES = ("weft", "library")
+
+
+def say(line: Mapping[str, Any]) -> None:
+    """One JSON line."""
+    print(json.dumps(line), flush=True)
+
+
+def child(given: argparse.Namespace) -> None:
+    """All cases that are left, in this process."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.zeros(1, device="cuda")
+    facts, nvrtc = gpu_facts(None, calibrate=False), find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        raise SystemExit(nvrtc.reason)
+    known = read(Path(given.out))
+    done = {(x["group"], x["case"]) for x in known if "case" in x}
+    bad = {(x["poisoned"], x["kernel"]) for x in known if "poisoned" in x}
+    left = [(group, g) for group in given.groups for g in GROUPS[group] if (group, g.name) not in done]
+    left = [x for x in left if given.only in x[1].name]
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
+        waiting: list[tuple[str, Gemm, list[tuple[float, Schedule, CudaSource, Future[Any]]]]] = []
+        for group, g in left:
+            allowed = replace(facts, tf32=group == "tf32")
+            made = [x for x in kernels_of(g, allowed, given.kernels) if (g.name, f"weft {x[1]}") not in bad]
+            jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
+            waiting.append((group, g, jobs))
+        for group, g, jobs in waiting:
+            say({"begin": g.name, "group": group})
+            built = [(us, s, k, job.result()) for us, s, k, job in jobs]
+            say(measure(g, group, built, facts.l2_bytes, say))
+            torch.cuda.empty_cache()
+    say({"end": len(left)})
+
+
+def read(path: Path) -> list[Line]:
+    """Lines of a file of results; a last one that was cut off does not count."""
+    found = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            continue
+    return found
+
+
+def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
+    """One child process to its end, its stall or the end of the time: (all done, what went wrong, what ran)."""
+    command = [sys.executable, "-m", "benchmarks.gpu_gemm_lt", *given.groups, "--child", "--out", given.out]
+    command += ["--cache", given.cache, "--kernels", str(given.kernels), "--only", given.only]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def pump() -> None:
+        for text in process.stdout or ():
+            lines.put(text)
+        lines.put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+    running: Line = {}
+    first = True
+    try:
+        with Path(given.out).open("a") as out:
+            while True:
+                wait = min(end - time.monotonic(), given.stall * (4 if first else 1))
+                try:
+                    text = lines.get(timeout=max(0.1, wait))
+                except queue.Empty:
+                    over = time.monotonic() >= end
+                    return False, "the time is up" if over else f"no answer for {given.stall} s", running
+                if text is None:
+                    return False, f"it ended with status {process.wait()}", running
+                first = False
+                line = json.loads(text) if text.startswith("{") else {}
+                if "end" in line:
+                    return True, "", running
+                if "case" in line:
+                    out.write(text)
+                    out.flush()
+                    short = {k: line.get(k) for k in ("group", "case", "weft_us", "library_us", "ratio", "seconds")}
+                    print(json.dumps(short), flush=True)
+                if "begin" in line:
+                    running = line
+                elif "running" in line:
+                    running |= line
+    finally:
+        process.kill()
+        process.wait()
+
+
+def dry(given: argparse.Namespace) -> None:
+    """Writes and compiles the kernels for the architecture of an H200."""
+    known, nvrtc = profile("h200"), find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        raise SystemExit(f"the kernels cannot be compiled here: {nvrtc.reason}")
+    for group in given.groups:
+        facts = replace(known, tf32=group == "tf32")
+        for g in GROUPS[group]:
+            if given.only in g.name:
+                for us, schedule, source in kernels_of(g, facts, given.kernels):
+                    made = build(source, facts, nvrtc, None)
+                    good = isinstance(made, CompiledCubin)
+                    say(
+                        {"case": g.name, "schedule": str(schedule), "us": round(us, 2), "refused": "" if good else made}
+                    )
+
+
+def summary(lines: Iterable[Line]) -> None:
+    """A table of all cases, then geometric mean and least ratio of each group."""
+    kept = {(x["group"], x["case"]): x for x in lines if "case" in x}
+    print(f"{'case':46} {'library':>10} {'weft':>10} {'TFLOP/s':>8} {'ratio':>6}  kernel")
+    for (group, case), x in kept.items():
+        if "ratio" in x:
+            name = x["weft_name"].removeprefix("cuda(").removesuffix(")")
+            print(
+                f"{group + ' ' + case:46} {x['library_us']:10.2f} {x['weft_us']:10.2f} {x['tflops']:8.1f}"
+                f" {x['ratio']:6.2f}  {name}"
+            )
+        else:
+            print(f"{group + ' ' + case:46} {x.get('error') or 'no pair of times'}")
+    for group in dict.fromkeys(g for g, _ in kept):
+        ratios = {c: x["ratio"] for (g, c), x in kept.items() if g == group and "ratio" in x}
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            least = min(ratios, key=lambda c: ratios[c])
+            below = sum(r < 0.9 for r in ratios.values())
+            print(
+                f"{group}: {len(ratios)} cases, geometric mean {mean:.3f}, least {ratios[least]:.2f} ({least}),"
+                f" {below} under 0.9"
+            )
+    wrong = [
+        (x["case"], why) for x in kept.values() for why in x.get("refused", ()) if "wrong" in why or "changes" in why
+    ]
+    for case, why in wrong:
+        print("WRONG", case, why)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_lt", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--kernels", type=int, default=8, help="configurations of each product (8)")
+    parser.add_argument("--out", default="", help="file of results, JSON lines; what it has is not measured again")
+    parser.add_argument("--seconds", type=float, default=230.0, help="when to stop (230)")
+    parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
+    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    given.groups = given.groups or list(GROUPS)
+    if unknown := set(given.groups) - set(GROUPS):
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    if given.dry:
+        dry(given)
+        return
+    if given.child:
+        child(given)
+        return
+    end = time.monotonic() + given.seconds
+    tried: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="weft-gemm-") as folder:
+        given.cache = folder
+        given.out = given.out or str(Path(folder) / "results.jsonl")
+        while time.monotonic() < end:
+            done, why, running = watch(given, end)
+            if done:
+                break
+            case = running.get("begin", "")
+            print(f"{case or 'start'}: {why}; {running.get('running', '')}", flush=True)
+            tried[case] += 1
+            if not case and tried[case] >= TRIES:
+                break
+            with Path(given.out).open("a") as out:
+                if tried[case] >= TRIES:
+                    out.write(json.dumps({"group": running["group"], "case": case, "error": why}) + "\n")
+                elif case and time.monotonic() < end:
+                    out.write(json.dumps({"poisoned": case, "kernel": running.get("running", "")}) + "\n")
+        summary(read(Path(given.out)))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except WeftError as error:
+        raise SystemExit(str(error)) from None

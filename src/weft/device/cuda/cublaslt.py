@@ -1,0 +1,267 @@
+"""cuBLASLt by its C interface: the library that products are compared with. Imports no framework.
+
+    D = epilogue(A · B + beta · C)      all row-major: A is m x k, B is k x n, each as it is or transposed in memory
+
+A row-major matrix is its transpose in column-major order, which is what the library knows: it computes Dᵀ = Bᵀ · Aᵀ.
+Source: cuBLAS documentation, "Using the cuBLASLt API"; numbers of enumerations from its header `cublasLt.h`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from weft.errors import DeviceError
+from weft.ir.declined import Declined
+
+Activation = Literal["", "relu", "gelu_tanh"]
+"""What the library can do to a result: its GELU is the one with the hyperbolic tangent."""
+WORKSPACE_BYTES = 64 << 20
+"""What algorithms may ask for: twice what NVIDIA recommends for Hopper."""
+MOST = 16
+"""Algorithms that the heuristic is asked for."""
+
+_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14}
+"""cudaDataType_t of the operands."""
+_COMPUTE = {"f32": 68, "tf32": 77, "f16": 68, "bf16": 68}
+"""cublasComputeType_t: sums in f32."""
+_F32 = 0
+_TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+"""cublasLtMatmulDescAttributes_t."""
+_MAX_WORKSPACE = 1
+"""cublasLtMatmulPreferenceAttributes_t."""
+_ACTIVATIONS: dict[Activation, int] = {"": 0, "relu": 2, "gelu_tanh": 32}
+_BIAS, _DEFAULT = 4, 1
+"""cublasLtEpilogue_t."""
+_STATUS = {
+    1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 8: "ARCH_MISMATCH", 11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR", 15: "NOT_SUPPORTED", 16: "LICENSE_ERROR",
+}  # fmt: skip
+
+
+class _Found(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LtProduct:
+    """A product as the library is asked for it."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    """`f16`, `bf16`, `f32`, or `tf32` (f32 in memory)."""
+    layout: str = "nn"
+    """A letter for each operand: `t` where its transpose is in memory."""
+    bias: bool = False
+    """One value per column."""
+    residual: bool = False
+    """C is added, as large as the result."""
+    activation: Activation = ""
+
+    @property
+    def epilogue(self) -> int:
+        """As `cublasLtEpilogue_t`."""
+        return (_ACTIVATIONS[self.activation] | (_BIAS if self.bias else 0)) or _DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class LtAddresses:
+    """Device addresses; 0 where the product has no such operand."""
+
+    a: int
+    b: int
+    d: int
+    bias: int = 0
+    c: int = 0
+    workspace: int = 0
+    """Of `WORKSPACE_BYTES`."""
+
+
+@final
+class CublasLt:
+    """The library with a handle of its own, in the context that is current."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Make a handle.
+
+        Raises:
+            DeviceError: the library refuses it [W301].
+        """
+        self._library = library
+        self._handle = ctypes.c_void_p()
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+
+    @property
+    def version(self) -> str:
+        """As `cublasLtGetVersion` tells it."""
+        ask = self._library.cublasLtGetVersion
+        ask.restype = ctypes.c_size_t
+        return str(ask())
+
+    def algorithms(self, product: LtProduct, most: int = MOST) -> list[LtAlgorithm]:
+        """The heuristic's first few, best first; none for what the library does not take."""
+        preference = ctypes.c_void_p()
+        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        found = (_Found * most)()
+        count = ctypes.c_int(0)
+        try:
+            room = ctypes.c_uint64(WORKSPACE_BYTES)
+            self._call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, ctypes.byref(room), _size(8))
+            with self._described(product, 256) as (operation, a, b, d):
+                status = self._library.cublasLtMatmulAlgoGetHeuristic(
+                    self._handle, operation, b, a, d, d, preference, most, found, ctypes.byref(count)
+                )
+        finally:
+            self._call("cublasLtMatmulPreferenceDestroy", preference)
+        if status == 15:
+            return []
+        if status:
+            raise _error("cublasLtMatmulAlgoGetHeuristic", status)
+        return [LtAlgorithm(self, product, i, found[i]) for i in range(count.value) if found[i].state == 0]
+
+    @contextlib.contextmanager
+    def _described(self, p: LtProduct, bias: int) -> Iterator[tuple[ctypes.c_void_p, ...]]:
+        """Descriptors of the operation and of A, B and D."""
+        made: list[tuple[str, ctypes.c_void_p]] = []
+
+        def make(name: str, *arguments: Any) -> ctypes.c_void_p:
+            handle = ctypes.c_void_p()
+            self._call(f"cublasLt{name}Create", ctypes.byref(handle), *arguments)
+            made.append((f"cublasLt{name}Destroy", handle))
+            return handle
+
+        def layout(rows: int, columns: int, turned: bool) -> ctypes.c_void_p:
+            high, wide = (rows, columns) if turned else (columns, rows)  # of the column-major matrix
+            return make("MatrixLayout", _TYPES[p.dtype], ctypes.c_uint64(high), ctypes.c_uint64(wide), _long(high))
+
+        try:
+            operation = make("MatmulDesc", _COMPUTE[p.dtype], _F32)
+            values: list[tuple[int, Any]] = [
+                (_TRANSA, ctypes.c_int32(p.layout[1] == "t")),
+                (_TRANSB, ctypes.c_int32(p.layout[0] == "t")),
+                (_EPILOGUE, ctypes.c_int32(p.epilogue)),
+            ]
+            if p.bias:
+                values.append((_BIAS_POINTER, ctypes.c_void_p(bias)))
+            for number, value in values:
+                self._call(
+                    "cublasLtMatmulDescSetAttribute",
+                    operation,
+                    number,
+                    ctypes.byref(value),
+                    _size(ctypes.sizeof(value)),
+                )
+            a, b = layout(p.m, p.k, p.layout[0] == "t"), layout(p.k, p.n, p.layout[1] == "t")
+            yield operation, a, b, layout(p.m, p.n, False)
+        finally:
+            for name, handle in reversed(made):
+                self._call(name, handle)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise _error(name, status)
+
+
+@final
+class LtAlgorithm:
+    """One algorithm for one product."""
+
+    def __init__(self, lt: CublasLt, product: LtProduct, number: int, found: _Found) -> None:
+        self._lt, self._product, self._found = lt, product, found
+        self.number = number
+        """Place in the heuristic's order."""
+
+    def bind(self, at: LtAddresses) -> Callable[[int], None]:
+        """What puts the product with these addresses on a stream.
+
+        Raises:
+            DeviceError: when called, where the library refuses it [W301].
+        """
+        lt, p, found = self._lt, self._product, self._found
+        held = contextlib.ExitStack()
+        operation, a, b, d = held.enter_context(lt._described(p, at.bias))
+        one, beta = ctypes.c_float(1.0), ctypes.c_float(1.0 if p.residual else 0.0)
+        pointers = [ctypes.c_void_p(x) for x in (at.b, at.a, at.c if p.residual else at.d, at.d, at.workspace)]
+        run = lt._library.cublasLtMatmul
+
+        def launch(stream: int, _held: contextlib.ExitStack = held) -> None:
+            status = run(
+                lt._handle,
+                operation,
+                ctypes.byref(one),
+                pointers[0],
+                b,
+                pointers[1],
+                a,
+                ctypes.byref(beta),
+                pointers[2],
+                d,
+                pointers[3],
+                d,
+                ctypes.byref(found.algorithm),
+                pointers[4],
+                _size(found.workspace),
+                ctypes.c_void_p(stream),
+            )
+            if status:
+                raise _error("cublasLtMatmul", status)
+
+        return launch
+
+
+def find_cublaslt() -> CublasLt | Declined:
+    """The library that is loaded, else the one that an installed package or the system has."""
+    path = _loaded()
+    tried = [path] if path else []
+    try:
+        if not tried:
+            from cuda.pathfinder import load_nvidia_dynamic_lib
+
+            tried = [str(load_nvidia_dynamic_lib("cublasLt").abs_path)]
+    except Exception as error:  # the package's own classes, and ImportError where it is missing
+        tried = ["libcublasLt.so.13", "libcublasLt.so.12"]
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    else:
+        reason = ""
+    for name in tried:
+        try:
+            return CublasLt(ctypes.CDLL(name))
+        except OSError as error:
+            reason = reason or str(error)
+    return Declined(f"no cuBLASLt: {reason}")
+
+
+def _loaded() -> str:
+    """Path of the library in this process, empty without."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((x.split(maxsplit=5)[-1] for x in lines if "/libcublasLt.so" in x), "")
+
+
+def _size(value: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(value)
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(value)
+
+
+def _error(name: str, status: int) -> DeviceError:
+    return DeviceError(problem=f"{name} failed with {_STATUS.get(status, 'status')} ({status})")

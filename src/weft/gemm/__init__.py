@@ -1,0 +1,1 @@
+"""One product of matrices, searched by itself: `weft gemm`."""

@@ -1,0 +1,234 @@
+"""What `weft gemm` is asked for: tokens such as `MN=1024 K=2048 t=64`, lists of them, and the problem that they pose.
+
+    token   letters of M, N, K, t, O, then `=` and a number; all letters get the number; later tokens win
+    M, N, K sizes of the product, 1024 unless given
+    t       how many candidates may be measured at most
+    O       0: Weft's templates, as the model ranks them; 1: the library; 2: every feasible configuration
+
+65536 may be added to O: it once told foreground from background. Source: the tokens of TVMGemmAsync.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal, get_args
+
+from weft.errors import OptionError
+from weft.gemm.epilogue import Epilogue, epilogue
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.orchestrate.extract import canonical_text
+
+Layout = Literal["nn", "nt", "tn", "tt"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+"""A letter for each operand: `n` as written (m x k, k x n), `t` with its transpose in memory."""
+DTYPES = (DType.F16, DType.BF16, DType.F32)
+"""What the templates multiply."""
+LARGEST = 1 << 20
+"""Of M, N and K."""
+MOST_ELEMENTS = 1 << 31
+"""Of a matrix."""
+MOST_LINES = 10_000
+FOREGROUND = 65536
+_TOKEN = re.compile(r"([MNKtO|]+)=([0-9]{1,12})")
+_SIZES = {"M": "m", "N": "n", "K": "k"}
+_WORD = re.compile(r"(layout|dtype|epilogue)=(.*)", re.DOTALL)
+THIRTEEN = (
+    "M=512 N=256 K=640", "M=512 N=384 K=256", "MNK=512", "MNK=896", "MNK=1024", "MNK=1152", "MNK=1536", "MNK=2048",
+    "MNK=3072", "MNK=4096", "MNK=8192", "M=512 N=3072 K=768", "M=512 N=768 K=3072",
+)  # fmt: skip
+"""The list of the original."""
+
+
+class Search(Enum):
+    """Where candidates come from; the value is `O`."""
+
+    TEMPLATES = 0
+    LIBRARY = 1
+    EXHAUSTIVE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """epilogue(A · B) with A of m x k and B of k x n elements, row-major."""
+
+    m: int = 1024
+    n: int = 1024
+    k: int = 1024
+    most: int = 5000
+    """Candidates to measure at most."""
+    search: Search = Search.TEMPLATES
+    layout: str = "nn"
+    dtype: DType = DType.F16
+    epilogue: Epilogue = field(default_factory=lambda: epilogue("none"))
+    constant: bool = False
+    """B is the same in every call, so that it may be repacked once."""
+
+    @property
+    def name(self) -> str:
+        """Fit for a folder: sizes, layout, type and epilogue."""
+        parts = [f"M={self.m}", f"N={self.n}", f"K={self.k}", self.layout, self.dtype.value]
+        parts += [self.epilogue.name] if self.epilogue.name != "none" else []
+        return "_".join([*parts, "constant"] if self.constant else parts)
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the product."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of A and B as they lie in memory, then of the epilogue's operands."""
+        a = (self.k, self.m) if self.layout[0] == "t" else (self.m, self.k)
+        b = (self.n, self.k) if self.layout[1] == "t" else (self.k, self.n)
+        extents: dict[str, tuple[int, ...]] = {
+            "column": (self.n,), "row": (self.m, 1), "full": (self.m, self.n),
+        }  # fmt: skip
+        return (a, b, *(extents[extent] for _, extent in self.epilogue.operands))
+
+    def problem(self) -> Problem:
+        """As a problem of the generators; one value per column is constant at run time, as a bias is."""
+        b = GraphBuilder()
+        a_shape, b_shape, *others = self.shapes
+        left = b.input(TensorType(self.dtype, a_shape))
+        right = b.input(TensorType(self.dtype, b_shape), is_weight=self.constant)
+        given: dict[str, NodeId] = {}
+        for (name, extent), shape in zip(self.epilogue.operands, others, strict=True):
+            given[name] = b.input(TensorType(self.dtype, shape), is_weight=extent == "column")
+        left = b.transpose(left, (1, 0)) if self.layout[0] == "t" else left
+        right = b.transpose(right, (1, 0)) if self.layout[1] == "t" else right
+        result = self.epilogue.build(b, b.add(Prim.MATMUL, left, right), given)
+        graph = b.build([result])
+        posed = Problem(graph, "", (Format.ROW,) * len(graph.inputs), (Format.ROW,))
+        return replace(posed, key=canonical_text(posed))
+
+
+def read_tokens(tokens: Sequence[str], base: Gemm) -> Gemm:
+    """What tokens make of a product.
+
+    Raises:
+        OptionError: a token that does not parse, or a size out of range [W001].
+    """
+    found = base
+    for token in tokens:
+        match = _TOKEN.fullmatch(token)
+        letters = match[1].replace("|", "") if match else ""
+        if match is None or not letters:
+            raise _bad(f"{_short(token)} is not letters of M, N, K, t, O, then = and a number, as in MN=1024")
+        number = int(match[2])
+        for letter in letters:
+            found = _with(found, letter, number)
+    return checked(found)
+
+
+def _with(found: Gemm, letter: str, number: int) -> Gemm:
+    if letter in _SIZES:
+        if not 1 <= number <= LARGEST:
+            raise _bad(f"{letter}={number} is outside of 1 to {LARGEST}")
+        return replace(found, **{_SIZES[letter]: number})  # type: ignore[arg-type]
+    if letter == "t":
+        if number < 1:
+            raise _bad("t=0 measures nothing: t is how many candidates may be measured")
+        return replace(found, most=number)
+    try:
+        return replace(found, search=Search(number - FOREGROUND if number >= FOREGROUND else number))
+    except ValueError:
+        raise _bad(f"O={number} is none of 0 (templates), 1 (library), 2 (exhaustive), each also + 65536") from None
+
+
+def checked(g: Gemm) -> Gemm:
+    """The product, if its matrices are not too large.
+
+    Raises:
+        OptionError: one has 2^31 elements or more [W001].
+    """
+    for rows, columns in ((g.m, g.k), (g.k, g.n), (g.m, g.n)):
+        if rows * columns >= MOST_ELEMENTS:
+            raise _bad(f"a matrix of {rows} x {columns}: the templates take fewer than 2^31 elements")
+    return g
+
+
+def layout_of(text: str) -> str:
+    """A layout by name.
+
+    Raises:
+        OptionError: there is no such layout [W001].
+    """
+    if text not in LAYOUTS:
+        raise OptionError(option="--layout", problem=f"{_short(text)} is none of {', '.join(LAYOUTS)}")
+    return text
+
+
+def dtype_of(text: str) -> DType:
+    """An element type by name.
+
+    Raises:
+        OptionError: the templates do not multiply such a type [W001].
+    """
+    for known in DTYPES:
+        if known.value == text:
+            return known
+    raise OptionError(option="--dtype", problem=f"{_short(text)} is none of {', '.join(d.value for d in DTYPES)}")
+
+
+def read_list(text: str, base: Gemm, where: str) -> list[Gemm]:
+    """Problems, one per line: tokens, and `layout=`, `dtype=` and `epilogue=`; `#` begins a comment.
+
+    Raises:
+        OptionError: a line that does not parse, or none at all; it names the line [W001].
+    """
+    found: list[Gemm] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            raise _in_line(where, number, "a quotation mark without its partner") from None
+        if not words:
+            continue
+        try:
+            found.append(_read_line(words, base))
+        except OptionError as error:
+            raise _in_line(where, number, str(error.details["problem"])) from None
+        if len(found) > MOST_LINES:
+            raise OptionError(option=where, problem=f"more than {MOST_LINES} problems")
+    if not found:
+        raise OptionError(option=where, problem="no problem in it: write one per line, as MN=1024 K=2048")
+    return list(dict.fromkeys(found))
+
+
+def _read_line(words: Sequence[str], base: Gemm) -> Gemm:
+    tokens = []
+    for word in words:
+        if (match := _WORD.fullmatch(word)) is None:
+            tokens.append(word)
+        elif match[1] == "layout":
+            base = replace(base, layout=layout_of(match[2]))
+        elif match[1] == "dtype":
+            base = replace(base, dtype=dtype_of(match[2]))
+        else:
+            base = replace(base, epilogue=epilogue(match[2]))
+    return read_tokens(tokens, base)
+
+
+def thirteen(base: Gemm) -> Iterator[Gemm]:
+    """The problems of `THIRTEEN`."""
+    return (read_tokens(line.split(), base) for line in THIRTEEN)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def _bad(problem: str) -> OptionError:
+    return OptionError(option="TOKEN", problem=problem)
+
+
+def _in_line(where: str, number: int, problem: str) -> OptionError:
+    return OptionError(option=where, problem=f"line {number}: {problem}")

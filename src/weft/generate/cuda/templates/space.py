@@ -1,0 +1,82 @@
+"""All configurations of the templates that a product fits, and the few of them that are worth measuring.
+
+The compiler asks `templates.schedules` for a dozen, by which whole networks are searched in seconds; here one product
+may have all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates import choose, gemv, tma_choose
+from weft.generate.cuda.templates.product import product
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import Schedule
+
+Ranked = list[tuple[float, Schedule]]
+"""(modelled microseconds, configuration)."""
+_NEAR = 1.5
+"""What the model has slower than so many times the best is measured late, if at all."""
+_KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices")
+"""Parameters that make configurations different; the others are tried after these."""
+
+
+def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
+    """Every feasible configuration of the templates for one product, the most promising first."""
+    p = product(problem, tf32=facts.tf32)
+    if isinstance(p, Declined):
+        return p
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    name = "mma" if p.tensor else "simt"
+    found = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.every(p, facts)]
+    if p.tf32:
+        found += [(cycles, s.schedule("simt")) for cycles, s in choose.every(replace(p, tf32=False), facts)]
+    found += [(cycles, s.schedule()) for cycles, s in tma_choose.every(p, facts)]
+    if gemv.applies(p) is None:
+        found += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts, 1 << 20)]
+    per_us = facts.clock_ghz * 1e3
+    return sorted(((cycles / per_us, s) for cycles, s in found), key=_rank)
+
+
+def _rank(item: tuple[float, Schedule]) -> tuple[float, int, int, str]:
+    """Where the model sees no difference, more stages, and blocks that go on, come first."""
+    us, s = item
+    known = dict(s.params)
+    return us, -cast("int", known.get("stages", 0)), -cast("int", known.get("blocks", 0)), str(s)
+
+
+def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) -> Ranked:
+    """The few that are worth measuring.
+
+    First the kinds that the compiler would measure, as far as the model has them near the best, and one of each
+    template; then the best of each further kind; then the rest by rank.
+    """
+    modelled = {s: us for us, s in ranked}
+    listed = templates.schedules(problem, facts)
+    near = _NEAR * ranked[0][0] if ranked else 0.0
+    chosen: list[Schedule] = []
+    kinds: set[object] = set()
+    for s in () if isinstance(listed, Declined) else listed:
+        new = all(x.param("template") != s.param("template") for x in chosen)
+        if s in modelled and (new or (modelled[s] <= near and _kind(s) not in kinds)):
+            kinds.add(_kind(s))
+            chosen.append(s)
+    for _, s in ranked:
+        if _kind(s) not in kinds:
+            kinds.add(_kind(s))
+            chosen.append(s)
+        if len(chosen) >= keep:
+            break
+    known = set(chosen)
+    chosen += [s for _, s in ranked if s not in known]
+    return [(modelled[s], s) for s in chosen[:keep]]
+
+
+def _kind(s: Schedule) -> tuple[object, ...]:
+    known = dict(s.params)
+    return tuple(known.get(name) for name in _KIND)
