@@ -28,8 +28,10 @@ def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
                         if bm % wm or bn % wn:
                             continue
                         warps = bm // wm * (bn // wn) * wk
-                        if not 2 <= warps <= 8 or (not tensor and (wm > 32 or wm * wn > 2048)):
+                        if not 2 <= warps <= 8:
                             continue
+                        if not tensor and (wm > 32 or wm * wn > 2048) and (wm, wn, wk) != (64, 64, 1):
+                            continue  # more sums than a thread has registers for, or in a shape that reads more
                         if max(wm, wn) > 2 * min(wm, wn) and min(bm, bn) >= 2 * min(wm, wn):
                             continue  # a squarer warp tile reads less
                         if wm * wn > 2048 and warps > 4 and tensor and bm * bn < 128 * 128:
@@ -104,6 +106,8 @@ def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
             continue
         if p.a_load == "columns" and s.bm < 16:
             continue
+        if not p.tensor and s.wm * s.wn > 2048 and p.a_load != "rows":
+            continue  # addresses want registers too
         yield s
 
 

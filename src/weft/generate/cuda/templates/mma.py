@@ -273,35 +273,53 @@ for (int j = 0; j < {ni}; ++j) {{
 
 
 def _cuda_cores(s: Shape) -> str:
+    """A warp reads 4 rows and 8 columns at once, a chunk of 4 along the sum of each.
+
+    Chunks lie within rows as `swizzle` says. What of their places depends on the thread is computed once: rows 4 apart
+    differ in the highest bit of the place, and all else is known when this text is written.
+    """
     tm, tn = s.wm // 4, s.wn // 8
     chunks = s.bk // 4
-    steps = chunks // s.wk
-    row, col = "row0 + i * 4 + (lane >> 3)", "col0 + j * 8 + (lane & 7)"
+    steps, half, line = chunks // s.wk, chunks // 2, 16 * chunks
+    own = f"wk * {steps} + q" if s.wk > 1 else "q"
+    # every row of 4 or column of 8 has its own place, or every two have one
+    shift = "" if chunks == 8 else " >> 1"
+    kept = steps if s.wk > 1 else half
+    if s.wk > 1:
+        x_at = "at_x[i & 1][q]"
+    else:
+        x_at = f"at_x[0][q % {half}] + (u32)(((q / {half}) ^ (i & 1)) * {16 * half})"
+    sides = 2 if s.wk > 1 else 1
+    sums = "\n".join(
+        f"#pragma unroll\nfor (int i = 0; i < {tm}; ++i)\n#pragma unroll\nfor (int j = 0; j < {tn}; ++j)"
+        f" acc[i][j] = fmaf(x[i].{part}, y[j].{part}, acc[i][j]);"
+        for part in "xyzw"
+    )
     return f"""float acc[{tm}][{tn}];
 #pragma unroll
 for (int i = 0; i < {tm}; ++i)
 #pragma unroll
 for (int j = 0; j < {tn}; ++j) acc[i][j] = 0.0f;
+u32 at_x[{sides}][{kept}], at_y[{steps}];
+#pragma unroll
+for (int h = 0; h < {sides}; ++h)
+#pragma unroll
+for (int q = 0; q < {kept}; ++q)
+at_x[h][q] = (u32)((row0 + (lane >> 3)) * {line} + (({own}) ^ ((lane >> 3){shift}) ^ h * {half}) * 16);
+#pragma unroll
+for (int q = 0; q < {steps}; ++q)
+at_y[q] = (u32)((col0 + (lane & 7)) * {line} + (({own}) ^ ((lane & 7){shift})) * 16);
 auto multiply = [&](u32 a, u32 w) {{
-const float4* const fa = (const float4*)(sm + (a - sb));
-const float4* const fw = (const float4*)(sm + (w - sb));
+const unsigned char* const fa = sm + (a - sb);
+const unsigned char* const fw = sm + (w - sb);
 #pragma unroll
 for (int q = 0; q < {steps}; ++q) {{
-const int kk = wk * {steps} + q;
 float4 x[{tm}], y[{tn}];
 #pragma unroll
-for (int i = 0; i < {tm}; ++i) x[i] = fa[({row}) * {chunks} + {swizzle(row, "kk", chunks)}];
+for (int j = 0; j < {tn}; ++j) y[j] = *(const float4*)(fw + at_y[q] + {8 * line} * j);
 #pragma unroll
-for (int j = 0; j < {tn}; ++j) y[j] = fw[({col}) * {chunks} + {swizzle(col, "kk", chunks)}];
-#pragma unroll
-for (int i = 0; i < {tm}; ++i)
-#pragma unroll
-for (int j = 0; j < {tn}; ++j) {{
-acc[i][j] = fmaf(x[i].x, y[j].x, acc[i][j]);
-acc[i][j] = fmaf(x[i].y, y[j].y, acc[i][j]);
-acc[i][j] = fmaf(x[i].z, y[j].z, acc[i][j]);
-acc[i][j] = fmaf(x[i].w, y[j].w, acc[i][j]);
-}}
+for (int i = 0; i < {tm}; ++i) x[i] = *(const float4*)(fa + {x_at} + {4 * line} * i);
+{sums}
 }}
 }};"""
 
