@@ -1,0 +1,9 @@
+"""Training of fully connected networks: forward as a problem of the mlp template, gradients as three kernels."""
+
+from __future__ import annotations
+
+from weft.generate.cuda.training.activation import KINDS, Activation
+from weft.generate.cuda.training.gradient import Gradient, gradient
+from weft.generate.cuda.training.network import Network, Place, forward_problem
+
+__all__ = ["KINDS", "Activation", "Gradient", "Network", "Place", "forward_problem", "gradient"]

@@ -1,0 +1,124 @@
+"""Activations of fused networks: as a graph for the forward pass, as C text with its derivative for the backward pass.
+
+The derivative is written over what is kept of a layer: its result, where that says all, or else its sums before the
+activation, both rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from weft.fission import arithmetic, elu, gelu, relu, sigmoid, softplus
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+
+_SHARE = "const float s = w_mlp_share(1.0f, 1.0f + w_rough_exp(-({0})));"
+_GELU = "const float t = w_mlp_tanh_{kind}(z * fmaf(z * z, 0.0356774081f, 0.797884561f));"
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One of `KINDS` with its numbers: slope, alpha, (beta, threshold) or omega."""
+
+    kind: str = "identity"
+    numbers: tuple[float, ...] = ()
+
+    def apply(self, b: GraphBuilder, x: NodeId) -> NodeId:
+        """Of a value of floats, as nodes."""
+        return cast("NodeId", _GRAPHS[self.kind](b, x, *self.numbers))
+
+    @property
+    def keeps(self) -> int:
+        """What the derivative reads: 0 nothing, 1 the result, 2 the sums."""
+        if self.kind in ("leaky_relu", "elu") and self.numbers[0] <= 0:
+            return 2
+        return KINDS[self.kind]
+
+    def text(self, name: str, dtype: DType) -> str:
+        """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
+        of, back = _texts(self)
+        kind = dtype.value
+        both = "w_relu2_{kind}(z, y)" if self.kind == "relu" else "w_narrow2_{kind}(of(z), of(y))"
+        return (
+            f"struct {name} {{ enum {{ KEEP = {self.keeps} }};\n"
+            f"static W_FN float of(float z) {{ {of.replace('{kind}', kind)} }}\n"
+            f"static W_FN u32 both(float z, float y) {{ return {both.replace('{kind}', kind)}; }}\n"
+            f"static W_FN float back(float g, float z) {{ {back.replace('{kind}', kind)} }} }};\n"
+        )
+
+
+KINDS: dict[str, int] = {
+    "identity": 0, "relu": 1, "leaky_relu": 1, "elu": 1, "tanh": 1, "sigmoid": 1,
+    "silu": 2, "gelu": 2, "gelu_tanh": 2, "softplus": 2, "sin": 2,
+}  # fmt: skip
+"""Kind -> what is kept for its derivative."""
+
+
+def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
+    wide = b.cast(x, DType.F32)
+    turned = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
+    return b.cast(b.apply(Prim.SIN, turned), b.type_of(x).dtype)
+
+
+_GRAPHS: dict[str, Callable[..., object]] = {
+    "identity": lambda b, x: x,
+    "relu": relu.relu,
+    "leaky_relu": lambda b, x, slope: relu.leaky_relu(b, x, alpha=slope),
+    "elu": lambda b, x, alpha: elu.elu(b, x, alpha=alpha),
+    "tanh": arithmetic.tanh,
+    "sigmoid": sigmoid.sigmoid,
+    "silu": sigmoid.silu,
+    "gelu": gelu.gelu,
+    "gelu_tanh": lambda b, x: gelu.gelu(b, x, approximate="tanh"),
+    "softplus": lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
+    "sin": _sine,
+}
+
+
+def _number(x: float) -> str:
+    if not math.isfinite(x):
+        raise ValueError(f"{x} is no number of an activation")
+    return f"{float.hex(float(x))}f" if x else "0.0f"
+
+
+def _texts(act: Activation) -> tuple[str, str]:
+    """(function, gradient times derivative)."""
+    n = [_number(x) for x in act.numbers]
+    match act.kind:
+        case "identity":
+            return "return z;", "return g;"
+        case "relu":
+            return "return w_max_f32(z, 0.0f);", "return z <= 0.0f ? 0.0f : g;"
+        case "leaky_relu":
+            return f"return z > 0.0f ? z : {n[0]} * z;", f"return z > 0.0f ? g : {n[0]} * g;"
+        case "elu":
+            slope = f"(z + {n[0]})" if act.keeps == 1 else f"({n[0]} * w_rough_exp(z))"
+            return f"return z > 0.0f ? z : {n[0]} * expm1f(w_min_f32(z, 0.0f));", f"return z > 0.0f ? g : g * {slope};"
+        case "tanh":
+            return "return w_mlp_tanh_{kind}(z);", "return g * fmaf(-z, z, 1.0f);"
+        case "sigmoid":
+            return f"{_SHARE.format('z')} return s;", "return g * (z * (1.0f - z));"
+        case "silu":
+            share = _SHARE.format("z")
+            return f"{share} return z * s;", f"{share} return g * (s * fmaf(z, 1.0f - s, 1.0f));"
+        case "gelu":
+            whole = "0.5f * w_rough_one_plus_erf(z * 0.707106781f)"
+            slope = f"fmaf(z * 0.398942280f, w_rough_exp(-0.5f * z * z), {whole})"
+            return f"return z * ({whole});", f"return g * {slope};"
+        case "gelu_tanh":
+            inner = "fmaf(z * z, 0.107032224f, 0.797884561f)"
+            slope = f"0.5f * fmaf(z * fmaf(-t, t, 1.0f), {inner}, 1.0f + t)"
+            return f"{_GELU} return 0.5f * z * (1.0f + t);", f"{_GELU} return g * ({slope});"
+        case "softplus":
+            over = f"z * {n[0]} > {n[1]}"
+            return (
+                f"return {over} ? z : log1pf(expf(w_min_f32(z * {n[0]}, {n[1]}))) / {n[0]};",
+                f"{_SHARE.format(f'z * {n[0]}')} return {over} ? g : g * s;",
+            )
+        case "sin":
+            return f"return w_mlp_sin(z * {n[0]});", f"return g * ({n[0]} * w_mlp_cos(z * {n[0]}));"
+    raise ValueError(f"no activation {act.kind!r}")

@@ -1,0 +1,287 @@
+// Gradients of fully connected networks: a warp owns rows, and a value of the network is, to it, fragments of 16 rows.
+// In memory and in shared memory values and weights lie in blocks of 8 rows of 8 columns, 128 bytes each, so that one
+// image serves a product and its transposed. W_KIND is f16 or bf16. Includes nothing.
+typedef long long w_rows;
+W_FN void w_keep(char* to, const u32 (&a)[4], int k, int lane) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) *(u32*)(to + ((2 * k + (e >> 1)) * 2 + (e & 1)) * 128 + lane * 4) = a[e];
+}
+// Weights (N, K) of memory into blocks [N / 8][K / 8], padded with zeros.
+template <int K, int N> W_FN void w_blocks(unsigned char* to, const u16* w, int t, int threads) {
+  constexpr int KB = (K + 15) / 16 * 2, NP = (N + 15) / 16 * 16;
+  if constexpr (K % 8 == 0) {
+    for (int i = t; i < NP * KB; i += threads) {
+      const int n = i / KB, k = i % KB;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (n < N && k * 8 < K) v = *(const uint4*)(w + n * K + k * 8);
+      *(uint4*)(to + (n / 8 * KB + k) * 128 + n % 8 * 16) = v;
+    }
+  } else {
+    for (int i = t; i < NP * KB * 8; i += threads) {
+      const int n = i / (KB * 8), k = i % (KB * 8);
+      const u16 v = n < N && k < K ? w[n * K + k] : (u16)0;
+      *(u16*)(to + (n / 8 * KB + k / 8) * 128 + n % 8 * 16 + k % 8 * 2) = v;
+    }
+  }
+}
+template <int N> W_FN void w_vector(unsigned char* to, const u16* b, int t, int threads) {
+  for (int i = t; i < (N + 15) / 16 * 16; i += threads) ((float*)to)[i] = i < N ? w_unpack_W_KIND(b[i]).x : 0.0f;
+}
+// Two neighbouring columns of a row-major matrix with K columns as a word of 16-bit numbers.
+template <int K> W_FN u32 w_pair(const u16* p, int column) {
+  if constexpr (K % 2 == 0) return column < K ? *(const u32*)(p + column) : 0u;
+  return (column < K ? (u32)p[column] : 0u) | (column + 1 < K ? (u32)p[column + 1] << 16 : 0u);
+}
+template <int K> W_FN u32 w_pair(const float* p, int column) {
+  if constexpr (K % 2 == 0) {
+    const float2 v = column < K ? *(const float2*)(p + column) : make_float2(0.0f, 0.0f);
+    return w_narrow2_W_KIND(v.x, v.y);
+  }
+  return w_narrow2_W_KIND(column < K ? p[column] : 0.0f, column + 1 < K ? p[column + 1] : 0.0f);
+}
+template <int K> W_FN void w_put(u16* p, int column, float a, float b) {
+  const u32 v = w_narrow2_W_KIND(a, b);
+  if constexpr (K % 2 == 0) {
+    if (column < K) *(u32*)(p + column) = v;
+  } else {
+    if (column < K) p[column] = (u16)v;
+    if (column + 1 < K) p[column + 1] = (u16)(v >> 16);
+  }
+}
+template <int K> W_FN void w_put(float* p, int column, float a, float b) {
+  if constexpr (K % 2 == 0) {
+    if (column < K) *(float2*)(p + column) = make_float2(a, b);
+  } else {
+    if (column < K) p[column] = a;
+    if (column + 1 < K) p[column + 1] = b;
+  }
+}
+// Rows of memory as left operands; zeros where there are none.
+template <int K, class X, int T, int C>
+W_FN void w_read_rows(u32 (&a)[T][C][4], const X* x, w_rows row0, w_rows rows, int lane) {
+  const int g = lane >> 2, q = lane & 3;
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const w_rows r = row0 + m * 16 + half * 8 + g;
+      const X* const from = x + (r < rows ? r : rows - 1) * K;
+#pragma unroll
+      for (int c = 0; c < 2 * C; ++c) {
+        const u32 v = w_pair<K>(from, c * 8 + 2 * q);
+        a[m][c / 2][c % 2 * 2 + half] = r < rows ? v : 0u;
+      }
+    }
+}
+template <int C, int T> W_FN void w_zero(float (&d)[T][C][4]) {
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int c = 0; c < C; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) d[m][c][e] = 0.0f;
+}
+// d = b + a W^T of one layer with K and N sixteens of columns
+template <int K, int N, int T>
+W_FN void w_up(float (&d)[T][2 * N][4], const u32 (&a)[T][K][4], u32 w, const float* b, int lane) {
+#pragma unroll
+  for (int c = 0; c < 2 * N; ++c) {
+    const float2 v = *(const float2*)(b + c * 8 + (lane & 3) * 2);
+#pragma unroll
+    for (int m = 0; m < T; ++m) d[m][c][0] = d[m][c][2] = v.x, d[m][c][1] = d[m][c][3] = v.y;
+  }
+  const u32 at = w + ((lane >> 4) * (2 * K) + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      u32 r[4];
+      w_matrices(r, at + (2 * j * (2 * K) + 2 * k) * 128);
+#pragma unroll
+      for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][k], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][k], r[2], r[3]);
+    }
+}
+// d = a W
+template <int K, int N, int T>
+W_FN void w_down(float (&d)[T][2 * K][4], const u32 (&a)[T][N][4], u32 w, int lane) {
+  w_zero<2 * K, T>(d);
+  const u32 at = w + ((lane >> 3 & 1) * (2 * K) + (lane >> 4)) * 128 + (lane & 7) * 16;
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+      u32 r[4];
+      w_matrices_transposed(r, at + (2 * n * (2 * K) + 2 * j) * 128);
+#pragma unroll
+      for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][n], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][n], r[2], r[3]);
+    }
+}
+// One layer upwards: what the way down needs is kept.
+template <class A, int K, int N, int T>
+W_FN void w_layer(u32 (&h)[T][N][4], const u32 (&a)[T][K][4], u32 w, const float* b, char* kept, char* sums, w_rows record, int lane) {
+  float d[T][2 * N][4];
+  w_up<K, N, T>(d, a, w, b, lane);
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if constexpr (A::KEEP == 2) {
+        u32 z[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) z[e] = w_narrow2_W_KIND(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
+        w_keep(sums + m * record, z, k, lane);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) h[m][k][e] = A::both(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
+      w_keep(kept + m * record, h[m][k], k, lane);
+    }
+}
+// The gradient of the last layer's sums, from that of the result, which is in `dz` before.
+template <class A, int K, int N, int T>
+W_FN void w_last(u32 (&dz)[T][N][4], const u32 (&a)[T][K][4], u32 w, const float* b, int lane) {
+  if constexpr (A::KEEP != 0) {
+    float d[T][2 * N][4];
+    w_up<K, N, T>(d, a, w, b, lane);
+#pragma unroll
+    for (int m = 0; m < T; ++m)
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* const z = &d[m][2 * k + e / 2][e % 2 * 2];
+          const float2 g = w_unpack_W_KIND(dz[m][k][e]);
+          const float u = A::KEEP == 1 ? A::of(z[0]) : z[0], v = A::KEEP == 1 ? A::of(z[1]) : z[1];
+          dz[m][k][e] = w_narrow2_W_KIND(A::back(g.x, u), A::back(g.y, v));
+        }
+  }
+}
+// One layer downwards: from the gradient of its sums to that of the sums of the layer below, whose activation is A.
+template <class A, int K, int N, int T>
+W_FN void w_below(u32 (&below)[T][K][4], const u32 (&dz)[T][N][4], u32 w, const char* kept, w_rows record, int lane) {
+  constexpr bool EARLY = A::KEEP != 0 && K * T <= 8;  // read before the product, as far as registers go
+  u32 early[EARLY ? T : 1][EARLY ? 2 * K : 1][2];
+  if constexpr (EARLY) {
+#pragma unroll
+    for (int m = 0; m < T; ++m)
+#pragma unroll
+      for (int c = 0; c < 2 * K; ++c)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) early[m][c][half] = *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
+  }
+  float d[T][2 * K][4];
+  w_down<K, N, T>(d, dz, w, lane);
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int c = 0; c < 2 * K; ++c)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float x = d[m][c][2 * half], y = d[m][c][2 * half + 1];
+        if constexpr (A::KEEP != 0) {
+          u32 word;
+          if constexpr (EARLY) word = early[m][c][half];
+          else word = *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
+          const float2 v = w_unpack_W_KIND(word);
+          x = A::back(x, v.x), y = A::back(y, v.y);
+        }
+        below[m][c / 2][c % 2 * 2 + half] = w_narrow2_W_KIND(x, y);
+      }
+}
+template <int T, int C> W_FN void w_keep_all(char* to, const u32 (&a)[T][C][4], w_rows record, int lane) {
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int k = 0; k < C; ++k) w_keep(to + m * record, a[m][k], k, lane);
+}
+template <int T, int C> W_FN void w_move(u32 (&to)[T][C][4], const u32 (&a)[T][C][4]) {
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int k = 0; k < C; ++k)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[m][k][e] = a[m][k][e];
+}
+// The gradient of the input.
+template <int C, int K, int N, class X, int T>
+W_FN void w_input(X* dx, const u32 (&dz)[T][N][4], u32 w, w_rows row0, w_rows rows, int lane) {
+  float d[T][2 * K][4];
+  w_down<K, N, T>(d, dz, w, lane);
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const w_rows r = row0 + m * 16 + half * 8 + (lane >> 2);
+      if (r < rows) {
+#pragma unroll
+        for (int c = 0; c < 2 * K; ++c) w_put<C>(dx + r * C, c * 8 + (lane & 3) * 2, d[m][c][2 * half], d[m][c][2 * half + 1]);
+      }
+    }
+}
+// Sums over rows of products of two kept values, M by N sixteens, and of the first value by itself (the last columns of
+// `out`); warps of a block take rows in turn and are added in their order.
+template <int M, int N, bool BIAS, int STAGES>
+W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool more,
+                     unsigned char* sm, int warp, int warps, int lane) {
+  constexpr int SIZE = (M + N) * 512, B = BIAS ? M : 1;
+  float d[M][2 * N][4], b[B][4];
+  w_zero<2 * N, M>(d);
+#pragma unroll
+  for (int i = 0; i < B; ++i) b[i][0] = b[i][1] = b[i][2] = b[i][3] = 0.0f;
+  const u32 ring = w_shared(sm) + warp * STAGES * SIZE;
+  auto ask = [&](w_rows tile, int stage) {
+    if (tile < last) {
+      const char* const from = kept + tile * record + lane * 16;
+      const u32 to = ring + stage * SIZE + lane * 16;
+#pragma unroll
+      for (int i = 0; i < M; ++i) w_copy16(to + i * 512, from + left + i * 512);
+#pragma unroll
+      for (int i = 0; i < N; ++i) w_copy16(to + (M + i) * 512, from + right + i * 512);
+    }
+    w_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) ask(first + i, i);
+  int stage = 0;
+#pragma unroll 1
+  for (w_rows tile = first; tile < last; ++tile) {
+    w_arrived<STAGES - 2>();
+    w_together();
+    ask(tile + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+    const u32 at = ring + stage * SIZE + (lane & 7) * 16;
+    u32 r[N][4];
+#pragma unroll
+    for (int j = 0; j < N; ++j) w_matrices_transposed(r[j], at + M * 512 + ((2 * j + (lane >> 4)) * 2 + (lane >> 3 & 1)) * 128);
+#pragma unroll
+    for (int i = 0; i < M; ++i) {
+      u32 a[4];
+      w_matrices_transposed(a, at + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
+#pragma unroll
+      for (int j = 0; j < N; ++j) w_mma_W_KIND(d[i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[i][2 * j + 1], a, r[j][2], r[j][3]);
+      if constexpr (BIAS) w_mma_W_KIND(b[i], a, W_ONES, W_ONES);
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+  w_arrived<0>();
+  float* const lent = (float*)sm + lane;
+#define W_EACH(STATEMENT, BIASED) \
+  _Pragma("unroll") for (int i = 0; i < M; ++i) _Pragma("unroll") for (int c = 0; c < 2 * N; ++c) \
+  _Pragma("unroll") for (int e = 0; e < 4; ++e) { const int at = ((i * 2 * N + c) * 4 + e) * 32; STATEMENT; } \
+  if constexpr (BIAS) { \
+    _Pragma("unroll") for (int i = 0; i < M; ++i) _Pragma("unroll") for (int e = 0; e < 4; ++e) { \
+      const int at = (M * 2 * N * 4 + i * 4 + e) * 32; BIASED; } \
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int from = warps - 1; from > 0; --from) {
+    if (warp == from) { W_EACH(lent[at] = d[i][c][e], lent[at] = b[i][e]) }
+    __syncthreads();
+    if (warp == 0) { W_EACH(d[i][c][e] += lent[at], b[i][e] += lent[at]) }
+    __syncthreads();
+  }
+  if (warp == 0) {
+    out += lane;
+    if (more) { W_EACH(d[i][c][e] += out[at], b[i][e] += out[at]) }
+    W_EACH(out[at] = d[i][c][e], out[at] = b[i][e])
+  }
+#undef W_EACH
+}

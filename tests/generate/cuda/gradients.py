@@ -1,0 +1,163 @@
+"""Gradients of fully connected networks in the emulation, and in float64 by torch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, to_memory
+from tests.generate.cuda.test_templates import H200
+
+from weft.generate.cuda.training import Activation, Gradient, Network, gradient
+from weft.generate.cuda.training.gradient import Entry
+from weft.ir.types import DType, round_bf16
+from weft.kernels.formats import Format
+from weft.kernels.source import Launch, Pointer
+
+
+@dataclass
+class Text:
+    """What `Emulated` asks of a source."""
+
+    text: str
+    launches: tuple[Launch, ...]
+    pack: tuple[Launch, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def network(
+    widths: tuple[int, ...],
+    act: Activation | tuple[Activation, ...],
+    dtype: DType = DType.BF16,
+    *,
+    last: Activation | None = None,
+    bias: bool = True,
+    given: DType | None = None,
+) -> Network:
+    depth = len(widths) - 1
+    acts = act if isinstance(act, tuple) else (act,) * (depth - 1) + (last or Activation(),)
+    return Network(widths, acts, (bias,) * depth, dtype, given or dtype)
+
+
+def text_of(g: Gradient, *, parameters: bool = True) -> Text:
+    counts = ((g.chain, 6), (g.sums, 4), (g.finish, 2))[: 3 if parameters else 1]
+    return Text(
+        g.text,
+        tuple(
+            Launch(e.name, (e.blocks, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, e.shared_bytes)
+            for e, n in counts
+        ),
+    )
+
+
+def made(net: Network, **options: object) -> Gradient:
+    found = gradient(net, H200, **options)  # type: ignore[arg-type]
+    assert isinstance(found, Gradient), found
+    return found
+
+
+def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
+    x = x.astype(np.float32)
+    return round_bf16(x) if dtype is DType.BF16 else x.astype(dtype.numpy).astype(np.float32)
+
+
+def normal(net: Network, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """(x, gradient of the result, parameters), rounded to their types."""
+    rng = np.random.default_rng(seed)
+    x = rounded(rng.standard_normal((rows, net.widths[0])), net.given)
+    dy = rounded(rng.standard_normal((rows, net.widths[-1])), net.dtype)
+    parameters = [
+        rounded(rng.standard_normal(p.shape) * (1.4 / p.shape[1] ** 0.5 if len(p.shape) == 2 else 0.3), net.dtype)
+        for p in net.places()
+    ]
+    return x, dy, parameters
+
+
+def exact(
+    net: Network, x: np.ndarray, dy: np.ndarray, parameters: list[np.ndarray], dtype: torch.dtype = torch.float64
+) -> list[np.ndarray]:
+    """Gradients of x and of the parameters by torch, in float64 or in a type of 16 bits."""
+    h = first = torch.tensor(x, dtype=dtype, requires_grad=True)
+    leaves = [torch.tensor(p, dtype=dtype, requires_grad=True) for p in parameters]
+    left = iter(leaves)
+    for act, bias in zip(net.acts, net.biases, strict=True):
+        h = h @ next(left).t()
+        h = h + next(left) if bias else h
+        h = by_torch(act, h)
+    found = torch.autograd.grad(h, [first, *leaves], torch.tensor(dy, dtype=dtype))
+    return [g.double().numpy() for g in found]
+
+
+def error_of(got: np.ndarray, want: np.ndarray) -> float:
+    """Norm of the error over the norm of what is right."""
+    return float(np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2)))
+
+
+def by_torch(act: Activation, z: torch.Tensor) -> torch.Tensor:
+    f = torch.nn.functional
+    match act.kind:
+        case "identity":
+            return z
+        case "leaky_relu":
+            return f.leaky_relu(z, act.numbers[0])
+        case "elu":
+            return f.elu(z, act.numbers[0])
+        case "gelu_tanh":
+            return f.gelu(z, approximate="tanh")
+        case "softplus":
+            return f.softplus(z, *act.numbers)
+        case "sin":
+            return torch.sin(z * act.numbers[0])
+    return getattr(f, act.kind, None)(z) if act.kind not in ("tanh", "sigmoid") else getattr(torch, act.kind)(z)
+
+
+class Runner:
+    """The kernels of one network in the emulation, with few blocks."""
+
+    def __init__(self, emulated: Emulated, net: Network, g: Gradient, blocks: int = 2) -> None:
+        self.library, self.net, self.g, self.blocks = emulated.library, net, g, blocks
+
+    def _start(self, entry: Entry, values: list[int], blocks: int) -> None:
+        numbers = (ctypes.c_uint * 9)(blocks, 1, 1, entry.threads, 1, 1, 1, 1, 1)
+        call = getattr(self.library, f"run_{entry.name}")
+        call.restype = ctypes.c_char_p
+        error = call((ctypes.c_void_p * len(values))(*values), numbers, ctypes.c_uint(entry.shared_bytes), 1)
+        assert not error, error.decode()
+
+    def run(
+        self, x: np.ndarray, dy: np.ndarray, parameters: list[np.ndarray], *, chunk: int = 1 << 30, sums: bool = True
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Gradients of x and of the parameters (f32)."""
+        net, g = self.net, self.g
+        flat = Buffer(2 * net.elements, 0)
+        for place, p in zip(net.places(), parameters, strict=True):
+            flat.data[2 * place.offset : 2 * (place.offset + place.size)] = to_memory(p, net.dtype, Format.ROW)
+        partial, out = Buffer(g.partial_bytes), Buffer(4 * net.elements)
+        pieces = []
+        for at in range(0, len(x), chunk):
+            rows = min(chunk, len(x) - at)
+            ins = [Buffer(rows * net.widths[0] * net.given.itemsize), Buffer(2 * rows * net.widths[-1])]
+            ins[0].data[:] = to_memory(x[at : at + rows], net.given, Format.ROW)
+            ins[1].data[:] = to_memory(dy[at : at + rows], net.dtype, Format.ROW)
+            kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.widths[0] * net.given.itemsize)
+            everything = (*ins, flat, kept, dx, partial, out)
+            self.library.clear_buffers()
+            for b in everything:
+                self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+            addresses = [b.address for b in (*ins, flat, kept, dx)]
+            self._start(g.chain, [*addresses, rows], self.blocks)
+            pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.widths[0]), Format.ROW))
+            if sums:
+                self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)
+            assert all(b.intact() for b in everything), "a guard zone was written"
+        if sums:
+            self._start(g.finish, [partial.address, out.address], g.finish.blocks)
+            assert out.intact() and partial.intact()
+        values = out.data.view(np.float32)
+        return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]

@@ -1,0 +1,117 @@
+"""Gradients of fully connected networks: near float64 in the emulation; texts compile for sm_80 and sm_90a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.generate.cuda.gradients import Runner, error_of, exact, made, network, normal, text_of
+from tests.generate.cuda.tensor_emulator import Emulated
+from tests.generate.cuda.test_templates import A100, H200
+
+from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
+from weft.generate.cuda.training import Activation, Gradient, Network, gradient
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+
+RELU, SILU, TANH, GELU = (Activation(x) for x in ("relu", "silu", "tanh", "gelu"))
+SMALL = GELU, Activation("gelu_tanh"), Activation("elu", (1.0,)), Activation("leaky_relu", (0.1,))
+CASES: dict[str, tuple[Network, int]] = {
+    "one layer": (network((16, 16), RELU), 16),
+    "three to one": (network((3, 24, 17, 1), TANH, DType.F16), 37),
+    "ragged": (network((5, 40, 72, 24, 3), SILU, given=DType.F32), 50),
+    "layers alike": (network((16, *(32,) * 5, 8), RELU, last=Activation("sigmoid")), 33),
+    "layers alike that keep sums": (network((32,) * 6, SILU, DType.F16, last=TANH), 40),
+    "no bias": (network((8, 80, 80, 80, 80, 16), RELU, bias=False), 20),
+    "each its own": (network((8, 16, 16, 16, 16, 4), (*SMALL, Activation())), 17),
+    "periodic": (network((2, 32, 32, 1), Activation("sin", (3.0,)), DType.F16, given=DType.F32), 29),
+    "softplus": (network((16, 16, 16), Activation("softplus", (1.0, 20.0)), last=SILU), 1),
+}
+
+
+@pytest.fixture(scope="module")
+def gradients() -> dict[str, Gradient]:
+    return {name: made(net) for name, (net, _) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def emulated(gradients: dict[str, Gradient]) -> Emulated:
+    return Emulated([text_of(g) for g in gradients.values()])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated):
+    net, rows = CASES[name]
+    x, dy, parameters = normal(net, rows)
+    dx, others = Runner(emulated, net, gradients[name]).run(x, dy, parameters)
+    wanted = exact(net, x, dy, parameters)
+    short = torch.bfloat16 if net.dtype is DType.BF16 else torch.float16
+    eager = exact(net, x, dy, parameters, short)
+    unit = 2.0**-8 if net.dtype is DType.BF16 else 2.0**-11
+    # one sign of ReLU that rounding turns is seen in many gradients: all together are compared
+    error, own = (np.mean([error_of(a, b) for a, b in zip(x, wanted, strict=True)]) for x in ([dx, *others], eager))
+    assert error <= 1.2 * own + 0.5 * unit, (error, own)
+
+
+def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulated):
+    net, _ = CASES["ragged"]
+    x, dy, parameters = normal(net, 100)
+    runner = Runner(emulated, net, gradients["ragged"])
+    whole, chunks = runner.run(x, dy, parameters), runner.run(x, dy, parameters, chunk=32)
+    np.testing.assert_array_equal(whole[0], chunks[0])
+    for a, b in zip(whole[1], chunks[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(a).max())
+
+
+def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient], emulated: Emulated):
+    net, rows = CASES["ragged"]
+    inputs = normal(net, rows)
+    (dx, one), (again, two) = (Runner(emulated, net, gradients["ragged"], n).run(*inputs) for n in (1, 3))
+    np.testing.assert_array_equal(dx, again)
+    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_infinity_arrives():
+    net = network((16, 16, 16), RELU, DType.F16)
+    x, dy, parameters = normal(net, 20)
+    dy[3, 2] = np.inf
+    g = made(net)
+    dx, others = Runner(Emulated([text_of(g)]), net, g).run(x, dy, parameters)
+    assert not np.isfinite(dx[3]).all() and np.isfinite(np.delete(dx, 3, 0)).all()
+    assert not np.isfinite(others[2][2]).any() and np.isfinite(np.delete(others[2], 2, 0)).all()
+
+
+def test_the_input_alone():
+    net = network((3, 32, 32, 1), Activation("sin", (2.0,)), DType.F16, given=DType.F32)
+    x, dy, parameters = normal(net, 300)
+    g = made(net, parameters=False)
+    runner = Runner(Emulated([text_of(g, parameters=False)]), net, g)
+    got, _ = runner.run(x, dy, parameters, sums=False)
+    assert error_of(got, exact(net, x, dy, parameters)[0]) < 4e-3
+
+
+def test_what_is_declined_says_why():
+    wide = gradient(network((256, 256, 256, 256), RELU), H200)
+    old = gradient(network((16, 16, 16), RELU), replace(H200, capability=75))
+    assert isinstance(wide, Declined) and "do not fit into shared memory" in wide.reason
+    assert isinstance(old, Declined) and "need 8.0" in old.reason
+    with pytest.raises(ValueError, match="no number"):
+        Activation("sin", (float("nan"),)).text("A", DType.F16)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernels_compile_without_spills(arch: str):
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    facts = H200 if arch == "sm_90a" else A100
+    for width, depth, act in ((64, 4, SILU), (128, 3, RELU)):
+        g = gradient(network((width,) * (depth + 1), act), facts)
+        assert isinstance(g, Gradient), g
+        cubin = nvrtc.compile(g.text, arch=arch)
+        assert isinstance(cubin, CompiledCubin) and cubin.warnings == ()
+        for entry in (g.chain, g.sums, g.finish):
+            used = cubin.of(entry.name)
+            assert used.spill_stores == used.stack_bytes == 0, (width, entry.name, used)
