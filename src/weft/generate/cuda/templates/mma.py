@@ -285,10 +285,8 @@ def _cuda_cores(s: Shape) -> str:
     # every row of 4 or column of 8 has its own place, or every two have one
     shift = "" if chunks == 8 else " >> 1"
     kept = steps if s.wk > 1 else half
-    if s.wk > 1:
-        x_at = "at_x[i & 1][q]"
-    else:
-        x_at = f"at_x[0][q % {half}] + (u32)(((q / {half}) ^ (i & 1)) * {16 * half})"
+    high = f"(u32)(((q / {half}) ^ (i & 1)) * {16 * half})"
+    x_at = "at_x[i & 1][q]" if s.wk > 1 else f"at_x[0][q % {half}] + {high}"
     sides = 2 if s.wk > 1 else 1
     sums = "\n".join(
         f"#pragma unroll\nfor (int i = 0; i < {tm}; ++i)\n#pragma unroll\nfor (int j = 0; j < {tn}; ++j)"
