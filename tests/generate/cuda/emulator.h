@@ -133,6 +133,11 @@ inline unsigned w_shfl_word(unsigned x, int mask) {
 }
 inline unsigned w_cluster_rank() { return block->rank; }
 inline void w_cluster_sync() { block->pause(3); }
+inline void w_cluster_arrive() {}
+inline void w_cluster_wait() { block->pause(3); }
+inline void w_cluster_put(const float* p, unsigned rank, float x) {
+  *(volatile float*)((char*)p - &base_of_shared + block->cluster->bases[rank]) = x;
+}
 inline unsigned w_cluster_word(const unsigned* p, unsigned rank) {
   return *(const volatile unsigned*)((char*)p - &base_of_shared + block->cluster->bases[rank]);
 }

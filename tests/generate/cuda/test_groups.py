@@ -38,6 +38,7 @@ def random_form(seed: int) -> Form:
         spread=rng.choice([0, 0, 3, 20]),
         tile=rng.random() < 0.4,
         parts=rng.choice([1, 1, 2, 4]),
+        once=rng.random() < 0.5,
     )
 
 
@@ -108,12 +109,30 @@ LONG = {
     "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
     "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),
     "parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12)),
+    "once": (norm(3, 4100), Form(threads=128, per_row=128, once=True)),
+    "once-cluster": (norm(3, 4100), Form(threads=128, per_row=128, cluster=4, once=True)),
+    "once-cluster-short": (norm(2, 1037), Form(threads=128, per_row=128, cluster=8, once=True)),
+    "once-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, once=True)),
+    "once-cluster-columns": (norm(24, 500, columns=True), Form(threads=64, columns=1, cluster=4, once=True)),
+    "once-cluster-norm-pad": (
+        problem(norm_relu_pad((2, 24, 20, 31), 2), "once-pad-24", Format.LAST),
+        Form(threads=64, columns=4, cluster=4, once=True),
+    ),
+    "once-parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20, once=True)),
+    "once-groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, cluster=2, once=True)),
+    "once-parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12, once=True)),
+    "once-parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, parts=4, spread=30, once=True)),
     "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, parts=4, spread=30)),
 }
 
 
 def test_long_rows() -> None:
     check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
+
+
+def test_one_pass_is_one() -> None:
+    passes = {name: trial(p, form.schedule(), []).source.text.count("w_moments<") for name, (p, form) in LONG.items()}
+    assert {name for name, n in passes.items() if n} == {name for name in LONG if name.startswith("once")}
 
 
 def test_short_rows_that_follow_each_other_share_warps() -> None:
@@ -131,7 +150,7 @@ def test_rows_in_parts_take_two_launches() -> None:
         assert not source.state_bytes, name
 
 
-@pytest.mark.parametrize("name", ["parts", "parts-columns"])
+@pytest.mark.parametrize("name", ["parts", "parts-columns", "once", "once-cluster", "once-cluster-columns"])
 def test_variance_in_parts_keeps_its_digits(name: str) -> None:
     p, form = LONG[name]
     rng = np.random.default_rng(5)

@@ -8,7 +8,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.parts import in_parts, long_reductions, possible_parts
+from weft.generate.cuda.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.rows import MAX_CARRIED
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
@@ -31,6 +31,16 @@ GATHERED = 4096
 ALIKE = 0.25
 """A form with the vectors of an earlier one counts as so much slower, each time."""
 LARGE_BYTES = 1 << 25
+HELD = 0.65
+"""Share of the L2 cache that clusters which run at once may go through twice."""
+ONCE_THREADS = 768
+"""Threads of a multiprocessor, by the registers of a pass for mean and variance."""
+EXCHANGE = 3000.0
+"""Cycles of such a block beside those for its bytes."""
+L2_BYTES = 64
+"""Per cycle, to a multiprocessor."""
+MOST_STREAMED = 8
+"""So many times what a thread keeps in registers it goes through at most where it keeps nothing."""
 MOST_HELD = 1 << 14
 """Elements of a row that a block keeps in registers."""
 
@@ -115,6 +125,9 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
         feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
         divided = _in_parts(problem, facts, beside=beside) if feeds else []
+        once = _once(problem, facts, beside=beside)
+        if is_pair(graph):
+            return list(dict.fromkeys([*once[:2], *divided, *once[2:], *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         if _run(problem, largest):
             found = [*divided, *spread[: 3 - len(divided)], *found]
@@ -123,12 +136,17 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             found = [*divided[:1], *clusters, *divided[1:], *spread[: 3 - len(divided)], *found]
         else:
             found = [*alone, *divided[::-1], *clusters, *spread[: 3 - len(divided)], *found]
+    elif is_pair(graph) and length > MOST_HELD:
+        divided = _in_parts(problem, facts, beside=beside) if beside else []
+        found = [*_once(problem, facts, beside=beside), *divided, *found, Form(threads=256, fuse=False)]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters, *found]
     elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
         found = [Form(threads=256, columns=k, fuse=False, spread=8 * facts.sms) for k in (16, 8)] + found
     elif dependent and (beside or length > 4096):
-        found = [*(_in_parts(problem, facts, beside=beside) if beside and length >= 512 else []), *found]
+        once = _once(problem, facts, beside=beside) if is_pair(graph) and length >= 512 else []
+        divided = _in_parts(problem, facts, beside=beside) if beside and length >= 512 else []
+        found = [*once[:2], *divided, *once[2:], *found]
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
     return list(dict.fromkeys(found))[:8]
@@ -157,7 +175,8 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         lanes = run
         groups = max(1, rows * run * operand.dtype.itemsize // 256)  # read as 16 bits: lines of 128 bytes
         per_turn = max(1, THREADS * rows * run // (groups * 64))
-    most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large))))
+    once = is_pair(graph)
+    most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if once else 1)
     sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
     blocks = facts.sms * min(8.0, max(0.85, sum(t.nbytes for t in large) / facts.sms / BLOCK_BYTES))
@@ -167,8 +186,45 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         if in_parts(graph, parts, last=last) is not None:
             spread = max(2, round(blocks / facts.sms)) * facts.sms
             per_row = 0 if beside or run else THREADS
-            found.append(Form(THREADS, per_row=per_row, columns=columns if beside else 0, parts=parts, spread=spread))
+            across = columns if beside else 0
+            found.append(Form(THREADS, per_row=per_row, columns=across, parts=parts, spread=spread, once=once))
     return list(dict.fromkeys(found))
+
+
+def is_pair(graph: Graph) -> bool:
+    """Whether all that is reduced over the longest rows is their sum and the squares about its mean."""
+    long = long_reductions(graph)
+    return len(long) == 2 and centred(graph, long[1]) == long[0]
+
+
+def _once(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
+    """One launch and one pass for mean and variance: clusters that fill the machine and that the L2 cache holds."""
+    graph = problem.graph
+    long = long_reductions(graph)
+    if facts.capability < 90 or not is_pair(graph):
+        return []
+    operand = graph.type_of(graph.nodes[long[0]].inputs[0])
+    rows = graph.type_of(long[0]).size
+    length = operand.size // rows
+    large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
+    item = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
+    run = _run(problem, long[0])
+    stored = rows * length * item
+    ranked: list[tuple[float, Form]] = []
+    for columns, cluster in ((1, CLUSTER), (2, CLUSTER), (4, CLUSTER)) if beside or run else ((0, 4), (0, 2), (0, 8)):
+        access = run * item if run else 16
+        blocks = -(-rows // max(1, columns * (1 if run else 16 // item))) * cluster
+        vectors = stored // (access * blocks)  # of a block
+        few = blocks <= 2 * facts.sms
+        threads = min(WIDE_THREADS, max(128, 1 << (-(-vectors // (3 if few else 4)) - 1).bit_length()))
+        resident = min(blocks, facts.sms * max(1, ONCE_THREADS // threads))
+        if vectors < 64 or blocks * 3 < facts.sms or resident * vectors * access > facts.l2_bytes * HELD:
+            continue
+        read = stored * (max(1.0, 32 / (columns * access)) if columns else 1.0)
+        cycles = -(-blocks // resident) * EXCHANGE + (2 * read + stored) / (min(blocks, facts.sms) * L2_BYTES)
+        per_row = 0 if columns else threads
+        ranked.append((cycles, Form(threads, columns=columns, per_row=per_row, cluster=cluster, once=True)))
+    return [form for _, form in sorted(ranked, key=lambda x: x[0])]
 
 
 def _run(problem: Problem, node: NodeId) -> int:

@@ -34,6 +34,8 @@ class Form:
     """Elementwise kernels go through shared memory where input and output run along different axes."""
     parts: int = 1
     """Parts into which the longest rows are cut; each is reduced by itself, all of them by whoever needs the result."""
+    once: bool = False
+    """Mean and variance by one pass over a row, see `moments`."""
 
     def schedule(self) -> Schedule:
         """The schedule with these parameters; those that came later stand in it only where they matter."""
@@ -47,5 +49,5 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1}
+LATER = {"parts": 1, "once": False}
 """Parameters that schedules of old do not have, and what they mean by that."""

@@ -18,6 +18,7 @@ from weft.generate.cuda.body import Accesses, CudaBody, TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
+from weft.generate.cuda.moments import Moments, moments_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
 from weft.generate.cuda.rough import may_be_rough, rough_header
@@ -207,7 +208,7 @@ class CudaText:
     def _launch(self, segments: Sequence[Segment], scene: Scene) -> None:
         if segments[0].rows is not None:
             draft = self._draft(scene, self.form.threads)
-            Rows(self, draft, scene, segments[0]).emit()
+            (Moments if self.form.once else Rows)(self, draft, scene, segments[0]).emit()
         else:
             draft = self._draft(scene, self.form.threads)
             parts: list[Part | Tiled] = []
@@ -224,11 +225,11 @@ class CudaText:
         bodies = []
         launches = []
         tables: set[str] = set()
-        for draft in self.drafts:
+        for number, draft in enumerate(self.drafts):
             lines = [line for item in draft.nest.stack for line in item.lines()]
             names = sorted(set(_NAME.findall("\n".join(lines))), key=_natural)
             tables |= {n for n in names if n.startswith("table")}
-            bodies.append(self._function(draft, lines, names))
+            bodies.append(self._function(draft, lines, names, first=number == 0))
             arguments: tuple[CudaArgument, ...] = tuple(self.pointers[n][0] for n in names if n in self.pointers)
             launches.append(
                 Launch(
@@ -244,6 +245,8 @@ class CudaText:
             launches = [Launch(self.entry, (1, 1, 1), (32, 1, 1), ())]
         if any("w_rough_" in body for body in bodies):
             texts.append(rough_header().rstrip())
+        if any("w_moments<" in body for body in bodies):
+            texts.append(moments_header().rstrip())
         texts += [self.tables[t] for t in sorted(tables, key=_natural)]
         return CudaSource(
             schedule,
@@ -254,11 +257,13 @@ class CudaText:
             capability=90 if any(d.cluster > 1 for d in self.drafts) else 80,
         )
 
-    def _function(self, draft: Draft, lines: list[str], names: Sequence[str]) -> str:
+    def _function(self, draft: Draft, lines: list[str], names: Sequence[str], *, first: bool) -> str:
         text = "\n".join(lines)
         parameters = []
         locals_ = []
-        shared = [name for name in names if name not in self.tables and name not in self.weights]
+        # a later launch starts when the first has waited for whoever wrote the inputs
+        settled = self.weights if first else {f"in{k}" for k in range(len(self.graph.inputs))}
+        shared = [name for name in names if name not in self.tables and name not in settled]
         for name in names:
             if name in self.tables:
                 kind = next(b.dtype for b in self.fixed.values() if b.name == name)

@@ -78,6 +78,10 @@ class Rows(Team):
         super().__init__(draft, scene.graph)
         self.text, self.scene, self.segment = text, scene, segment
         self.form = text.form
+        self.slices = False
+        """Whether a block of a cluster owns elements that follow each other, not every so many."""
+        self.unrolled = BATCH
+        """Turns of a loop that are written out although nothing of them is kept."""
 
     # loops
 
@@ -146,7 +150,8 @@ class Rows(Team):
             self.by_columns = True
             self.rows = [*(v for v in self.rows if v is not beside), beside]
             item = min(x.itemsize for x in seen.accesses)
-            self.columns = min(_power(max(1, 128 // (lane.size * item))), 32, _power(beside.size))
+            wanted = form.columns or max(1, 128 // (lane.size * item))
+            self.columns = min(_power(wanted), 32, _power(beside.size))
             self.across = max(1, form.threads // self.columns)
             return
         self.across = form.per_row or self._across(count, largest)
@@ -200,8 +205,7 @@ class Rows(Team):
                 put(f"const w_index y = threadIdx.x % {self.across}u, x = threadIdx.x / {self.across}u;")
             else:
                 put("const w_index y = threadIdx.x;")
-        reductions = [stage.reductions for stage in self.segment.stages if stage.reductions]
-        if self.width > 1 and not (self.by_columns and all(self.through_memory(roots) for roots in reductions)):
+        if self.width > 1 and not self._shares_columns():
             self.cluster = 1
         groups = -(-vectors // self.width)
         self.groups = groups
@@ -238,6 +242,11 @@ class Rows(Team):
             space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
             reducing = any(self.segment.stages[k].reductions for k in space.stages)
             space.turns = space.turns if reducing else _whole(space.turns)
+
+    def _shares_columns(self) -> bool:
+        """Whether blocks of a cluster can exchange what they have of several rows."""
+        reductions = [stage.reductions for stage in self.segment.stages if stage.reductions]
+        return self.by_columns and all(self.through_memory(roots) for roots in reductions)
 
     def _divide(self, blocks: int, turns: int) -> None:
         """Several blocks for the same rows: of one reduction, or of what follows short ones that all of them repeat."""
@@ -277,7 +286,7 @@ class Rows(Team):
             self._read_ahead()
             for number, stage in enumerate(self.segment.stages):
                 self._stage(number, stage)
-            if self.cluster > 1:
+            if self.cluster > 1 and not self.slices:
                 self.nest.put("w_cluster_sync();")  # no block leaves while others read its memory
 
     def _plan_carried(self) -> None:
@@ -290,7 +299,7 @@ class Rows(Team):
             for number in space.stages:
                 for key in asked.get(number, ()):
                     wanted[key] = wanted.get(key, 0) + 1
-            ahead = self.repeated
+            ahead = self._goes_ahead(space)
             keys = sorted((k for k, n in wanted.items() if n > 1 or (ahead and k[0] in self.scene.readable)), key=repr)
             if ahead and len(keys) * space.turns > MAX_AHEAD:
                 continue
@@ -301,14 +310,20 @@ class Rows(Team):
                 self.arrays[which, node, place] = name
                 self.nest.put(f"{c_type(self.scene.graph.type_of(node).dtype)} {name}[{space.turns}];")
 
+    def _goes_ahead(self, _space: Space) -> bool:
+        """Whether what the stages of a space read is read before the reductions that they wait for."""
+        return self.repeated
+
     def _read_ahead(self) -> None:
         """What the stages of a divided row read is on its way while the reductions before them go on."""
-        if not self.repeated:
-            return
-        for which, space in sorted(enumerate(self.spaces), key=lambda pair: pair[1].split):
+        inputs = set(self.scene.graph.inputs)
+        asked: list[tuple[bool, int, Space, int, list[tuple[int, NodeId, Place]]]] = []
+        for which, space in enumerate(self.spaces):
             keys = [k for k in self.arrays if k[0] == which and k[1] in self.scene.readable and not _at_run_time(k[2])]
-            if not keys:
-                continue
+            if keys and self._goes_ahead(space):
+                late = any(k[1] not in inputs for k in keys)  # what the launch before this one stores
+                asked.append((late, space.split, space, which, keys))
+        for *_, space, _which, keys in sorted(asked, key=lambda x: (x[0], x[1], x[3])):
             with self._turns(space):
                 for key in keys:
                     value = self.body.value(key[1], key[2]).value
@@ -329,18 +344,20 @@ class Rows(Team):
         more, so that all loads can be on their way together.
         """
         which = self.spaces.index(space)
-        step = self.across * self.cluster
+        step = self.across * (1 if self.slices else self.cluster)
         held = any(key[0] == which for key in self.arrays)
         count = batch or space.turns
-        unroll = "" if held or count <= 4 else " 4"
+        unroll = "" if held or count <= self.unrolled else " 4"
         with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {count}u; ++u)'):
             turn = f"c * {batch}u + u" if batch else "u"
             position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
+            sliced = self.slices and self.cluster > 1
+            position = f"(rank * {space.turns}u + {turn})" if sliced else position
             turns = -(-space.turns // count) * count
-            even = space.vectors == step * turns * space.split
+            even = space.vectors == self.across * self.cluster * turns * space.split
             clamped = not even and turns > 1
             name = "p_" if clamped else "p"
-            self.nest.put(f"const w_index {name} = {position} * {step}u + {self.member};")
+            self.nest.put(f"const w_index {name} = {position} * {step}u + {'y' if sliced else self.member};")
             inside = f"p_ < {space.vectors}u" if clamped else ""
             if clamped:
                 self.nest.put(f"const w_index p = {inside} ? p_ : {space.vectors - 1}u;")

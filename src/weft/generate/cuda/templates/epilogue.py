@@ -222,7 +222,8 @@ def _shifted_erf(c: Contraction) -> dict[int, int]:
 
 
 def streamed(p: Product, *, by_row: bool) -> list[int]:
-    """Slots of 16-bit operands that are read as vectors of 8, and differ by row (residuals) or do not (biases)."""
+    """Slots of operands of the product's width that are read in pieces of 16 bytes, and differ by row (residuals) or do
+    not (biases)."""
     found = []
     for slot, step in leaves(p.c):
         walk = step.walk
@@ -231,9 +232,9 @@ def streamed(p: Product, *, by_row: bool) -> list[int]:
         if (
             moves == by_row
             and walk.channel == 1
-            and step.dtype.itemsize == 2
-            and plan(p).width == 8
-            and _aligned(p, walk, 8)
+            and step.dtype.itemsize == p.dtype.itemsize
+            and plan(p).width == p.chunk
+            and _aligned(p, walk, p.chunk)
         ):
             found.append(slot)
     return found

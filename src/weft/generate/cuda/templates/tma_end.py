@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import Operand, Rows
 from weft.generate.cuda.templates.tma_shape import Shape
@@ -32,8 +33,9 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
 
 
 def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[list[str], list[str]]:
-    """From the sums in registers to the outputs: a thread has 8 neighbours of a row at a time.
+    """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
+    They are neighbours, or for f32 with packed weights two pieces of 4, so that four threads fill whole sectors at once.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
     high, wide = s.rows // 64, s.bn // 32
@@ -44,12 +46,14 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     columns, ring = _ahead(p, s)
     residuals = epilogue.streamed(p, by_row=True) if ring else []
-    given = {slot: f"(const u16*)&ahead{slot}[o % {ring}]" for slot in residuals}
-    given |= {slot: f"(const u16*)&column{slot}[j]" for slot in columns}
+    kind, pieces = storage(p.dtype), _pieces(p, w)
     parts = []
     for e in range(0, 8, width):
+        piece = f"[{e // 4}]" if len(pieces) > 1 else ""
+        given = {slot: f"(const {kind}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
+        given |= {slot: f"(const {kind}*)&column{slot}[j]{piece}" for slot in columns}
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
-        parts.append(f"{{ const int n = n8 + {e}; {inside}{{ {body} }} }}")
+        parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
     take = [
         "float v[8];",
         (
@@ -61,31 +65,38 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     ]
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
-        return [], _shared_sum(rows, s, take, row, parts)
+        return [], _shared_sum(rows, s, take, row, parts, _first(p, w))
     place = [
-        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = n0 + j * 32 + (lane & 3) * 8;",
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = {_first(p, w)};",
         f"const int r = {row}; {_row(rows, s, 'r')}",
     ]
     count = 2 * high * wide
-    ask = [
+    ask = []
+    for k, at in enumerate(pieces):
+        piece = f"[{k}]" if len(pieces) > 1 else ""
+        reads = (
+            f"ahead{slot}[o % {ring}]{piece} = *(const uint4*)({epilogue.address(p, names, slot)});"
+            for slot in residuals
+        )
         # what does not exist is read at the first row or column instead
-        f"const int row = m; {{ const int m = row < 0 ? 0 : row, n = n8 < {p.n} ? n8 : 0; (void)n;",
-        *(f"ahead{slot}[o % {ring}] = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in residuals),
-        "}",
-    ]
+        ask += [f"{{ const int m = row < 0 ? 0 : row, n = {at} < {p.n} ? {at} : 0; (void)n;", *reads, "}"]
+    ask[0] = f"const int row = m; {ask[0]}"
+    extent = f"[{len(pieces)}]" if len(pieces) > 1 else ""
     before = []
     if columns:
-        reads = " ".join(f"column{c}[j] = *(const uint4*)({epilogue.address(p, names, c)});" for c in columns)
-        before += [
-            *(f"uint4 column{slot}[{wide}];" for slot in columns),
-            (
-                f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j) {{ const int n8 = n0 + j * 32 + (lane & 3) * 8,"
-                f" n = n8 < {p.n} ? n8 : 0; {reads} }}"
-            ),
-        ]
+        before += [f"uint4 column{slot}[{wide}]{extent};" for slot in columns]
+        for k, at in enumerate(pieces):
+            piece = f"[{k}]" if len(pieces) > 1 else ""
+            reads = " ".join(
+                f"column{c}[j]{piece} = *(const uint4*)({epilogue.address(p, names, c)});" for c in columns
+            )
+            before.append(
+                f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j) {{ const int n8 = {_first(p, w)},"
+                f" n = {at} < {p.n} ? {at} : 0; {reads} }}"
+            )
     if residuals:
         before += [
-            *(f"uint4 ahead{slot}[{ring}];" for slot in residuals),
+            *(f"uint4 ahead{slot}[{ring}]{extent};" for slot in residuals),
             f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
             f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
         ]
@@ -100,13 +111,33 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     return before, after
 
 
+def _apart(p: Product, w: Operand) -> bool:
+    """True where the columns of packed weights are in an order that gives a thread pieces of 4."""
+    return p.words == 2 and w.map is None
+
+
+def _first(p: Product, w: Operand) -> str:
+    """The first column of a thread."""
+    return f"n0 + j * 32 + (lane & 3) * {4 if _apart(p, w) else 8}"
+
+
+def _column(p: Product, w: Operand, e: int) -> int:
+    """Column of a thread's e-th result from its first one."""
+    return e % 4 + e // 4 * 16 if _apart(p, w) else e
+
+
+def _pieces(p: Product, w: Operand) -> list[str]:
+    """C text of the first columns of the 16 bytes that a thread reads."""
+    return ["n8", f"n8 + {_column(p, w, 4)}"] if p.words == 2 else ["n8"]
+
+
 def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     """Biases that are read before the products of a tile, and vectors of each residual: what registers are left for."""
     if s.split > 1:
         return [], 0
     limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
     steps = sum(step.source is None for step in p.c.body)
-    left = (limit - s.rows * s.bn // 128 - _OTHERS - _STEP * max(0, steps - 3)) // 4
+    left = (limit - s.rows * s.bn // 128 - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     if len(columns) * (s.bn // 32) > left:
         columns = []
@@ -121,7 +152,7 @@ def _clipped(rows: Rows, s: Shape) -> bool:
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 
 
-def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str]) -> list[str]:
+def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str], first: str) -> list[str]:
     """The blocks of the cluster put their sums into shared memory, and each finishes its share of the pieces."""
     high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.groups
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
@@ -135,7 +166,7 @@ def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str
         f"to[0] = make_float4(v[0], v[1], v[2], v[3]); to[{threads}] = make_float4(v[4], v[5], v[6], v[7]); }}",
         "w_cluster_sync();",
         f"#pragma unroll 1\nfor (int o = rank; o < {2 * high * wide}; o += {s.split}) {{",
-        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}; const int n8 = n0 + j * 32 + (lane & 3) * 8;",
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}; const int n8 = {first};",
         "float v[8];\n#pragma unroll\nfor (int e = 0; e < 8; ++e) v[e] = 0.0f;",
         f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y) {{",
         f"const float4 lo = w_read_cluster({piece}, y), hi = w_read_cluster({piece} + {16 * threads}, y);",

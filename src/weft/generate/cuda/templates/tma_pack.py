@@ -20,7 +20,8 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     Panels run over blocks of channels within taps, or with `fields` over taps within blocks of channels.
 
     Columns of a group of 32 are permuted so that a thread of the product finds 8 neighbours in its registers: register
-    pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor.
+    pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor. Of f32 it finds
+    twice 4, 16 apart: 16 (c / 2) + 4 q + 2 (c % 2).
     """
     c, kind = p.c, storage(p.dtype)
     chunks, per, row = panel // 8, STEP // panel, panel // p.words
@@ -29,6 +30,8 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
     block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")
+    wide = "row % 8 / 2 * 8 + row / 8 % 4 * 2"
+    column = wide if p.words == 1 else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
     real = f"q < {taps * blocks}"
 
     def kernel(weight: str, parameter: str) -> str:
@@ -40,7 +43,7 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   const int q = i / {row * bn} % {stages * per}, tile = i / {row * bn * stages * per};
   const int nt = tile % {tiles}, g = tile / {tiles};
   const int c = {block} * {row} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = {tap};
-  const int n = nt * {bn} + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
+  const int n = nt * {bn} + row / 32 * 32 + {column} + row % 2;
   {kind} v = 0;
   if ({real} && c < {c.ic} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}

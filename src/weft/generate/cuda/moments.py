@@ -1,0 +1,206 @@
+"""Mean and variance of long rows by one pass over them, with one exchange among the blocks of a cluster.
+
+A warp sums x - s and (x - s)² about one of its own n elements s; with a, b those sums, its mean is s + a / n and its
+squares about that are b - a² / n. As s is one of the elements, what remains of b is at least its n-th part, so that
+cancellation costs at most n roundings, and hardly any where s is no outlier. Means m_i and squares q_i of parts with
+n_i elements are joined by
+
+    m = Σ n_i·m_i / Σ n_i,   q = Σ q_i + n_i·(m_i - m)²:
+
+those of the warps by the first warp of a block, which puts the result into the shared memory of all blocks of its
+cluster; those of the blocks by the first warp of each. What follows reads its operands before that exchange.
+
+Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: analysis and recommendations (1983).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import final
+
+from weft.generate.cpp.body import Place
+from weft.generate.cpp.plan import Stage
+from weft.generate.cuda.exchange import Accumulator
+from weft.generate.cuda.loops import digits, elementwise_root
+from weft.generate.cuda.parts import centred
+from weft.generate.cuda.rows import Rows, Space
+from weft.generate.expr import c_type
+from weft.ir.graph import NodeId
+
+WARP = 32
+UNROLLED = 8
+"""Turns of the pass that are written out: their reads are on their way together."""
+
+
+@cache
+def moments_header() -> str:
+    """Text of weft_cuda_moments.h."""
+    return Path(__file__).with_name("weft_cuda_moments.h").read_text()
+
+
+@final
+class Moments(Rows):
+    """Emits one segment; as `Rows` where it does not begin with a sum and the squares about its mean."""
+
+    _pair: tuple[NodeId, NodeId] | None = None
+    _reads = False
+
+    def _prepare(self) -> bool:
+        if not super()._prepare():
+            return False
+        self._pair = self._find_pair()
+        self.slices = self._pair is not None
+        if self._pair is not None:
+            self.unrolled = UNROLLED
+        return True
+
+    def _find_pair(self) -> tuple[NodeId, NodeId] | None:
+        """Sum and squares, if the first two stages are these and the threads of a block can share them."""
+        stages, graph = self.segment.stages, self.scene.graph
+        if len(stages) < 2 or any(len(s.reductions) != 1 for s in stages[:2]) or stages[1].pre:
+            return None
+        if any(s.reductions for s in stages[2:]) or self.space_of[0] is not self.space_of[1]:
+            return None
+        total, squares = stages[0].reductions[0], stages[1].reductions[0]
+        if centred(graph, squares) != total or c_type(graph.type_of(graph.nodes[total].inputs[0]).dtype) != "w_f32":
+            return None
+        if self.by_columns:
+            fits = self.columns * self.row_lanes <= WARP and self.columns * self.across >= WARP
+        else:
+            fits = self.across >= max(WARP, min(self.form.threads, 256))  # a block has one row
+        return (total, squares) if fits and self.space_of[0].vectors else None
+
+    def _shares_columns(self) -> bool:
+        return self.by_columns if self._pair is not None else super()._shares_columns()
+
+    def _goes_ahead(self, space: Space) -> bool:
+        if self._pair is None or self.repeated:
+            return super()._goes_ahead(space)
+        return not any(self.segment.stages[k].reductions for k in space.stages)
+
+    def _read_ahead(self) -> None:
+        if self._pair is None or self.repeated:
+            super()._read_ahead()
+
+    def _stage(self, number: int, stage: Stage) -> None:
+        if self._pair is None:
+            super()._stage(number, stage)
+        elif number == 0:
+            self._moments()
+        elif number > 1:
+            super()._stage(number, stage)
+            if not self.text.accesses.frozen:
+                self._note_row_values()
+
+    def _note_row_values(self) -> None:
+        """What an element needs of its row: read before the exchange in the second pass."""
+        own = {v.name for v in self.rows}
+        found = {
+            (node, place)
+            for node, place in self.body.asked
+            if node in self.scene.graph.inputs
+            and all(v.name in own for i in place for v in i.variables)
+            and not any(True for i in place for _ in i.loaded())
+        }
+        self.text.carried.setdefault(self.draft.entry, {}).setdefault(-1, set()).update(found)
+
+    def _moments(self) -> None:
+        graph, put = self.scene.graph, self.nest.put
+        assert self._pair is not None
+        total, squares = self._pair
+        if self.cluster > 1:
+            put("w_cluster_arrive();")
+        sums, squared, shift, count = self._pass(graph.nodes[total].inputs[0])
+        if not self.repeated:
+            super()._read_ahead()
+        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
+            self.body.value(node, place)
+        names = self._exchange_moments(sums, squared, shift, count)
+        for number, root in enumerate((total, squares)):
+            dtype = graph.type_of(graph.nodes[root].inputs[0]).dtype
+            totals = [Accumulator(root, r, name, graph.nodes[root].prim, dtype) for r, name in enumerate(names[number])]
+            self._results(number, self.segment.stages[number], totals)
+
+    def _pass(self, operand: NodeId) -> tuple[list[str], list[str], list[str], str]:
+        """Per row of a thread the sums about the shift, their squares, the shift; and the number of elements."""
+        stage, space, put = self.segment.stages[0], self.space_of[0], self.nest.put
+        lanes, rows = range(space.lanes), range(self.row_lanes)
+        shift = [self.draft.name("s") for _ in rows]
+        sums = {(r, k): (self.draft.name("s"), self.draft.name("s")) for r in rows for k in lanes}
+        count = self.draft.name("n")
+        for name in (*shift, count, *(x for pair in sums.values() for x in pair)):
+            put(f"w_f32 {name} = 0.0f;")
+        self._shift(operand, space, shift)
+        with self._turns(space) as inside:
+            self._recall(0, space)
+            put(f"{count} += {f'{inside} ? {space.lanes}.0f : 0.0f' if inside else f'{space.lanes}.0f'};")
+            for (r, k), (x, xx) in sums.items():
+                for root in stage.pre:
+                    at = self._place(0, r, k)
+                    elementwise_root(self.scene, self.body, root, self.scene.layout.place(root, at))
+                value = self.body.value(operand, self._operand_place(operand, r, k)).value.name
+                d, apart = self.draft.name("d"), f"{value} - {shift[r]}"
+                put(f"const w_f32 {d} = {f'{inside} ? {apart} : 0.0f' if inside else apart};")
+                put(f"{x} += {d};")
+                put(f"{xx} += {d} * {d};")
+            self._keep(0, space)
+            self.body.flush(" && ".join(t for t in (self.live, inside) if t))
+        for r in rows:
+            for i in range(2):
+                self._add_up([sums[r, k][i] for k in lanes])
+        return [sums[r, 0][0] for r in rows], [sums[r, 0][1] for r in rows], shift, count
+
+    def _shift(self, operand: NodeId, space: Space, shift: list[str]) -> None:
+        """An element of the warp; where more digits matter, the middle one of three."""
+        put = self.nest.put
+        first = f"threadIdx.x / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
+        first = f"rank * {space.turns * self.across}u + {first}" if self.cluster > 1 else first
+        found: list[list[str]] = [[] for _ in shift]
+        for turn in [0] if self.text.rough else [0, space.turns // 3, 2 * space.turns // 3]:
+            names = [self.draft.name("s") for _ in shift]
+            put(f"w_f32 {', '.join(names)};")
+            with self.body.block(""):
+                put(f"const w_index p_ = {first} + {turn * self.across}u;")
+                put(f"const w_index p = p_ < {space.vectors}u ? p_ : {space.vectors - 1}u;")
+                for line in digits(space.variables, "p", space.lanes):
+                    put(line)
+                self._bind(space.variables)
+                for r, name in enumerate(names):
+                    put(f"{name} = {self.body.value(operand, self._operand_place(operand, r, 0)).value.name};")
+                    found[r].append(name)
+        for name, values in zip(shift, found, strict=True):
+            middle = f"w_middle({', '.join(values)})" if len(values) > 1 else values[0]
+            put(f"{name} = {middle};")
+
+    def _operand_place(self, operand: NodeId, r: int, k: int) -> Place:
+        return self.scene.layout.place(operand, self._place(0, r, k))
+
+    def _add_up(self, names: list[str]) -> None:
+        """As a tree; the first has the result."""
+        while len(names) > 1:
+            half = (len(names) + 1) // 2
+            for a, b in zip(names, names[half:], strict=False):
+                self.nest.put(f"{a} += {b};")
+            names = names[:half]
+
+    def _exchange_moments(
+        self, sums: list[str], squared: list[str], shift: list[str], count: str
+    ) -> tuple[list[str], list[str]]:
+        """Names of sum and squares of each row of a thread."""
+        put, rows, beside = self.nest.put, self.row_lanes, self.columns if self.by_columns else 1
+        warps, every = self.draft.threads // WARP, rows * beside
+        words = 3 * warps * every + -(-warps // 4) * 4 + 2 * every + 3 * self.cluster * every
+        memory, given, about, total, squares = (self.draft.name(p) for p in "mxsst")
+        self.draft.shared.append(f"W_SHARED w_chunk<16> {memory}[{-(-words // 4)}];")
+        put(f"w_f32 {given}[{2 * rows}] = {{{', '.join([*sums, *squared])}}}, {total}[{rows}], {squares}[{rows}];")
+        put(f"const w_f32 {about}[{rows}] = {{{', '.join(shift)}}};")
+        sizes = f"{self.draft.threads}, {rows}, {beside}, {self.cluster}"
+        rank = "rank" if self.cluster > 1 else "0u"
+        put(f"w_moments<{sizes}>({given}, {about}, {count}, {rank}, (w_f32*){memory}, {total}, {squares});")
+        found = []
+        for array in (total, squares):
+            found.append([self.draft.name("s") for _ in range(rows)])
+            for r, name in enumerate(found[-1]):
+                put(f"const w_f32 {name} = {array}[{r}];")
+        return found[0], found[1]
