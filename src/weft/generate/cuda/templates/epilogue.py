@@ -222,8 +222,10 @@ def _shifted_erf(c: Contraction) -> dict[int, int]:
 
 
 def streamed(p: Product, *, by_row: bool) -> list[int]:
-    """Slots of operands of the product's width that are read in pieces of 16 bytes, and differ by row (residuals) or do
-    not (biases)."""
+    """Slots of operands as wide as the product's that are read in pieces of 16 bytes.
+
+    Either they differ by row (residuals) or they do not (biases).
+    """
     found = []
     for slot, step in leaves(p.c):
         walk = step.walk

@@ -35,7 +35,7 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
 def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[list[str], list[str]]:
     """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
-    They are neighbours, or for f32 with packed weights two pieces of 4, so that four threads fill whole sectors at once.
+    They are neighbours, or for f32 with packed weights two pieces of 4: four threads fill whole sectors at once.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
     high, wide = s.rows // 64, s.bn // 32
@@ -87,12 +87,12 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         before += [f"uint4 column{slot}[{wide}]{extent};" for slot in columns]
         for k, at in enumerate(pieces):
             piece = f"[{k}]" if len(pieces) > 1 else ""
-            reads = " ".join(
+            biases = " ".join(
                 f"column{c}[j]{piece} = *(const uint4*)({epilogue.address(p, names, c)});" for c in columns
             )
             before.append(
                 f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j) {{ const int n8 = {_first(p, w)},"
-                f" n = {at} < {p.n} ? {at} : 0; {reads} }}"
+                f" n = {at} < {p.n} ? {at} : 0; {biases} }}"
             )
     if residuals:
         before += [
