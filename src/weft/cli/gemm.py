@@ -1,0 +1,211 @@
+"""`weft gemm`: the fastest kernel for one product, or for a list of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+
+from weft.cli.show import Screen, microseconds, plain, print_pairs
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.errors import DeviceError, OptionError, WeftError
+from weft.gemm import folder
+from weft.gemm.epilogue import epilogue
+from weft.gemm.search import Found, Measure, dry_run, rejected, search
+from weft.gemm.spec import Gemm, Search, dtype_of, layout_of, read_list, read_tokens, thirteen
+from weft.kernels.measurement import Measurement
+from weft.kernels.source import CudaSource
+from weft.options import Options
+
+PEERS = ("cublas",)
+SHOWN = 8
+MOST_LIST_BYTES = 1 << 20
+Tokens = Annotated[
+    list[str],
+    typer.Argument(metavar="[TOKEN ...] | run [LIST]", help="e.g. MN=1024 K=2048 t=64, or `run problems.txt`"),
+]
+
+
+def gemm_command(
+    tokens: Tokens = [],  # noqa: B006
+    layout: Annotated[str, typer.Option(help="nn, nt, tn or tt: t for an operand whose transpose is in memory")] = "nn",
+    dtype: Annotated[str, typer.Option(help="f16, bf16 or f32")] = "f16",
+    epilogue_text: Annotated[
+        str, typer.Option("--epilogue", help="a name such as bias_relu, or an expression such as relu(acc + bias)")
+    ] = "none",
+    against: Annotated[str, typer.Option(help="cublas: compare with cuBLASLt's best of 16 algorithms")] = "",
+    constant: Annotated[
+        bool, typer.Option("--constant", help="the right operand is constant: it may be repacked once")
+    ] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help="products of f32 may round their operands to TF32")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="most configurations of an exhaustive search")] = 256,
+    output: Annotated[Path, typer.Option("-o", "--output", help="where the folders go")] = Path("outputs"),
+    device: Annotated[str, typer.Option(help="cuda or cuda:N")] = "cuda",
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="no GPU: list configurations, compile the best few for sm_80 and sm_90a")
+    ] = False,
+    format: Annotated[Literal["text", "json"], typer.Option(help="text for people, json for programs")] = "text",
+) -> None:
+    """Search the fastest kernel of a product of matrices, with what follows it, and write a folder about it.
+
+    A token is letters of M, N, K, t and O, then = and a number. t: candidates at most; O: 0 Weft's templates, 1 the
+    library, 2 exhaustive. Example: weft gemm MN=1024 K=2048 t=64 --layout nt --epilogue bias_gelu --against cublas.
+    `weft gemm run LIST` takes a file with a problem per line; without LIST it takes thirteen well-known shapes.
+    """
+    screen = Screen(format)
+    if against not in ("", *PEERS):
+        raise OptionError(option="--against", problem=f"{against!r} is not one of {', '.join(PEERS)}")
+    if dry and against:
+        raise OptionError(option="--against", problem="a dry run measures nothing, so it compares nothing")
+    base = Gemm(layout=layout_of(layout), dtype=dtype_of(dtype), epilogue=epilogue(epilogue_text), constant=constant)
+    problems = _problems(tokens, base)
+    if dry and any(g.search is Search.LIBRARY for g in problems):
+        raise OptionError(option="TOKEN", problem="O=1 asks for the library, which a dry run does not call")
+    done: list[dict[str, object]] = []
+    worst = 0
+    kind = replace(Options.from_environment(os.environ), device=device)
+    options = replace(kind, allow_tf32=tf32 or kind.allow_tf32)
+    results = _dry(problems, limit, options) if dry else _measured(problems, limit, against, options, screen)
+    for g, found in results:
+        if isinstance(found, WeftError):
+            if len(problems) == 1:
+                raise found
+            worst = max(worst, found.exit_code)
+            done.append({"name": g.name, "error": str(found)})
+            screen.err.print(f"weft: {plain(g.name)}: {plain(str(found).splitlines()[0], 400)}")
+            continue
+        for one, suffix in found:
+            place = folder.write(output, one, suffix)
+            done.append({"name": one.gemm.name, "folder": str(place), **folder.parameters(one)})
+            if not screen.json:
+                _show(screen, one, place)
+    if screen.json:
+        screen.data(done)
+    if worst:
+        sys.exit(worst)
+
+
+def _problems(tokens: list[str], base: Gemm) -> list[Gemm]:
+    if tokens[:1] != ["run"]:
+        return [read_tokens(tokens, base)]
+    if len(tokens) > 2:
+        raise OptionError(option="LIST", problem="one file: `weft gemm run LIST`")
+    if len(tokens) == 1:
+        return list(thirteen(base))
+    path = Path(tokens[1])
+    try:
+        data = path.read_bytes()
+        if len(data) > MOST_LIST_BYTES:
+            raise OptionError(option="LIST", problem=f"{len(data)} bytes; {MOST_LIST_BYTES} are allowed")
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise OptionError(option="LIST", problem=f"{path.name!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(option="LIST", problem=f"{path.name!r} is no text in UTF-8") from None
+    return read_list(text, base, "LIST")
+
+
+Result = tuple[Gemm, list[tuple[Found, str]] | WeftError]
+
+
+def _dry(problems: list[Gemm], limit: int, options: Options) -> Iterator[Result]:
+    nvrtc = find_nvrtc()
+    for g in problems:
+        try:
+            found = dry_run(g, nvrtc, limit=limit, tf32=options.allow_tf32)
+            yield g, [(x, f"_{arch}") for arch, x in found.items()]
+        except WeftError as error:
+            yield g, error
+
+
+def _measured(problems: list[Gemm], limit: int, against: str, options: Options, screen: Screen) -> Iterator[Result]:
+    from weft.pipeline import progress_line
+    from weft.pipeline.gpu import survey
+    from weft.tune.store import Database
+    from weft.tune.tuner import ProblemTrial, Progress, Tuner
+
+    if not options.device.startswith("cuda"):
+        raise OptionError(option="--device", problem=f"{options.device!r} is no GPU: cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise DeviceError(problem="weft gemm measures on an NVIDIA GPU, and this torch sees none; --dry-run needs none")
+    facts, nvrtc, _ = survey(options)
+    if nvrtc is None:
+        raise DeviceError(problem="weft gemm needs NVRTC, the CUDA compiler as a library")
+    with (
+        Database.open(options.cache) as database,
+        Tuner(options, facts, database, compiler=nvrtc) as tuner,
+    ):
+        for g in problems:
+
+            def listen(progress: Progress, name: str = g.name) -> None:
+                screen.progress("measure", f"{name}: {progress_line(progress)}")
+
+            def measure(trials: Iterable[ProblemTrial], heard: object = listen) -> Iterator[Measurement]:
+                return tuner.measure(trials, progress=heard)  # type: ignore[arg-type]
+
+            try:
+                found = _one(g, facts, measure, limit, against, nvrtc, options)
+            except WeftError as error:
+                yield g, error
+                continue
+            screen.done()
+            yield g, [(found, "")]
+
+
+def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, nvrtc: Nvrtc, options: Options) -> Found:
+    """Search one product, and compare its best kernel where that is asked for."""
+    found = search(g, facts, measure, limit=limit)
+    if found.best is None:
+        first = next((o.note for o in found.outcomes if o.note), "nothing was measured")
+        raise DeviceError(problem=f"none of {len(found.outcomes)} configurations passed: {plain(first, 200)}")
+    if against and isinstance(found.kernel, CudaSource):
+        from weft.gemm.again import against_cublas
+
+        found.against = against_cublas(g, [found.kernel], facts, nvrtc, options.cache, tf32=options.allow_tf32)
+    return found
+
+
+def _show(screen: Screen, found: Found, place: Path) -> None:
+    """One search for people."""
+    g, best = found.gemm, found.best
+    facts = {
+        "product": f"{g.m} x {g.n} x {g.k}, {g.layout}, {g.dtype.value}, epilogue {plain(g.epilogue.text, 200)}",
+        "device": plain(found.device),
+        "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations"
+        + (" and the library" if g.search is Search.LIBRARY else ""),
+        "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",
+        "time": f"{found.seconds:.1f} s",
+        "folder": plain(str(place), 400),
+    }
+    if found.measured and best is not None:
+        facts["best"] = f"{microseconds(best.median_us)}, {found.tflops:.1f} TFLOP/s"
+    elif best is not None:
+        facts["best"] = f"{microseconds(best.modelled_us)} by the model; it compiled, nothing was measured"
+    if found.against:
+        library = found.against.get("library")
+        us = library["median_us"] if isinstance(library, dict) else math.nan
+        facts["cuBLASLt"] = f"{microseconds(us)}, {found.against.get('ratio')} times the best kernel's time"
+    print_pairs(screen, facts)
+    ranked = sorted(enumerate(found.outcomes, 1), key=lambda x: (x[1].median_us, x[0]))[:SHOWN]
+    rows = [
+        [
+            ", ".join(f"{k}={v}" for k, v in o.schedule.params if k not in ("fields", "panel", "unit")),
+            str(rank),
+            microseconds(o.modelled_us),
+            microseconds(o.median_us)
+            if found.measured
+            else o.state + (f", {o.registers} registers" if o.registers else ""),
+        ]
+        for rank, o in ranked
+    ]
+    screen.out.print()
+    screen.table("", ["configuration", "rank", "model", "measured" if found.measured else "compiled"], rows)
+    screen.out.print()

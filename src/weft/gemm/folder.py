@@ -1,0 +1,133 @@
+"""The folder of one product: kernel, parameters, timings, plot, and a script that runs the kernel again.
+
+cuda.cu           the best kernel's text (`library.json` where a library call is the best)
+kernel.json       the same with how it is launched, as `weft.kernels.codec` has it
+parameters.json   the product, the best configuration, times, what was asked and what was found
+timings.jsonl     a line for every configuration: estimate, verdict, all samples
+search.svg        estimate and time over rank
+script.py         runs the kernel again on a GPU: checks it, and times it against cuBLASLt
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from weft.errors import ArtifactError
+from weft.gemm.epilogue import epilogue
+from weft.gemm.plot import plot
+from weft.gemm.search import Found, Outcome
+from weft.gemm.spec import Gemm, Search, dtype_of, layout_of
+from weft.kernels.codec import kernel_from_json, kernel_to_json
+from weft.kernels.source import CudaSource
+
+SCRIPT = '''"""Runs the kernel beside this file on an NVIDIA GPU: checks it, and times it against cuBLASLt."""
+
+from pathlib import Path
+
+from weft.gemm.again import again
+
+if __name__ == "__main__":
+    again(Path(__file__).resolve().parent)
+'''
+
+
+def write(root: Path, found: Found, suffix: str = "") -> Path:
+    """Write the folder of a search beneath `root`; what an earlier search left there is replaced.
+
+    Raises:
+        ArtifactError: it cannot be written [W401].
+    """
+    folder = root / (found.gemm.name + suffix)
+    files = {
+        "parameters.json": json.dumps(parameters(found), indent=2, sort_keys=True, allow_nan=False) + "\n",
+        "timings.jsonl": "".join(
+            json.dumps(outcome_json(o, rank), sort_keys=True, allow_nan=False) + "\n"
+            for rank, o in enumerate(found.outcomes, 1)
+        ),
+        "search.svg": plot(found),
+    }
+    if isinstance(found.kernel, CudaSource):
+        files |= {"cuda.cu": found.kernel.text, "script.py": SCRIPT}
+    if found.kernel is not None:
+        files["kernel.json"] = json.dumps(kernel_to_json(found.kernel), allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for stale in {"cuda.cu", "script.py", "kernel.json"} - files.keys():
+            (folder / stale).unlink(missing_ok=True)
+    except OSError as error:
+        raise ArtifactError(
+            where=str(folder), problem=f"it cannot be written: {error.strerror}", remedy="choose another place by -o"
+        ) from None
+    return folder
+
+
+def parameters(found: Found) -> dict[str, object]:
+    """What was asked and what was found, as JSON."""
+    g, best = found.gemm, found.best
+    return {
+        "gemm": {
+            "m": g.m, "n": g.n, "k": g.k, "layout": g.layout, "dtype": g.dtype.value, "epilogue": g.epilogue.text,
+            "constant": g.constant, "t": g.most, "O": g.search.value, "search": g.search.name.lower(),
+        },
+        "device": found.device,
+        "feasible": found.feasible,
+        "tried": len(found.outcomes),
+        "measured": found.measured,
+        "seconds": round(found.seconds, 3),
+        "best": outcome_json(best, found.outcomes.index(best) + 1) if best is not None else None,
+        "launches": [
+            {"grid": x.grid, "block": x.block, "shared_bytes": x.shared_bytes, "cluster": x.cluster}
+            for x in (found.kernel.launches if isinstance(found.kernel, CudaSource) else ())
+        ],
+        "tflops": round(found.tflops, 2),
+        "against": found.against or None,
+    }  # fmt: skip
+
+
+def outcome_json(o: Outcome, rank: int) -> dict[str, object]:
+    """One configuration; numbers that JSON lacks are null."""
+    return {
+        "rank": rank,
+        "template": o.template,
+        "parameters": {k: list(v) if isinstance(v, tuple) else v for k, v in o.schedule.params},
+        "modelled_us": _number(o.modelled_us),
+        "state": o.state,
+        "median_us": _number(o.median_us),
+        "samples_us": [round(x, 4) for x in o.samples_us],
+        "registers": o.registers or None,
+        "note": o.note[:500],
+    }
+
+
+def _number(x: float) -> float | None:
+    return round(x, 4) if math.isfinite(x) else None
+
+
+def read(folder: Path) -> tuple[Gemm, CudaSource]:
+    """The product and the kernel of a folder.
+
+    Raises:
+        ArtifactError: a file is missing or is not what `write` writes [W401].
+    """
+    try:
+        asked = json.loads((folder / "parameters.json").read_text(encoding="utf-8"))["gemm"]
+        source = kernel_from_json(json.loads((folder / "kernel.json").read_text(encoding="utf-8")))
+        g = Gemm(
+            int(asked["m"]), int(asked["n"]), int(asked["k"]), int(asked["t"]), Search(asked["O"]),
+            layout_of(asked["layout"]), dtype_of(asked["dtype"]), epilogue(asked["epilogue"]), bool(asked["constant"]),
+        )  # fmt: skip
+        text = (folder / "cuda.cu").read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            where=folder.name,
+            problem=f"no readable kernel in it: {type(error).__name__}",
+            remedy="`weft gemm` writes it",
+        ) from None
+    if not isinstance(source, CudaSource):
+        raise ArtifactError(where=folder.name, problem="its kernel is a library call", remedy="there is nothing to run")
+    return g, replace(source, text=text)

@@ -1,0 +1,224 @@
+"""The search for the fastest kernel of one product: feasible, estimated, built, verified, measured.
+
+every configuration of the templates that fits      hundreds to thousands, each with the model's estimate
+templates:   the first 16 by `templates.space`      exhaustive: all, up to a limit
+built with NVRTC and gated: no spills, no serialised products; verified against float64; timed in rounds
+each outcome in the tuning database, so that asking again measures nothing
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.device.cuda.facts import GpuFacts, profile
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, gate
+from weft.errors import DeviceError, UnsupportedError
+from weft.gemm.spec import Gemm, Search
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.space import Ranked, pruned, space
+from weft.generate.library import LibraryGenerator
+from weft.generate.offer import kernels_of
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import CudaSource, Kernel, Schedule
+from weft.tune.tuner import ProblemTrial, winner
+
+KEEP = 16
+"""Configurations that are measured of those that the model ranks."""
+CHUNK = 32
+"""Of an exhaustive search, those that are timed in the same rounds."""
+CALLS = 4
+"""Library calls that are tried."""
+COMPILED = 3
+"""Configurations that a dry run compiles for each architecture."""
+ARCHITECTURES = {"sm_90a": "h200", "sm_80": "a100"}
+"""What a dry run compiles for, and whose facts it takes."""
+Measure = Callable[[Iterable[ProblemTrial]], Iterator[Measurement]]
+"""`weft.tune.tuner.Tuner.measure`, with a listener."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one configuration."""
+
+    schedule: Schedule
+    modelled_us: float
+    """NaN for a library call."""
+    state: str = "not tried"
+    """A verdict of `weft.kernels.measurement`, `compiled`, `refused` or `not tried`."""
+    samples_us: tuple[float, ...] = ()
+    median_us: float = math.inf
+    note: str = ""
+    """Why it was rejected, or what it takes."""
+    registers: int = 0
+    """Per thread, where it was compiled here."""
+
+    @property
+    def template(self) -> str:
+        """Which template, or `library`."""
+        return str(dict(self.schedule.params).get("template", self.schedule.generator))
+
+
+@dataclass(slots=True)
+class Found:
+    """The outcome of a search."""
+
+    gemm: Gemm
+    device: str
+    feasible: int
+    """Configurations in all."""
+    outcomes: list[Outcome]
+    """In the order of the model, library calls last."""
+    best: Outcome | None = None
+    kernel: Kernel | None = None
+    """Of the best outcome."""
+    seconds: float = 0.0
+    measured: bool = False
+    against: dict[str, object] = field(default_factory=dict)
+    """How the best kernel and cuBLASLt compare, where that was asked for."""
+
+    @property
+    def tflops(self) -> float:
+        """Of the best kernel's median; 0 where nothing was measured."""
+        us = self.best.median_us if self.best is not None else math.inf
+        return self.gemm.flops / us / 1e6 if us < math.inf else 0.0
+
+
+def feasible(g: Gemm, problem: Problem, facts: GpuFacts) -> Ranked:
+    """Every configuration with its estimate in microseconds, best first.
+
+    Raises:
+        UnsupportedError: no template takes the product on this GPU [W201].
+    """
+    found = space(problem, facts)
+    if isinstance(found, Declined) or not found:
+        why = found.reason if isinstance(found, Declined) else f"no configuration fits {facts.name}"
+        raise UnsupportedError(op=f"gemm {g.name}", reason=why)
+    return found
+
+
+def chosen(g: Gemm, problem: Problem, facts: GpuFacts, ranked: Ranked, limit: int) -> Ranked:
+    """What is measured of them: by the model, or all up to `limit`; never more than `t` says."""
+    if g.search is Search.LIBRARY:
+        return []
+    if g.search is Search.EXHAUSTIVE:
+        return ranked[: min(g.most, limit)]
+    return pruned(problem, facts, ranked, min(g.most, KEEP))
+
+
+def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int, library: bool = False) -> Found:
+    """Build, verify and time.
+
+    Args:
+        g: the product.
+        facts: the GPU.
+        measure: a tuner's.
+        limit: most configurations of an exhaustive search.
+        library: time the library's call too.
+
+    Raises:
+        UnsupportedError: no template takes the product [W201].
+        DeviceError: the device computes wrongly, or no worker starts [W301].
+    """
+    start = time.monotonic()
+    problem = g.problem()
+    ranked = feasible(g, problem, facts)
+    outcomes = {s: Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)}
+    kernels: dict[Schedule, Kernel] = {}
+    for s, outcome in outcomes.items():
+        source = templates.emit(problem, s)
+        if isinstance(source, Declined):
+            outcome.state, outcome.note = "refused", source.reason
+        else:
+            kernels[s] = source
+    calls: list[Schedule] = []
+    if library or g.search is Search.LIBRARY:
+        for s, call in kernels_of(LibraryGenerator(), problem, facts, CALLS).kernels:
+            outcomes[s], kernels[s] = Outcome(s, math.nan), call
+            calls.append(s)
+    measurements = list(measure(_trials(problem, kernels, calls)))
+    for m in measurements:
+        outcome = outcomes[m.schedule]
+        outcome.state, outcome.note = m.verdict.value, m.error
+        outcome.samples_us, outcome.median_us = m.samples_us, m.median_us
+    own = [m for m in measurements if m.schedule not in calls] or measurements
+    best = winner(own, None)
+    found = Found(g, facts.name, len(ranked), list(outcomes.values()), measured=True)
+    if best is not None:
+        found.best, found.kernel = outcomes[best.schedule], kernels[best.schedule]
+    found.seconds = time.monotonic() - start
+    return found
+
+
+def _trials(problem: Problem, kernels: dict[Schedule, Kernel], calls: Sequence[Schedule]) -> Iterator[ProblemTrial]:
+    """Chunks; library calls take part in the first."""
+    own = [s for s in kernels if s not in calls]
+    for at in range(0, max(1, len(own)), CHUNK):
+        part = [*(calls if at == 0 else ()), *own[at : at + CHUNK]]
+        if part:
+            yield ProblemTrial(problem, [(s, kernels[s], None) for s in part])
+
+
+def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False) -> dict[str, Found]:
+    """What would be measured, per architecture, the best few compiled and gated; no GPU is needed.
+
+    Raises:
+        DeviceError: there is no NVRTC, or it does not know an architecture [W301].
+        UnsupportedError: no template takes the product [W201].
+    """
+    if isinstance(nvrtc, Declined):
+        raise DeviceError(problem=f"a dry run compiles, and there is no NVRTC: {nvrtc.reason}")
+    found = {}
+    for arch, name in ARCHITECTURES.items():
+        start = time.monotonic()
+        facts = replace(profile(name), tf32=tf32)
+        problem = g.problem()
+        ranked = feasible(g, problem, facts)
+        outcomes = [Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)]
+        made = found[arch] = Found(g, f"{facts.name} ({arch}), not measured", len(ranked), outcomes)
+        _compile(made, problem, facts, nvrtc)
+        made.seconds = time.monotonic() - start
+    return found
+
+
+def _compile(found: Found, problem: Problem, facts: GpuFacts, nvrtc: Nvrtc) -> None:
+    """Compile configurations until `COMPILED` of them pass the gate; the first that does is the best."""
+    passed = 0
+    for outcome in found.outcomes:
+        if passed == COMPILED:
+            break
+        source = templates.emit(problem, outcome.schedule)
+        if isinstance(source, Declined):
+            outcome.state, outcome.note = "refused", source.reason
+            continue
+        job = CompileJob(source.text, facts.arch, source.flags, source.max_registers)
+        (made,) = nvrtc.compile_many([job], threads=1)
+        why = refusal(made, source, facts)
+        if why or not isinstance(made, CompiledCubin):
+            outcome.state, outcome.note = "refused", why
+            continue
+        passed += 1
+        outcome.state, outcome.registers = "compiled", made.of(source.entry).registers
+        if found.best is None:
+            found.best, found.kernel = outcome, source
+
+
+def refusal(made: object, source: CudaSource, facts: GpuFacts) -> str:
+    """Why what the compiler made is not worth running; empty where it is."""
+    if not isinstance(made, CompiledCubin):
+        return str(made).splitlines()[0]
+    for launch in source.launches:
+        declined = gate(made, launch, facts)
+        if isinstance(declined, Declined):
+            return declined.reason
+    return ""
+
+
+def rejected(found: Found) -> list[tuple[str, int]]:
+    """How many configurations came to each end other than a time."""
+    states = [o.state for o in found.outcomes if o.state not in (Verdict.OK.value, "compiled", "not tried")]
+    return sorted(((s, states.count(s)) for s in set(states)), key=lambda x: (-x[1], x[0]))
