@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from weft.generate.library import execute
-from weft.runtime import cuda_executable
+from weft.runtime import cuda_executable, streams
 
 
 @dataclass
@@ -122,6 +122,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(cuda, "current_stream", lambda *_: fake.current)
     monkeypatch.setattr(cuda, "Stream", lambda *_: FakeStream("recording"))
     monkeypatch.setattr(cuda, "stream", fake.stream)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(streams, "_FREE", {})
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
     monkeypatch.setattr(cuda, "graph", fake.graph)
     monkeypatch.setattr(cuda, "graph_pool_handle", lambda: (0, 0))

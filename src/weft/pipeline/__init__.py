@@ -42,6 +42,7 @@ from weft.pipeline.stream import stream
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
+from weft.runtime.streams import Lease
 from weft.runtime.values import survey as survey_values
 from weft.tune.keys import GPU_WORDS, PACKAGE, PLAN_PARTS, source_hash
 from weft.tune.store import Database
@@ -76,6 +77,8 @@ class Setting:
     compiler: HostCompiler | Nvrtc | None
     environment: Mapping[str, str]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    lease: Lease | None = None
+    """On a GPU: the streams that all plans of the compilation are recorded and run on."""
 
     @property
     def on_gpu(self) -> bool:
@@ -90,6 +93,14 @@ class Setting:
         from weft.pipeline import gpu
 
         return gpu.sample_us
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What is done inside runs on a stream of the compilation, so that the caller's takes no workspaces."""
+        if self.lease is None:
+            return contextlib.nullcontext()
+        from weft.pipeline import gpu
+
+        return gpu.aside(self.lease)
 
 
 def compile_imported(
@@ -107,6 +118,8 @@ def compile_imported(
     """
     stages = Stages(options, say)
     setting = stages.run("survey", survey, options)
+    if setting.on_gpu:
+        setting = replace(setting, lease=Lease(setting.device))
     cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
     alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
     graph = alternatives.graph
@@ -118,7 +131,7 @@ def compile_imported(
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
         baseline = None
         if record.chosen == "eager" and example_inputs is not None:
-            baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting)
+            baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting, alone=True)
         return Compilation(executable, record, record.chosen == "eager", baseline)
     end = time.monotonic() + options.budget_s
     with opened(setting) as bench:
@@ -135,19 +148,22 @@ def compile_imported(
         list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
     )
     inputs = [x.to(setting.device) for x in inputs]
-    expected = stages.run("reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32)
-    baseline = stages.run("baseline", record_eager, eager, inputs, setting)
-    contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline)
-    chosen, timed = stages.run(
-        "time",
-        finish.decide,
-        contenders,
-        expected,
-        working_dtype(graph),
-        seed=options.seed,
-        budget_s=max(1.0, min(20.0, end - time.monotonic())),
-        sample=setting.sample,
-    )
+    with setting.aside():
+        expected = stages.run(
+            "reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32
+        )
+        baseline = stages.run("baseline", record_eager, eager, inputs, setting)
+        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline)
+        chosen, timed = stages.run(
+            "time",
+            finish.decide,
+            contenders,
+            expected,
+            working_dtype(graph),
+            seed=options.seed,
+            budget_s=max(1.0, min(20.0, end - time.monotonic())),
+            sample=setting.sample,
+        )
     executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
     plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
     in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
@@ -158,7 +174,12 @@ def compile_imported(
     warm.remember(
         options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
     )
-    return Compilation(executable, record, chosen.executable is None, baseline)
+    eager_won = chosen.executable is None
+    if setting.on_gpu:
+        baseline = record_eager(eager, inputs, setting, alone=True) if eager_won else None
+        del contenders, chosen  # all plans but one
+        torch.cuda.empty_cache()
+    return Compilation(executable, record, eager_won, baseline)
 
 
 def survey(options: Options) -> Setting:
@@ -326,7 +347,7 @@ def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
         from weft.pipeline import gpu
 
         nvrtc = None if isinstance(setting.compiler, HostCompiler) else setting.compiler
-        return gpu.link(graph, plan, setting.facts, nvrtc, setting.options, setting.environment)
+        return gpu.link(graph, plan, setting.facts, nvrtc, setting.options, setting.environment, setting.lease)
     compiler = setting.compiler if isinstance(setting.compiler, HostCompiler) else None
     objects: dict[str, Path] = {}
     for step in plan.steps:
@@ -393,14 +414,17 @@ def branched(graph: Graph, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def record_eager(
-    eager: Callable[..., Tensors] | None, inputs: Tensors, setting: Setting
+    eager: Callable[..., Tensors] | None, inputs: Tensors, setting: Setting, *, alone: bool = False
 ) -> Callable[..., Tensors] | None:
-    """The framework's own model as a baseline: on a GPU recorded into a CUDA graph, where that is possible."""
+    """The framework's own model as a baseline: on a GPU recorded into a CUDA graph, where that is possible.
+
+    `alone`: on streams of its own, because it may run beside a plan.
+    """
     if eager is None or not setting.on_gpu:
         return eager
     from weft.pipeline import gpu
 
-    captured = gpu.capture(eager, inputs, setting.options)
+    captured = gpu.capture(eager, inputs, setting.options, None if alone else setting.lease)
     return eager if isinstance(captured, Declined) else captured
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from weft.kernels.source import CudaSource
 from weft.options import Options
 from weft.runtime.cuda_executable import CudaExecutable, Turns
 from weft.runtime.executable import InputError, Linked
+from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
 
@@ -36,7 +38,10 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     """
     device = device_of(options)
     products = Products(device)
-    facts = replace(gpu_facts(options.cache, device=device.index or 0, matmul=products), tf32=options.allow_tf32)
+    lease = Lease(device)
+    stream = lease.streams(1)[0].cuda_stream
+    measured = gpu_facts(options.cache, device=device.index or 0, matmul=products, stream=stream)
+    facts = replace(measured, tf32=options.allow_tf32)
     products.close()
     found = find_nvrtc()
     compiler = None if isinstance(found, Declined) else found
@@ -114,9 +119,15 @@ def device_of(options: Options) -> torch.device:
 
 
 def link(
-    graph: Graph, plan: Plan, facts: GpuFacts, compiler: Nvrtc | None, options: Options, environment: Mapping[str, str]
+    graph: Graph,
+    plan: Plan,
+    facts: GpuFacts,
+    compiler: Nvrtc | None,
+    options: Options,
+    environment: Mapping[str, str],
+    lease: Lease | None = None,
 ) -> CudaExecutable:
-    """Compile (or find) the plan's kernels, all at once, and record its graphs."""
+    """Compile (or find) the plan's kernels, all at once, and record its graphs on those streams (None: of its own)."""
     sources = {s.kernel.sha256: s.kernel for s in plan.steps if isinstance(s.kernel, CudaSource)}
     if sources and compiler is None:
         raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs NVRTC")
@@ -135,7 +146,7 @@ def link(
     with ThreadPoolExecutor(options.build_jobs or len(os.sched_getaffinity(0))) as pool:
         objects = dict(zip(sources, pool.map(build, sources.values()), strict=True))
     linked = Linked(graph, plan, objects, None, options.cache, 0, environment)
-    return CudaExecutable(linked, device=device_of(options))
+    return CudaExecutable(linked, device=device_of(options), lease=lease)
 
 
 @final
@@ -146,18 +157,23 @@ class Captured:
     a caller's own capture the model itself is run, by the numeric policy of the process.
     """
 
-    def __init__(self, model: Callable[..., Tensors], inputs: Tensors) -> None:
+    def __init__(self, model: Callable[..., Tensors], inputs: Tensors, lease: Lease | None = None) -> None:
+        """Run it and record it on a stream of `lease`; None: as the framework's manual does it, on two of its own."""
         self._model = model  # owns the weights whose addresses the graph holds
         self._inputs = [x.clone() for x in inputs]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        self._lease = lease
+        mine = lease.streams(1)[0] if lease is not None else None
+        stream = mine or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if stream != torch.cuda.current_stream():
+            stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.no_grad():
             for _ in range(3):
                 model(*self._inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        if stream != torch.cuda.current_stream():
+            torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # only this thread is kept from what cannot be recorded
-        with torch.no_grad(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.no_grad(), torch.cuda.graph(self.graph, stream=mine, capture_error_mode="thread_local"):
             self._outputs = list(model(*self._inputs))
         self._lock, self._turns = threading.Lock(), Turns(self._inputs)
 
@@ -187,14 +203,31 @@ class Captured:
             return [x.clone() for x in self._outputs]
 
 
-def capture(model: Callable[..., Tensors], inputs: Tensors, options: Options) -> Captured | Declined:
-    """The model in a CUDA graph, by the numeric policy of the options; or why it cannot be recorded."""
+def capture(
+    model: Callable[..., Tensors], inputs: Tensors, options: Options, lease: Lease | None = None
+) -> Captured | Declined:
+    """The model in a CUDA graph, by the numeric policy of the options; or why it cannot be recorded.
+
+    `lease`: as for `CudaExecutable`.
+    """
     try:
         with plain_math(allow_tf32=options.allow_tf32):
-            return Captured(model, inputs)
+            return Captured(model, inputs, lease or Lease(device_of(options)))
     except RuntimeError as error:
         torch.cuda.synchronize()
         return Declined(str(error).splitlines()[0][:200])
+
+
+@contextlib.contextmanager
+def aside(lease: Lease) -> Iterator[None]:
+    """What is done inside runs on a stream of `lease`, after what the caller's stream had, and before what follows."""
+    (mine,), theirs = lease.streams(1), torch.cuda.current_stream()
+    mine.wait_stream(theirs)
+    try:
+        with torch.cuda.stream(mine):
+            yield
+    finally:
+        theirs.wait_stream(mine)
 
 
 def sample_us(run: Callable[[], object], repeats: int) -> float:

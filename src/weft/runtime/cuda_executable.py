@@ -37,6 +37,7 @@ from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.executable import InputError, Linked, to_torch, typed
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
+from weft.runtime.streams import Lease
 from weft.runtime.values import Key, Values, survey
 
 ALIGNMENT = 256
@@ -80,8 +81,10 @@ class CudaExecutable:
         InputError: wrong number, shape, type or device of the tensors [W011].
     """
 
-    def __init__(self, linked: Linked, *, device: torch.device | None = None) -> None:
+    def __init__(self, linked: Linked, *, device: torch.device | None = None, lease: Lease | None = None) -> None:
         """Allocate, pack weights, run once, and record the graphs.
+
+        `lease`: streams to record on, shared with plans that never run at the same time (None: of its own).
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -90,6 +93,7 @@ class CudaExecutable:
         self.linked, self.graph, self.plan = linked, linked.graph, linked.plan
         self.device = device or torch.device("cuda", torch.cuda.current_device())
         self._lock = threading.Lock()
+        self._lease = lease or Lease(self.device)
         self._values: Values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
@@ -221,8 +225,9 @@ class CudaExecutable:
 
     def _record(self) -> list[Run]:
         """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        (stream,) = self._lease.streams(1)
+        if stream != torch.cuda.current_stream():
+            stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for launch in self._launches:
                 launch()
@@ -261,7 +266,7 @@ class CudaExecutable:
     def _in_lanes(self, main: torch.cuda.Stream) -> None:
         """Put all steps on the streams of their lanes, beginning and ending on `main`, which is lane 0."""
         count = max(self.order.lanes) + 1
-        lanes = [main, *(torch.cuda.Stream(self.device) for _ in range(1, count))]  # type: ignore[no-untyped-call]
+        lanes = self._lease.streams(count)
         awaited = {p for waits in self.order.waits for p in waits}
         ended: dict[int, torch.cuda.Event] = {}
         for lane in lanes[1:]:

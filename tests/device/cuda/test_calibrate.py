@@ -69,7 +69,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(calibrate, "Module", lambda path: made)
-    monkeypatch.setattr(calibrate, "Stream", lambda: made)
+    monkeypatch.setattr(calibrate, "Stream", lambda handle: made)
     monkeypatch.setattr(calibrate, "device_memory", lambda size: contextlib.nullcontext(1 << 20))
     monkeypatch.setattr(calibrate, "fill", lambda *a: None)
     monkeypatch.setattr(calibrate, "read_back", lambda address, size: struct.pack("<3q", 1_755_000, 1_000_000, 0))

@@ -119,16 +119,16 @@ class Probes:
 
 
 def run_probes(
-    compiler: Nvrtc, facts: GpuFacts, *, cache_dir: Path | None = None, matmul: Matmul | None = None
+    compiler: Nvrtc, facts: GpuFacts, *, cache_dir: Path | None = None, matmul: Matmul | None = None, handle: int = 0
 ) -> Probes:
-    """Measure the GPU of the current context.
+    """Measure the GPU of the current context, on the stream of that handle (0: on one of ours).
 
     Raises:
         DeviceError: the GPU fails, or has too little free memory [W302].
         ToolchainError: the probes cannot be compiled [W311].
     """
     module = Module(compiler.compile(PROBE_TEXT, arch=f"sm_{facts.capability}", cache_dir=cache_dir).path)
-    stream = Stream()
+    stream = Stream(handle)
     try:
         with device_memory(SIZES[-1]) as memory:
             fill(memory, 0, SIZES[-1])

@@ -74,12 +74,13 @@ def gpu_facts(
     calibrate: bool = True,
     compiler: Nvrtc | None = None,
     matmul: Matmul | None = None,
+    stream: int = 0,
 ) -> GpuFacts:
     """Facts about GPU number `device`: the cached record, or a new one (some seconds of probes if `calibrate`).
 
     Without NVRTC, or with `calibrate=False`, what the driver does not state is that of the nearest shipped profile, and
-    nothing is cached. `matmul` lets a framework's products be measured (see `calibrate.Matmul`). Works in the device's
-    primary context and leaves the current context as it was.
+    nothing is cached. `matmul` lets a framework's products be measured (see `calibrate.Matmul`), on the stream of that
+    handle (0: on one of ours). Works in the device's primary context and leaves the current context as it was.
 
     Raises:
         DeviceError: no driver, no such GPU, or a GPU that does not work [W301, W302].
@@ -95,7 +96,7 @@ def gpu_facts(
         if (found := _read(home)) is not None:
             return found
         try:
-            facts = _calibrated(stated, chosen, cache_dir, matmul)
+            facts = _calibrated(stated, chosen, cache_dir, matmul, stream)
         except (ToolchainError, OSError):
             return stated
     keep(home, facts.to_json())
@@ -168,9 +169,11 @@ def _nearest(name: str, capability: int) -> GpuFacts:
     return profile("h100" if capability >= 90 else "a100")
 
 
-def _calibrated(stated: GpuFacts, compiler: Nvrtc, cache_dir: Path | None, matmul: Matmul | None) -> GpuFacts:
+def _calibrated(
+    stated: GpuFacts, compiler: Nvrtc, cache_dir: Path | None, matmul: Matmul | None, stream: int
+) -> GpuFacts:
     """The stated facts with what the probes measured; a measurement above what is possible is dropped."""
-    seen = run_probes(compiler, stated, cache_dir=cache_dir, matmul=matmul)
+    seen = run_probes(compiler, stated, cache_dir=cache_dir, matmul=matmul, handle=stream)
     found: dict[str, Any] = {}
     for field in ("bandwidth", "read_bandwidth"):
         table: Table = getattr(seen, field)

@@ -45,9 +45,11 @@ def write(address: int, data: bytes) -> None:
 class Stream:
     """A stream that does not wait for the default one."""
 
-    def __init__(self) -> None:
+    def __init__(self, handle: int = 0) -> None:
+        """`handle`: of a stream that belongs to somebody else; 0: a new one."""
         api = driver_api()
-        self._stream = call(api.cuStreamCreate, 1)
+        self._owned = not handle
+        self._stream = call(api.cuStreamCreate, 1) if self._owned else api.CUstream(handle)
         self._events = tuple(call(api.cuEventCreate, 0) for _ in range(2))
         self.handle = int(self._stream)
 
@@ -89,11 +91,12 @@ class Stream:
             call(api.cuGraphExecDestroy, executable)
 
     def close(self) -> None:
-        """Give the stream and its events back."""
+        """Give the events back, and the stream if it is ours."""
         api = driver_api()
         for event in self._events:
             call(api.cuEventDestroy, event)
-        call(api.cuStreamDestroy, self._stream)
+        if self._owned:
+            call(api.cuStreamDestroy, self._stream)
 
 
 def _launch(api: Any, executable: Any, stream: int) -> None:
