@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.products import BF16, F16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, normal
+from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, Known, normal
 from tests.generate.cuda.test_tma import CASES, contraction, made
 
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.cuda.templates import tma_choose
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.reference import evaluate
@@ -57,20 +57,6 @@ SHAPES: dict[str, Problem] = {
 
 TILES = [(128, 256, 2, False), (256, 128, 2, False), (128, 128, 2, True), (64, 256, 2, True), (64, 256, 1, False)]
 LARGE = product((1100, 520), (1032, 520), turn_right=True)
-
-
-class Known:
-    """Stands for NVRTC: every text is compiled once, all of them on all cores before the first test."""
-
-    def __init__(self, nvrtc: Nvrtc, arch: str, sources: list[CudaSource]) -> None:
-        self._nvrtc = nvrtc
-        results = nvrtc.compile_many([CompileJob(s.text, arch, s.flags) for s in sources])
-        self._known = {s.text: result for s, result in zip(sources, results, strict=True)}
-
-    def compile(self, text: str, *, arch: str, flags: Sequence[str]) -> CompiledCubin:
-        found = self._known.get(text) or self._nvrtc.compile(text, arch=arch, flags=flags)
-        assert isinstance(found, CompiledCubin), found
-        return found
 
 
 def large(tile: tuple[int, int, int, bool]) -> CudaSource:
