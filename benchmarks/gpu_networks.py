@@ -1,6 +1,6 @@
 """The ten networks on an NVIDIA GPU against eager and torch.compile, both in CUDA graphs, interleaved in one process.
 
-    python -m benchmarks.gpu_networks [NAME ...] [--batch 1,16] [--dtype f16,bf16,f32] [--budget SECONDS]
+    python -m benchmarks.gpu_networks [NAME ...] [--batch 1,16] [--dtype f16,bf16,f32,tf32] [--budget SECONDS]
 
 Every contender replays a CUDA graph on inputs that already lie in its buffers. `--all` adds torch.compile in mode
 max-autotune-no-cudagraphs (recorded into a graph like the others). `--trace FOLDER` writes the timeline of one replay
@@ -35,14 +35,17 @@ from weft.report.timeline import chrome_trace
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.timeline import timeline
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
+"""`tf32`: f32 whose products may be rounded, by everybody."""
 FOLDER = "nvidia-{}"
 
 
 def peer(
     name: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, channels_last: bool
-) -> tuple[gpu.Captured, float, int]:
-    """A contender of another maker in a CUDA graph; seconds to compile, and peak bytes with its copy of the weights."""
+) -> tuple[gpu.Captured, float, int, int]:
+    """A contender of another maker in a CUDA graph; seconds to compile; with its copy of the weights, the most bytes in
+    tensors, and what it keeps from the device afterwards."""
+    before = taken()
     held = allocated()
     torch.cuda.reset_peak_memory_stats()
     module = copy.deepcopy(module)  # changing the layout of weights moves them, and a graph keeps their addresses
@@ -60,7 +63,8 @@ def peer(
     with torch.no_grad():
         captured = gpu.Captured(lambda *x: flat(model(*x)), inputs)
     torch.cuda.synchronize()
-    return captured, time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
+    seconds, most = time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
+    return captured, seconds, most, taken() - before
 
 
 def allocated() -> int:
@@ -68,6 +72,13 @@ def allocated() -> int:
     gc.collect()
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
+
+
+def taken() -> int:
+    """Bytes that the framework keeps from the device: of tensors that are alive, of graphs, of workspaces."""
+    allocated()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 def runs_that_differ(replay: Callable[[], Sequence[torch.Tensor]], count: int) -> int:
@@ -88,7 +99,7 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
     members = {m for s in steps for m in s.members}
     flops = sum(node_flops(graph.nodes[m], graph) for m in members if graph.nodes[m].prim.value in ("matmul", "conv"))
     weights = sum(x.nbytes for x in graph.constants.values())
-    rate = {"f16": 989.4e12, "bf16": 989.4e12, "f32": 66.9e12}[dtype]
+    rate = {"f16": 989.4e12, "bf16": 989.4e12, "f32": 66.9e12, "tf32": 494.7e12}[dtype]
     return max(flops / rate, weights / 4.8e12) * 1e3
 
 
@@ -103,7 +114,10 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
         exact = flat(gpu_reference(*wide))
     module = module.to(kind).cuda()
     inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
-    options = weft.Options(budget_s=given.budget, device="cuda")
+    tf32 = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    options = weft.Options(budget_s=given.budget, device="cuda", allow_tf32=tf32)
+    before = taken()
     held = allocated()
     start = time.perf_counter()
 
@@ -121,7 +135,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     if given.library:
         again = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            plain = weft.Options(budget_s=0, device="cuda", cache_dir=Path(folder))
+            plain = weft.Options(budget_s=0, device="cuda", cache_dir=Path(folder), allow_tf32=tf32)
             untuned = weft.compile(module, inputs, options=plain, name=name)
             library_s = time.perf_counter() - again
             library_error = error_of(flat(untuned(*inputs)), exact)
@@ -137,6 +151,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     executable(*inputs)
     torch.cuda.synchronize()
     weft_peak = torch.cuda.max_memory_allocated() - held
+    kept = {"weft": taken() - before}
     runs["weft"] = executable.replay
     different = runs_that_differ(executable.replay, given.repeat)
     compile_s, peaks, errors = {}, {}, {}
@@ -146,7 +161,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
         for last in (False, True) if given.layouts == "both" or who == "eager" else (images,):
             label = f"{who}_last" if last else who
             try:
-                captured, compile_s[label], peaks[label] = peer(who, module, inputs, channels_last=last)
+                captured, compile_s[label], peaks[label], kept[label] = peer(who, module, inputs, channels_last=last)
                 errors[label] = error_of(captured.replay(), exact)
                 runs[label] = captured.replay
             except Exception as error:  # a peer that fails is said, and the rest is measured
@@ -169,7 +184,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             "runs": given.repeat, "runs_that_differ": different,
             **({"library_s": round(library_s, 1), "library_error": library_error} if given.library else {}),
             "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
-            "own_bytes": weft_peak, "peer_own_bytes": peaks,
+            "own_bytes": weft_peak, "peer_own_bytes": peaks, "kept_bytes": kept,
             "measured": r.measured, "reused": r.reused, "rejected": list(r.rejected_kernels)[:8],
             "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
             "samples_ms": {k: [round(x / 1e3, 5) for x in v] for k, v in samples.items()},
@@ -223,7 +238,6 @@ def main() -> None:
         given.peers += ",autotune"
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     warnings.simplefilter("ignore")
     device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
     record = Record(FOLDER.format(device), "networks")
