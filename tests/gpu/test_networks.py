@@ -148,6 +148,61 @@ def test_memory_is_no_more_than_the_frameworks(name: str, shared_cache: Path, tm
     assert mine[1] <= 1.1 * theirs[1]
 
 
+COMPILING = """
+import gc, json, sys
+from pathlib import Path
+import torch, weft
+cache, library = Path(sys.argv[1]), sys.argv[2] == "library"
+torch.manual_seed(0)
+sizes = [(4096, 4096), (4096, 8192), (8192, 4096)]
+layers = [m for a, b in sizes for m in (torch.nn.Linear(a, b), torch.nn.ReLU())]
+module = torch.nn.Sequential(*layers).half().cuda().eval()
+x = torch.randn(8, 4096, device="cuda", dtype=torch.float16)
+with torch.no_grad():
+    want = module(x.clone()).float()
+torch._C._cuda_clearCublasWorkspaces()
+del layers
+gc.collect()
+torch.cuda.empty_cache()
+held, kept = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+options = weft.Options(device="cuda", budget_s=4.0, cache_dir=cache, allow_generated=not library)
+compiled = weft.compile(module, (x,), options=options)
+exe = compiled.executable
+gc.collect()
+torch.cuda.synchronize()
+torch.cuda.reset_peak_memory_stats()
+error = float((exe(x)[0].float() - want).norm() / want.norm())
+torch.cuda.synchronize()
+print(json.dumps({
+    "error": error, "calls": sum(s.kernel.schedule.generator == "library" for s in exe.plan.steps),
+    "weights": sum(p.nbytes for p in module.parameters()), "arena": exe.memory.arena_bytes, "x": x.nbytes,
+    "peak": torch.cuda.max_memory_allocated() - held, "kept": torch.cuda.memory_reserved() - kept,
+    "plan": [str(s.kernel.schedule) for s in exe.plan.steps],
+}))
+"""
+WORKSPACE = 36 << 20
+"""What the framework takes for products on one stream."""
+
+
+@pytest.mark.parametrize("kind", ["any", "library"])
+def test_memory_is_that_of_the_weights_once_and_of_one_workspace(kind: str, shared_cache: Path, tell: Tell) -> None:
+    """In a process of its own: nothing that was tried, and no stream that was used meanwhile, keeps memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING, str(shared_cache), kind],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    tell(f"linear layers, {kind}: {found}")
+    need = found["weights"] + found["arena"] + 3 * found["x"] + (WORKSPACE if found["calls"] or kind == "any" else 0)
+    assert found["error"] < 2e-3 and found["weights"] > 128 << 20
+    assert found["peak"] <= 1.02 * need + (1 << 20), found
+    assert found["kept"] <= 1.02 * need + (24 << 20), found
+
+
 def test_a_second_compilation_is_warm(compiled: Compile, tell: Tell) -> None:
     case = compiled("cnn", "f16")
     start = time.perf_counter()

@@ -8,10 +8,9 @@ import torch
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
 from tests.generate.cuda.test_attention import CASES
 from tests.generate.cuda.test_attention_linear import CASES as LINEAR
-from tests.generate.cuda.test_templates_gpu import gpu  # noqa: F401 - a fixture
+from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob
 from weft.generate.cuda import templates
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
@@ -62,26 +61,16 @@ def kernels_of(name: str, facts: GpuFacts) -> list[CudaSource]:
     return [s for s in sources if isinstance(s, CudaSource)]
 
 
-@pytest.fixture(scope="module")
-def sources(gpu) -> dict[str, list[CudaSource]]:  # noqa: F811
-    """All kernels, compiled side by side: the tests find them in the cache."""
-    machine, facts = gpu
-    found = {name: kernels_of(name, facts) for name in SHAPES}
-    jobs = [CompileJob(s.text, machine.arch, s.flags) for many in found.values() for s in many]
-    for result in machine.nvrtc.compile_many(jobs):
-        assert isinstance(result, CompiledCubin), result
-    return found
-
-
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu, sources: dict[str, list[CudaSource]]):  # noqa: F811
-    machine, _ = gpu
-    problem = SHAPES[name]
+def test_every_schedule(name: str, gpu):  # noqa: F811
+    machine, facts = gpu
+    problem, sources = SHAPES[name], kernels_of(name, facts)
+    machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
     out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
     cases = build_reference(problem, seed=5).cases
     wrong = []
-    for source in sources[name]:
+    for source in sources:
         for case in cases:
             inputs = [x.float().numpy() if t is BF16 else x.numpy() for x, t in zip(case.inputs, types, strict=True)]
             got = torch.from_numpy(np.ascontiguousarray(machine.run(problem, source, inputs, 2)[0])).to(out)
