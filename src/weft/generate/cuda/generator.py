@@ -13,10 +13,10 @@ from typing import final, overload
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import live_nodes
-from weft.generate.cuda import templates
+from weft.generate.cuda import pools, templates
 from weft.generate.cuda.choose import forms
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.kernel import CudaText
+from weft.generate.cuda.kernel import CudaText, machine_header, runtime_header
 from weft.generate.cuda.loops import Oversized
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -24,6 +24,8 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
+OTHERS = 3
+"""Schedules of loops beside those of a template."""
 MAX_CONSTANT_BYTES = 64 * 1024
 """More than this belongs into memory that the plan owns, not into the text of a kernel."""
 
@@ -44,6 +46,9 @@ class CudaGenerator:
         if declined is not None:
             return declined
         found = _Distinct(problem, forms(problem, facts))
+        together = pools.schedules(problem, facts)
+        if together:
+            return [*together, *found[:OTHERS]]
         return found.declined or found
 
     def emit(self, problem: Problem, schedule: Schedule) -> CudaSource | Declined:
@@ -53,6 +58,9 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
+        if dict(schedule.params).get("template") == "pools":
+            head = "\n".join([machine_header().rstrip(), runtime_header().rstrip()])
+            return pools.emit(problem, schedule, _entry(problem, schedule), head)
         return _source(problem, schedule)
 
 
@@ -109,11 +117,14 @@ class _Distinct(Sequence[Schedule]):
 
 @lru_cache(maxsize=32)
 def _source(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     try:
-        return CudaText(problem, Form.of(schedule), entry).source(schedule)
+        return CudaText(problem, Form.of(schedule), _entry(problem, schedule)).source(schedule)
     except Oversized:
         return Declined("too many values in one kernel")
+
+
+def _entry(problem: Problem, schedule: Schedule) -> str:
+    return f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
 
 
 def _has_contraction(graph: Graph) -> bool:

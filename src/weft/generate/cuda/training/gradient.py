@@ -27,6 +27,8 @@ from weft.ir.types import DType
 
 _WARPS, _STAGES, _TILE = 4, 4, 4
 """Of `sums`: warps of a block, tiles of rows on their way, sixteens of columns that a warp adds up."""
+_WIDEST_TILES = 128
+"""Columns of all tiles of a warp where those are several."""
 _ONES = {DType.F16: "0x3c003c00u", DType.BF16: "0x3f803f80u"}
 
 
@@ -39,6 +41,18 @@ class Entry:
     blocks: int
     """At most; fewer do where there is less to do."""
     shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How `chain` is run."""
+
+    tiles: int
+    """Tiles of 16 rows that a warp takes at once."""
+    warps: int
+    """Of a block."""
+    resident: int
+    """Blocks of a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +105,17 @@ def _header() -> str:
 
 
 def gradient(
-    net: Network, facts: GpuFacts, *, inputs: bool = True, parameters: bool = True, dtype: DType = DType.F32
+    net: Network,
+    facts: GpuFacts,
+    shape: Shape | None = None,
+    *,
+    inputs: bool = True,
+    parameters: bool = True,
+    dtype: DType = DType.F32,
 ) -> Gradient | Declined:
     """The kernels of a network for a device; `dtype` is that of the gradients of the parameters.
+
+    `shape` is one of `shapes`, the first if it is not given.
 
     Declined: weights that do not fit into shared memory, or a device before compute capability 8.0.
     """
@@ -102,10 +124,15 @@ def gradient(
     plan = _Plan.of(net, parameters=parameters)
     if plan.shared_bytes > facts.shared_per_block:
         return Declined(f"weights of {plan.shared_bytes >> 10} KiB do not fit into shared memory together")
-    tiles, warps, resident = _shape(net, plan, facts)
+    if shape is None:
+        found = shapes(net, facts, parameters=parameters)
+        if not found:
+            return Declined(f"{max(net.widths)} columns need too many registers")
+        shape = found[0]
+    tiles, warps, resident = shape.tiles, shape.warps, shape.resident
     items = _items(net)
     slices = max(1, -(-3 * facts.sms // len(items)))
-    seed = hashlib.sha256(f"{net}|{inputs}{parameters}{dtype}{tiles}{warps}{slices}".encode()).hexdigest()[:16]
+    seed = hashlib.sha256(f"{net}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
     names = {what: f"k{seed}_{what}" for what in ("chain", "sums", "finish")}
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
     parts = [
@@ -172,16 +199,23 @@ class _Plan:
         return _Plan(tuple(weights), tuple(vectors), shared, tuple(kept), tuple(sums), tuple(gradients), at)
 
 
-def _shape(net: Network, plan: _Plan, facts: GpuFacts) -> tuple[int, int, int]:
-    """(tiles of a warp, warps of a block, blocks of a multiprocessor)."""
+def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Shape]:
+    """Ways to run `chain` that are worth measuring, the most promising first; none where weights do not fit."""
+    shared = _Plan.of(net, parameters=parameters).shared_bytes
     widest = max(net.width(i) for i in range(net.depth + 1))
-    tiles = 2 if widest <= 64 else 1
-    registers = 48 + tiles * (widest // 2 + 2 * (widest // 4) + (widest // 4 if widest * tiles <= 128 else 0))
-    registers = min(-(-registers // 8) * 8, 255)
-    room = facts.registers_per_sm // (32 * registers)
-    fits = max(1, facts.shared_per_sm // (plan.shared_bytes + facts.shared_reserved))
-    resident = min(fits, 2 if room >= 8 else 1)
-    return tiles, max(4, min(16, room // resident // 4 * 4)), resident
+    found = []
+    for tiles in (1, 2, 4):
+        if tiles > 1 and widest * tiles > _WIDEST_TILES:
+            continue
+        early = widest // 4 if widest * tiles <= 128 else 0
+        registers = 48 + tiles * (widest // 2 + widest // 4 + early)
+        for resident, warps in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
+            room = facts.registers_per_sm // (32 * warps * resident)
+            fits = resident * (shared + facts.shared_reserved) <= facts.shared_per_sm
+            if fits and shared <= facts.shared_per_block and min(registers, 255) <= room:
+                found.append(Shape(tiles, warps, resident))
+                break
+    return found
 
 
 def _items(net: Network) -> list[_Item]:
@@ -223,7 +257,7 @@ class _Chain:
             "const u32 base = w_shared(sm);",
             f"const w_rows rows = (w_rows)(u64)rows_, tiles = (rows + {16 * self.tiles - 1}) / {16 * self.tiles};",
             f"const {x}* const x = (const {x}*)x_; const u16* const dy = (const u16*)dy_;",
-            f"const w_rows first = (w_rows)blockIdx.x * {self.warps} + warp;",
+            "const w_rows first = (w_rows)blockIdx.x + (w_rows)warp * gridDim.x;",
             "#pragma unroll 1",
             f"for (w_rows tile = first; tile < tiles; tile += (w_rows)gridDim.x * {self.warps}) {{",
             f"const w_rows row0 = tile * {16 * self.tiles}, record = {plan.record};",
