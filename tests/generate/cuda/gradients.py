@@ -151,7 +151,7 @@ class Runner:
             for b in everything:
                 self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
             addresses = [b.address for b in (*ins, flat, kept, dx)]
-            self._start(g.chain, [*addresses, rows], self.blocks)
+            self._start(g.chain, [*addresses, rows], min(self.blocks, g.count(rows) // g.tiles))
             pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.widths[0]), Format.ROW))
             if sums:
                 self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)

@@ -115,8 +115,10 @@ def _texts(act: Activation) -> tuple[str, str]:
             return f"{_GELU} return 0.5f * z * (1.0f + t);", f"{_GELU} return g * ({slope});"
         case "softplus":
             over = f"z * {n[0]} > {n[1]}"
+            short = "fmaf(t, fmaf(t, 0.333333333f, -0.5f), 1.0f) * t"
+            term = f"const float t = w_rough_exp(w_min_f32(z * {n[0]}, {n[1]}));"
             return (
-                f"return {over} ? z : log1pf(expf(w_min_f32(z * {n[0]}, {n[1]}))) / {n[0]};",
+                f"{term} return {over} ? z : (t < 0.01f ? {short} : w_log(1.0f + t)) * {_number(1 / act.numbers[0])};",
                 f"{_SHARE.format(f'z * {n[0]}')} return {over} ? g : g * s;",
             )
         case "sin":

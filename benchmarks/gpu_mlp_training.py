@@ -1,0 +1,377 @@
+"""Training of fully connected networks: `weft.nn.FusedMLP` against eager and torch.compile, on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_mlp_training [--only TEXT] [--seconds S] [--check] [--no-compile] [--dry]
+
+First the gradients of networks of many kinds, remainders of rows among them, against float64 and beside those of eager
+in the same 16-bit type; twice the same bits. Then times of the forward pass, and of forward and backward pass together,
+with float32 parameters under autocast to bfloat16: eager, torch.compile and FusedMLP called alike, host and device
+together, the median over rounds of a few calls between two synchronisations; weights change in every step, as in
+training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
+compiles for sm_80 and sm_90a without a GPU. Nothing is written but standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from weft.device.cuda.facts import profile
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda.training import Gradient, Network, gradient, shapes
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.nn import FusedMLP, Sine
+from weft.nn.layers import Layers, layers_of
+
+ACTS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid,
+    "gelu_tanh": lambda: nn.GELU("tanh"), "sin": lambda: Sine(3.0), "softplus": nn.Softplus, "elu": nn.ELU,
+    "leaky_relu": lambda: nn.LeakyReLU(0.1),
+}  # fmt: skip
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+ROUNDS, STEPS = 7, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network of Linear layers; the last has no activation."""
+
+    rows: int
+    widths: tuple[int, ...]
+    act: str = "relu"
+    dtype: str = "bf16"
+    autocast: bool = True
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        how = "autocast" if self.autocast else "16-bit"
+        return f"{self.rows} rows, {'-'.join(map(str, self.widths))} {self.act} {self.dtype} {how}"
+
+
+CHECKS = (
+    Case(1000, (64,) * 5), Case(4097, (32,) * 5, "silu"), Case(8449, (64, 64, 64, 3), "gelu", "f16"),
+    Case(1, (16, 16, 16), "tanh"), Case(15, (8, 24, 40, 1), "sin", "f16"), Case(65, (3, 64, 64, 64, 1), "softplus"),
+    Case(777, (63, 128, 128, 128, 4), "relu", "f16"), Case(5003, (128,) * 5, "silu"),
+    Case(129, (2, 100, 100, 3), "elu"),
+    Case(333, (5, 40, 72, 24, 136, 3), "gelu_tanh"), Case(4096, (64,) * 9, "relu", "bf16", autocast=False),
+    Case(2000, (16,) * 9, "sigmoid", "f16", autocast=False), Case(3000, (256,) * 4),
+    Case(70_001, (64,) * 5, "leaky_relu"),
+    Case(200_003, (32, 64, 64, 16), "relu", "f16"), Case(999, (96,) * 5, "gelu"), Case(127, (1, 1, 16, 2), "relu"),
+    Case(100_000, (192, 192, 192), "silu"),
+)  # fmt: skip
+TIMES = (
+    *(Case(1 << r, (w,) * (d + 1)) for r, d in ((18, 4), (20, 4), (12, 4), (18, 8), (15, 4)) for w in (64, 32, 128)),
+    *(Case(1 << 18, (w,) * 5, act) for w in (64, 128) for act in ("silu", "gelu")),
+    Case(1 << 18, (16,) * 5), Case(1 << 18, (256,) * 5), Case(1 << 18, (2, *(64,) * 4, 3), "sin"),
+    Case(1 << 18, (63, *(128,) * 4, 4)),
+)  # fmt: skip
+
+
+def network(c: Case) -> nn.Sequential:
+    """The module in float32, on the CPU."""
+    torch.manual_seed(sum(c.widths))
+    layers: list[nn.Module] = []
+    for k, n in zip(c.widths, c.widths[1:], strict=False):
+        layer = nn.Linear(k, n)
+        nn.init.normal_(layer.weight, std=1.4 / k**0.5)
+        nn.init.normal_(layer.bias, std=0.1)
+        layers += [layer, ACTS[c.act]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def run(net: nn.Module, x: torch.Tensor, dy: torch.Tensor, c: Case) -> list[torch.Tensor]:
+    """(result, gradient of x, gradients of the parameters)."""
+    net.zero_grad(set_to_none=True)
+    x = x.detach().requires_grad_()
+    if c.autocast:
+        with torch.autocast("cuda", TYPES[c.dtype]):
+            y = net(x)
+    else:
+        y = net(x)
+    y.backward(dy.to(y.dtype))
+    grads = [p.grad for p in net.parameters()]
+    return [y.detach(), *(g for g in (x.grad, *grads) if g is not None)]
+
+
+def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Norm of the error over the norm of the result."""
+    found = float((got.double() - exact).norm() / exact.norm().clamp_min(1e-30))
+    return found if found == found else float("inf")
+
+
+def check(c: Case) -> dict[str, object]:
+    """Errors against float64, and whether two runs are equal."""
+    net = network(c).cuda()
+    if not c.autocast:
+        net = net.to(TYPES[c.dtype])
+    torch.manual_seed(1)
+    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=torch.float32 if c.autocast else TYPES[c.dtype])
+    x = x.to(TYPES[c.dtype]).to(x.dtype)
+    dy = torch.randn(c.rows, c.widths[-1], device="cuda").to(TYPES[c.dtype])
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(p.to(TYPES[c.dtype]))
+    exact_net = copy.deepcopy(net).double()
+    wide = Case(c.rows, c.widths, c.act, c.dtype, autocast=False)
+    exact = run(exact_net, x.double(), dy.double(), wide)
+    eager = run(net, x, dy, c)
+    fused = FusedMLP(net)
+    got = run(fused, x, dy, c)
+    again = run(fused, x, dy, c)
+    with torch.autocast("cuda", TYPES[c.dtype], enabled=c.autocast):
+        why, back = fused.why_not(x), fused.why_no_fused_backward(x.detach().requires_grad_())
+    errors = [[error_of(t, e) for t, e in zip(run_, exact, strict=True)] for run_ in (got, eager)]
+    own, peer = (statistics.fmean(e) for e in errors)
+    return {
+        "record": "check", "case": c.name, "error": own, "eager_error": peer, "forward": errors[0][0],
+        "eager_forward": errors[1][0], "worst": max(a / max(b, 1e-9) for a, b in zip(*errors, strict=True)),
+        "equal_bits": all(torch.equal(a, b) for a, b in zip(got, again, strict=True)),
+        "types": all(a.dtype == b.dtype and a.shape == b.shape for a, b in zip(got, eager, strict=True)),
+        "right": own <= 1.2 * peer + 1e-3, "why_not": why, "backward": back,
+    }  # fmt: skip
+
+
+def changed_weights_are_seen() -> bool:
+    """Whether a step of an optimizer changes the result; with a gradient scaler."""
+    c = Case(500, (16, 32, 32, 4), "relu", "f16")
+    fused = FusedMLP(network(c).cuda())
+    eager = copy.deepcopy(nn.Sequential(*fused))
+    x = torch.randn(c.rows, 16, device="cuda")
+    results = []
+    for net in (fused, eager):
+        scaler = torch.amp.GradScaler("cuda", init_scale=256.0)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        loss = torch.zeros(())
+        for _ in range(20):
+            with torch.autocast("cuda", torch.float16):
+                loss = (net(x).float() - x[:, :4].sin()).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(float(loss))
+    print(f"loss after 20 steps: fused {results[0]:.5f}, eager {results[1]:.5f}", flush=True)
+    return abs(results[0] - results[1]) < 0.02 * results[1]
+
+
+def second_derivatives() -> bool:
+    """Whether an Eikonal loss has the gradients that eager has."""
+    c = Case(2000, (3, 64, 64, 1), "softplus", "bf16")
+    fused = FusedMLP(network(c).cuda())
+    eager = nn.Sequential(*fused)
+    x = torch.randn(c.rows, 3, device="cuda")
+    found: list[list[torch.Tensor]] = []
+    for net in (fused, eager, eager):
+        net.zero_grad(set_to_none=True)
+        point = x.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16, enabled=len(found) < 2):
+            y = net(point)
+        (slope,) = torch.autograd.grad(y.float().sum(), point, create_graph=True)
+        (slope.norm(dim=1) - 1).square().mean().backward()
+        found.append([p.grad for p in net.parameters() if p.grad is not None and p.dim() == 2])
+    errors = [statistics.fmean(error_of(a, b.double()) for a, b in zip(f, found[2], strict=True)) for f in found[:2]]
+    print(f"gradients of an Eikonal loss: error {errors[0]:.4f}, eager {errors[1]:.4f}", flush=True)
+    return errors[0] <= 1.5 * errors[1] + 1e-3
+
+
+def microseconds(step: Callable[[], object]) -> float:
+    """Of one call, host included."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - start) / STEPS * 1e6)
+    return statistics.median(samples)
+
+
+def on_device(step: Callable[[], object]) -> float:
+    """Microseconds of one call on the device, the host far ahead: between events, behind a long kernel."""
+    samples = []
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(20_000_000)
+        start.record()
+        for _ in range(STEPS):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(float(start.elapsed_time(end)) * 1e3 / STEPS)
+    return statistics.median(samples)
+
+
+def measure(c: Case, *, compiled: bool) -> dict[str, object]:
+    """Times of forward pass and of training step without optimizer."""
+    net = network(c).cuda()
+    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=TYPES[c.dtype]).requires_grad_()
+    dy = torch.randn(c.rows, c.widths[-1], device="cuda", dtype=TYPES[c.dtype])
+    ways: dict[str, nn.Module] = {"fused": FusedMLP(net), "eager": net}
+    if compiled:
+        torch.compiler.reset()
+        ways["compile"] = torch.compile(net, dynamic=False)  # type: ignore[assignment]
+    row: dict[str, object] = {"record": "time", "case": c.name}
+    parameters = list(net.parameters())
+    for name, way in ways.items():
+
+        def forward(way: nn.Module = way) -> None:
+            with torch.no_grad(), torch.autocast("cuda", TYPES[c.dtype]):
+                way(x)
+
+        def both(way: nn.Module = way) -> None:
+            torch._foreach_mul_([p.detach() for p in parameters], 1.0)
+            with torch.autocast("cuda", TYPES[c.dtype]):
+                y = way(x)
+            torch.autograd.grad(y, [x, *parameters], dy)
+
+        try:
+            row[name] = {
+                "forward": round(microseconds(forward), 1), "step": round(microseconds(both), 1),
+                "forward_device": round(on_device(forward), 1), "step_device": round(on_device(both), 1),
+            }  # fmt: skip
+        except RuntimeError as error:  # a peer that does not take the case is said, and the rest is measured
+            row[name] = {"failed": (str(error).splitlines() or [""])[0][:90]}
+    row["parts"] = parts(c, x)
+    return row
+
+
+def parts(c: Case, x: torch.Tensor) -> dict[str, float]:
+    """Microseconds of each of our kernels by the profiler."""
+    fused = FusedMLP(network(c).cuda())
+    dy = torch.randn(c.rows, c.widths[-1], device="cuda", dtype=TYPES[c.dtype])
+
+    def step() -> None:
+        with torch.autocast("cuda", TYPES[c.dtype]):
+            y = fused(x)
+        torch.autograd.grad(y, [x, *fused.parameters()], dy)
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in seen.key_averages():
+        name = str(event.key)
+        short = name.rsplit("_", 1)[-1] if name.startswith("k") and name[1:5].isalnum() else name[:28]
+        if name.startswith("k") and "_" not in name:
+            short = "forward"
+        found[short] = round(found.get(short, 0.0) + float(event.device_time_total) / 3, 1)
+    return dict(sorted(found.items(), key=lambda x: -x[1])[:7])
+
+
+def table(rows: Sequence[dict[str, object]]) -> str:
+    """Ratios to FusedMLP."""
+    lines = [f"{'case':52} {'fused us':>18} {'eager x':>14} {'compile x':>14}   (forward, step; host included)"]
+    for row in rows:
+        found = {k: cast("dict[str, float]", row[k]) for k in ("fused", "eager", "compile") if k in row}
+        own = found["fused"]
+        if "failed" in own:
+            lines.append(f"{row['case']:52} {own['failed']}")
+            continue
+        cells = f"{own['forward']:9.1f}{own['step']:9.1f}"
+        for peer in ("eager", "compile"):
+            times = found.get(peer, {})
+            ok = "forward" in times
+            cells += f"{times['forward'] / own['forward']:7.2f}{times['step'] / own['step']:7.2f} " if ok else " " * 15
+        device = " ".join(f"{k} {v['step_device']}" for k, v in found.items() if "step_device" in v)
+        lines.append(f"{row['case']:52} {cells}  device: {device}\n{'':8}{row.get('parts')}")
+    return "\n".join(lines)
+
+
+def dry() -> int:
+    """Compile the kernels of all cases; returns how many spill or fail."""
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 1
+    bad = 0
+    for c in (*CHECKS, *TIMES[:3]):
+        layers = layers_of(list(network(c)))
+        assert isinstance(layers, Layers)
+        dtype = DType(c.dtype)
+        net = Network(layers.widths, layers.acts, layers.biases, dtype, DType.F32 if c.autocast else dtype)
+        for arch, facts in (("sm_90a", profile("h200")), ("sm_80", profile("a100"))):
+            for shape in shapes(net, facts) or (None,):
+                plan = gradient(net, facts, shape)
+                if not isinstance(plan, Gradient):
+                    print(f"{c.name}: {arch}: {plan.reason}")
+                    continue
+                cubin = nvrtc.compile(plan.text, arch=arch)
+                used = {e.name.rsplit("_")[-1]: cubin.of(e.name) for e in (plan.chain, plan.sums, plan.finish)}
+                spills = {k: r.spill_stores for k, r in used.items() if r.spill_stores or r.stack_bytes}
+                bad += bool(spills)
+                registers = {k: r.registers for k, r in used.items()}
+                print(f"{c.name}: {arch}: {registers} {shape}{f' SPILLS {spills}' if spills else ''}")
+    return bad
+
+
+def main() -> int:
+    """Check, then measure; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after so many")
+    parser.add_argument("--check", action="store_true", help="errors only")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    given = parser.parse_args()
+    if given.dry:
+        return int(dry() > 0)
+    started = time.perf_counter()
+    right = True
+    for c in (c for c in CHECKS if given.only in c.name):
+        try:
+            row = check(c)
+        except Exception as error:
+            print(f"FAILED {c.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            right = False
+            continue
+        good = row["right"] and row["equal_bits"] and row["types"] and row["why_not"] is None
+        right = right and bool(good)
+        print(
+            f"{'ok   ' if good else 'WRONG'} {c.name:52} error {row['error']:.4f} eager {row['eager_error']:.4f}"
+            f" forward {row['forward']:.4f} {row['eager_forward']:.4f} worst {row['worst']:.2f}"
+            f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
+            flush=True,
+        )
+    for test in (changed_weights_are_seen, second_derivatives):
+        try:
+            good = test()
+        except Exception as error:
+            print(f"FAILED {test.__name__}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            good = False
+        right = right and good
+    rows = []
+    for i, c in enumerate([] if given.check else [c for c in TIMES if given.only in c.name]):
+        if time.perf_counter() - started > given.seconds:
+            print(f"no time left for {c.name} and what follows")
+            break
+        try:
+            rows.append(measure(c, compiled=not given.no_compile and i < 6))
+        except Exception as error:
+            print(f"FAILED {c.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            right = False
+            continue
+        print(json.dumps(rows[-1]), flush=True)
+    if rows:
+        print(table(rows))
+    print("all right" if right else "SOMETHING IS WRONG")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

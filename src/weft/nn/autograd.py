@@ -1,0 +1,95 @@
+"""The fused network as a differentiable function: gradients by generated kernels, gradients of these by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class Engine(Protocol):
+    """What computes; `weft.nn.fused_mlp` has one on a GPU, tests have one of torch's operations."""
+
+    def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result; x is (rows, columns) and dense, no gradient is recorded."""
+        ...
+
+    def backward(
+        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of x and of the parameters as far as they are needed."""
+        ...
+
+    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result in torch's operations, which record gradients."""
+        ...
+
+
+def fused(engine: Engine, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The network's result for dense x (rows, columns); differentiable twice and more."""
+    found: torch.Tensor = _Fused.apply(engine, x, *parameters)  # type: ignore[no-untyped-call]
+    return found
+
+
+def by_composite(
+    engine: Engine, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Gradients by torch's operations, recomputing the forward pass."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_(need) for t, need in zip((x, *parameters), needs, strict=True)]
+        y = engine.composite(leaves[0], leaves[1:])
+        found = iter(torch.autograd.grad(y, [t for t, need in zip(leaves, needs, strict=True) if need], dy))
+    return [next(found) if need else None for need in needs]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, engine: Engine, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.engine = engine
+        ctx.save_for_backward(x, *parameters)
+        return engine.forward(x, parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        x, *parameters = ctx.saved_tensors
+        needs = tuple(ctx.needs_input_grad[1:])
+        return (None, *_Gradient.apply(ctx.engine, needs, cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
+
+
+class _Gradient(torch.autograd.Function):
+    """(dy, x, parameters) -> gradients of x and of the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        engine: Engine,
+        needs: tuple[bool, ...],
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        ctx.engine = engine
+        ctx.save_for_backward(dy, x, *parameters)
+        ctx.set_materialize_grads(False)
+        return tuple(engine.backward(dy, x, parameters, needs))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        dy, *inputs = ctx.saved_tensors
+        wanted = [t for t, need in zip((dy, *inputs), ctx.needs_input_grad[2:], strict=True) if need]
+        again = torch.is_grad_enabled()
+        given = [(i, c) for i, c in enumerate(cotangents) if c is not None]
+        if not given or not wanted:
+            return (None,) * (3 + len(inputs))
+        with torch.enable_grad():
+            y = ctx.engine.composite(inputs[0], inputs[1:])
+            first = torch.autograd.grad(y, [inputs[i] for i, _ in given], dy, create_graph=True)
+            pairs = [(g, c) for g, (_, c) in zip(first, given, strict=True) if g.requires_grad]
+            if not pairs:
+                return (None,) * (3 + len(inputs))
+            second = torch.autograd.grad(
+                [g for g, _ in pairs], wanted, [c for _, c in pairs], create_graph=again, allow_unused=True
+            )
+        found = iter(second)
+        return (None, None, *(next(found) if need else None for need in ctx.needs_input_grad[2:]))

@@ -1,0 +1,273 @@
+"""Compiled kernels of fused networks on one GPU: made on first use, shared by all modules with equal networks."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from weft.device.cuda.api import call, driver_api
+from weft.device.cuda.driver import Function, Module
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.errors import WeftError
+from weft.generate.bind import Addresses, BoundCuda, Prepared
+from weft.generate.cuda import templates
+from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
+from weft.generate.cuda.training.gradient import Entry
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource
+from weft.options import Options
+
+KEPT_FORWARDS = 32
+"""Numbers of rows whose kernels are kept per network."""
+KEPT_BYTES = 1 << 30
+"""What a backward pass may take for values between its kernels; more rows are done in parts."""
+_TRIALS, _LAUNCHES, _REMEMBERED = 3, 4, 64
+WIDEST = 256
+"""Columns that the kernels take."""
+DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
+
+
+def make_current(device: torch.device) -> None:
+    """A thread on which nothing ran on the device yet, as those of backward passes may be, gets its context."""
+    if not int(call(driver_api().cuCtxGetCurrent)):
+        torch.cuda.mem_get_info(device)
+
+
+def stream() -> int:
+    """Handle of torch's current stream."""
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+@dataclass(eq=False)
+class Forward:
+    """The forward kernel for one number of rows."""
+
+    bound: BoundCuda
+    _ready: OrderedDict[tuple[int, ...], Prepared] = field(default_factory=OrderedDict)
+
+    def image(self) -> list[torch.Tensor]:
+        """Room for the image of the weights."""
+        device = torch.cuda.current_device()
+        return [torch.empty(n, dtype=torch.uint8, device=device) for n in self.bound.source.packed_bytes]
+
+    def pack(self, parameters: Sequence[int], image: Sequence[torch.Tensor]) -> None:
+        """Make the image from parameters at these addresses, on the current stream."""
+        self.bound.pack([0, *parameters], [x.data_ptr() for x in image], stream())
+
+    def run(self, x: torch.Tensor, image: Sequence[torch.Tensor], y: torch.Tensor) -> None:
+        """Dense x in, y out, on the current stream."""
+        key = x.data_ptr(), y.data_ptr(), *(t.data_ptr() for t in image)
+        ready = self._ready.get(key)
+        if ready is None:
+            weights = [0] * len(self.bound.source.replaces_weights)
+            ready = self.bound.prepare(Addresses([key[0], *weights], [key[1]], list(key[2:])))
+            while len(self._ready) >= _REMEMBERED:
+                self._ready.popitem(last=False)
+            self._ready[key] = ready
+        ready(stream())
+
+
+@dataclass(eq=False)
+class Backward:
+    """The three kernels of gradients."""
+
+    plan: Gradient
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    def launch(self, entry: Entry, blocks: int, *arguments: int) -> None:
+        """On the current stream."""
+        grid = (max(1, min(entry.blocks, blocks)), 1, 1)
+        threads = (entry.threads, 1, 1)
+        self.functions[entry.name].launch(grid, threads, arguments, shared_bytes=entry.shared_bytes, stream=stream())
+
+    def run(
+        self,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        parameters: torch.Tensor,
+        dx: torch.Tensor | None,
+        gradients: torch.Tensor | None,
+        limit: int = KEPT_BYTES,
+    ) -> None:
+        """Dense tensors; dx and gradients are written as far as the kernels were made for them."""
+        plan = self.plan
+        step = 16 * plan.tiles
+        rows = len(x)
+        chunk = max(step, limit // plan.record * 16 // step * step)
+        kept = torch.empty(plan.kept_bytes(min(chunk, rows)), dtype=torch.uint8, device=x.device)
+        partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
+        for at in range(0, rows, chunk):
+            n = min(chunk, rows - at)
+            groups = -(-plan.count(n) // plan.tiles)
+            addresses = [t[at : at + n].data_ptr() for t in (x, dy)]
+            to = 0 if dx is None else dx[at : at + n].data_ptr()
+            chain = plan.chain
+            self.launch(chain, groups, *addresses, parameters.data_ptr(), kept.data_ptr(), to, n)
+            if gradients is not None:
+                more = int(at > 0)
+                self.launch(plan.sums, plan.sums.blocks, kept.data_ptr(), partial.data_ptr(), plan.count(n), more)
+        if gradients is not None:
+            self.launch(plan.finish, plan.finish.blocks, partial.data_ptr(), gradients.data_ptr())
+
+
+class Kernels:
+    """All kernels of one network on one device; calls are made with that device current."""
+
+    def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc) -> None:
+        self.net, self.facts, self.nvrtc = net, facts, nvrtc
+        self._cache = Options().cache
+        self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
+        self._refusals: dict[int, Declined | None] = {}
+        self._backwards: dict[tuple[bool, bool, DType], Backward | Declined] = {}
+
+    def refused(self, rows: int) -> Declined | None:
+        """Why the forward pass of so many rows is no kernel, as far as can be said without compiling one."""
+        if rows in self._forwards:
+            found = self._forwards[rows]
+            return found if isinstance(found, Declined) else None
+        if torch.cuda.is_current_stream_capturing():
+            return Declined(f"{rows} rows are met first while a CUDA graph is captured: run the module once before")
+        if rows not in self._refusals:
+            if len(self._refusals) >= 16 * KEPT_FORWARDS:
+                self._refusals.clear()
+            schedules = templates.schedules(forward_problem(self.net, rows), self.facts)
+            self._refusals[rows] = schedules if isinstance(schedules, Declined) else None
+        return self._refusals[rows]
+
+    def forward(self, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> Forward | Declined:
+        """For the rows of x; parameters `flat` are read to find the fastest schedule."""
+        rows = len(x)
+        found = self._forwards.get(rows)
+        if found is None:
+            found = self._measured(x, flat)
+            while len(self._forwards) >= KEPT_FORWARDS:
+                self._forwards.popitem(last=False)
+            self._forwards[rows] = found
+        self._forwards.move_to_end(rows)
+        return found
+
+    def _measured(self, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> Forward | Declined:
+        problem = forward_problem(self.net, len(x))
+        schedules = templates.schedules(problem, self.facts)
+        if isinstance(schedules, Declined):
+            return schedules
+        sources = [s for x in schedules if isinstance(s := templates.emit(problem, x), CudaSource)]
+        jobs = [CompileJob(s.text, self.facts.arch, s.flags) for s in sources]
+        results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
+        best: tuple[float, Forward | Declined] = math.inf, Declined("no forward kernel compiles")
+        for source, result in zip(sources, results, strict=True):
+            if not isinstance(result, CompiledCubin):
+                continue
+            try:
+                forward = Forward(BoundCuda(source, result.path))
+                seconds = self._time(forward, x, flat)
+            except WeftError:  # this device has too little for the schedule; the others may do
+                continue
+            if seconds < best[0]:
+                best = seconds, forward
+        return best[1]
+
+    def _time(self, forward: Forward, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> float:
+        parameters = [p.data_ptr() for p in flat]
+        image = forward.image()
+        y = torch.empty(len(x), self.net.widths[-1], dtype=flat[0].dtype, device=x.device)
+        forward.pack(parameters, image)
+        return _least(lambda: forward.run(x, image, y))
+
+    def backward(
+        self, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, *, inputs: bool, parameters: bool, dtype: DType
+    ) -> Backward | Declined:
+        """For gradients of these, those of parameters in `dtype`; the tensors are read to find the fastest shape."""
+        key = inputs, parameters, dtype
+        if key not in self._backwards:
+            if torch.cuda.is_current_stream_capturing():
+                return Declined("gradients are met first while a CUDA graph is captured")
+            self._backwards[key] = self._built(x, dy, flat, key)
+        return self._backwards[key]
+
+    def backward_refused(self) -> Declined | None:
+        """Why gradients are not computed by kernels, as far as can be said without compiling one."""
+        found = gradient(self.net, self.facts)
+        return found if isinstance(found, Declined) else None
+
+    def _built(
+        self, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, key: tuple[bool, bool, DType]
+    ) -> Backward | Declined:
+        inputs, parameters, dtype = key
+        plans: list[Gradient] = []
+        found = shapes(self.net, self.facts, parameters=parameters)
+        for shape in found or (None,):
+            plan = gradient(self.net, self.facts, shape, inputs=inputs, parameters=parameters, dtype=dtype)
+            if isinstance(plan, Declined):
+                return plan
+            plans.append(plan)
+        results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
+        best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles")
+        compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
+        whole = [(p, r) for p, r in compiled if not r.of(p.chain.name).spill_stores]
+        for plan, result in whole or compiled:
+            try:
+                module = Module(result.path)
+                entries = (plan.chain, plan.sums, plan.finish) if parameters else (plan.chain,)
+                made = Backward(plan, {e.name: module.function(e.name) for e in entries})
+                for e in entries:
+                    made.functions[e.name].prepare(e.shared_bytes)
+                seconds = self._time_backward(made, x, dy, flat) if len(plans) > 1 else 0.0
+            except WeftError:  # this device has too little for the shape; the others may do
+                continue
+            if seconds < best[0]:
+                best = seconds, made
+        return best[1]
+
+    def _time_backward(self, found: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor) -> float:
+        dx = torch.empty_like(x)
+        sums = torch.empty(self.net.elements, dtype=torch.float32, device=x.device)
+        needed = sums if found.plan.partial_bytes else None
+        return _least(lambda: found.run(x, dy, flat, dx, needed))
+
+
+def _least(call: Callable[[], object]) -> float:
+    """The shortest time of a few rounds."""
+    call()
+    best = math.inf
+    for _ in range(_TRIALS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(_LAUNCHES):
+            call()
+        end.record()
+        end.synchronize()
+        best = min(best, float(start.elapsed_time(end)))
+    return best
+
+
+@cache
+def _facts(device: int) -> GpuFacts | Declined:
+    try:
+        return gpu_facts(None, device=device, calibrate=False)
+    except WeftError as error:
+        return Declined(str(error).splitlines()[0])
+
+
+@cache
+def _compiler() -> Nvrtc | Declined:
+    return find_nvrtc()
+
+
+@cache
+def kernels_of(net: Network, device: int) -> Kernels | Declined:
+    """The kernels of a network on a GPU, or why there are none."""
+    facts = _facts(device)
+    if isinstance(facts, Declined):
+        return facts
+    nvrtc = _compiler()
+    if isinstance(nvrtc, Declined):
+        return nvrtc
+    return Kernels(net, facts, nvrtc)
