@@ -171,6 +171,26 @@ def gpu_kernels() -> str:
     return markdown(head, rows) + "\n\nNVIDIA H200, graph replay, best of the first schedules; " + "; ".join(notes)
 
 
+def gpu_faults() -> str:
+    """Broken kernels as candidates on a GPU: what became of them and of what was measured behind them."""
+    lines = records("nvidia-h200", "gpu-faults")
+    cases = [x for x in lines if x["record"] == "case"]
+    if not cases:
+        return "_not run yet: `make gpu-faults`_"
+    keys = ("injected", "expected", "selected", "harmed", "deaths", "workers")
+    rows = []
+    for c in cases:
+        ratio = float(str(c["after_over_before"]))
+        rows.append(
+            [str(c["case"]), *(str(c[k]) for k in keys), f"{ratio:.2f}" if ratio else "", f"{c['seconds']:.0f}"]
+        )
+    head = ["fault", "injected", "named rightly", "selected", "sound kernels harmed", "tuner deaths", "workers",
+            "sound kernel's time after it, over before", "s"]  # fmt: skip
+    env = lines[0]
+    note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
+    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
+
+
 def _memory(case: dict[str, object]) -> str:
     """Peak of what a contender holds, weights included."""
     theirs = case.get("peer_own_bytes", {})
@@ -213,6 +233,7 @@ TABLES = {
     "gpu-networks": gpu_networks,
     "gpu-memory": gpu_memory,
     "gpu-kernels": gpu_kernels,
+    "gpu-faults": gpu_faults,
     "conformance": conformance,
 }
 
