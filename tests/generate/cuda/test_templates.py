@@ -16,6 +16,7 @@ from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_in
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.prelude import prelude
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -165,8 +166,8 @@ def network(n: int) -> list[Problem]:
     return found
 
 
-def compiled(problems: list[Problem], arch: str, most: int) -> None:
-    facts = H200 if arch == "sm_90a" else A100
+def compiled(problems: list[Problem], arch: str, most: int, *, tf32: bool = False) -> None:
+    facts = replace(H200 if arch == "sm_90a" else A100, tf32=tf32)
     sources = []
     for problem in problems:
         found = templates.schedules(problem, facts)
@@ -195,6 +196,37 @@ def compiled_well(sources: list[CudaSource], arch: str, facts: GpuFacts) -> None
 def test_a_sample_compiles_without_spills():
     compiled(network(1)[5:8] + network(16)[2:3], "sm_90a", 1)
     compiled(network(16)[6:7], "sm_80", 1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_sample_of_f32_compiles_without_spills(arch: str):
+    large = product((2048, 1024), (2048, 1024), turn_right=True, dtype=F32)
+    pixels = convolution(1, 64, 56, 56, 64, 3, 1, 1, dtype=F32, residual=True)
+    compiled([large, pixels], arch, 1)
+    compiled([large, pixels], arch, 1, tf32=True)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_tf32_only_where_it_is_allowed(arch: int):
+    problem = product((256, 512), (512, 512), dtype=F32)
+    strict, loose = (templates.schedules(problem, GpuFacts(capability=arch, tf32=allowed)) for allowed in (False, True))
+    assert not isinstance(strict, Declined)
+    assert not isinstance(loose, Declined)
+    assert {s.param("template") for s in strict} == {"simt"}
+    assert {s.param("template") for s in loose} >= {"mma", *(["tma"] if arch == 90 else [])}
+    for schedule in strict:
+        source = templates.emit(problem, schedule)
+        assert isinstance(source, CudaSource)
+        assert "tf32" not in source.text
+    sixteen = product((256, 512), (512, 512))
+    assert templates.schedules(sixteen, GpuFacts(tf32=True)) == templates.schedules(sixteen, GpuFacts())
+
+
+def test_warpgroups_that_threads_feed_do_not_take_f32():
+    shape = Shape(64, 64, 32, 64, 64, 1, 4, 1, False, True)
+    found = templates.emit(product((256, 512), (512, 512), dtype=F32), shape.schedule("wgmma"))
+    assert isinstance(found, Declined)
+    assert "rounds" in found.reason
 
 
 @pytest.mark.slow

@@ -241,6 +241,15 @@ def test_what_is_declined_says_why(problem: Problem, reason: str):
     assert tma_choose.shapes(contraction(problem), GpuFacts()) == []
 
 
+def test_f32_is_declined_where_it_may_not_be_rounded():
+    exact = product_of(product((64, 64), (64, 64), dtype=F32))
+    assert isinstance(exact, Product)
+    found = tma.emit(exact, linear(64, 32).schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "TF32" in found.reason
+    assert tma_choose.shapes(exact, GpuFacts()) == []
+
+
 def test_one_buffer_is_declined():
     found = tma.emit(contraction(CASES["linear"][0]), linear(64, 64, stages=1).schedule(), "k")
     assert isinstance(found, Declined)
