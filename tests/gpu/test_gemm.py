@@ -16,6 +16,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import LAYOUTS, Gemm
 from weft.ir.types import DType
+from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 SIZES = (
@@ -113,17 +114,21 @@ def test_the_library_computes_the_same(tools: tuple[GpuFacts, Nvrtc], tmp_path: 
 def test_a_race_has_times_of_both_sides_and_a_wrong_kernel_is_refused(
     tools: tuple[GpuFacts, Nvrtc], tmp_path: Path
 ) -> None:
-    from weft.gemm.again import against_cublas
+    from weft.gemm.again import against_cublas, library_alone
     from weft.generate.cuda.templates import emit
 
     facts, nvrtc = tools
     g = Gemm(512, 512, 512, layout="nt")
     (_, schedule, source), *_ = kernels_of(g, facts, 1)
-    told = against_cublas(g, [source], facts, nvrtc, tmp_path)
+    told = against_cublas(g, source, facts, nvrtc, tmp_path)
     assert json.dumps(told)
     assert 0.1 < float(told["ratio"]) < 10  # type: ignore[arg-type]
+    alone = library_alone(g, facts)
+    assert alone.best is not None
+    assert 0.5 < alone.best.median_us / told["library"]["median_us"] < 2  # type: ignore[index]
     other = emit(replace(g, m=256).problem(), schedule)  # computes half of the rows
-    refused = against_cublas(g, [other], facts, nvrtc, tmp_path)["refused"]  # type: ignore[list-item]
+    assert isinstance(other, CudaSource)
+    refused = against_cublas(g, other, facts, nvrtc, tmp_path)["refused"]
     assert any("wrong" in why for why in refused.values())  # type: ignore[attr-defined]
 
 
@@ -140,11 +145,11 @@ def test_a_search_finds_verified_kernels_and_knows_them_again(tools: tuple[GpuFa
         Database.open(tmp_path / "cache") as database,
         Tuner(Options(device="cuda", cache_dir=tmp_path / "cache"), facts, database, compiler=nvrtc) as tuner,
     ):
-        first = search(g, facts, tuner.measure, limit=8, library=True)
+        first = search(g, facts, tuner.measure, limit=8)
         assert first.best is not None
         assert first.best.state == "ok"
         assert first.seconds < 60
-        second = search(g, facts, tuner.measure, limit=8, library=True)
+        second = search(g, facts, tuner.measure, limit=8)
     assert [o.median_us for o in second.outcomes] == [o.median_us for o in first.outcomes]
     folder = write(tmp_path, first)
     assert read(folder)[0] == g

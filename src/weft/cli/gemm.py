@@ -22,7 +22,6 @@ from weft.gemm.epilogue import epilogue
 from weft.gemm.search import Found, Measure, dry_run, rejected, search
 from weft.gemm.spec import Gemm, Search, dtype_of, layout_of, read_list, read_tokens, thirteen
 from weft.kernels.measurement import Measurement
-from weft.kernels.source import CudaSource
 from weft.options import Options
 
 PEERS = ("cublas",)
@@ -162,14 +161,17 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
 
 def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, nvrtc: Nvrtc, options: Options) -> Found:
     """Search one product, and compare its best kernel where that is asked for."""
-    found = search(g, facts, measure, limit=limit)
+    from weft.gemm.again import against_cublas, library_alone
+
+    alone = g.search is Search.LIBRARY
+    found = library_alone(g, facts, tf32=options.allow_tf32) if alone else search(g, facts, measure, limit=limit)
     if found.best is None:
         first = next((o.note for o in found.outcomes if o.note), "nothing was measured")
         raise DeviceError(problem=f"none of {len(found.outcomes)} configurations passed: {plain(first, 200)}")
-    if against and isinstance(found.kernel, CudaSource):
-        from weft.gemm.again import against_cublas
-
-        found.against = against_cublas(g, [found.kernel], facts, nvrtc, options.cache, tf32=options.allow_tf32)
+    if against and found.kernel is not None:
+        found.against = against_cublas(g, found.kernel, facts, nvrtc, options.cache, tf32=options.allow_tf32)
+        library = found.against.get("library")
+        found.library_us = float(library["median_us"]) if isinstance(library, dict) else math.inf
     return found
 
 
@@ -179,8 +181,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
     facts = {
         "product": f"{g.m} x {g.n} x {g.k}, {g.layout}, {g.dtype.value}, epilogue {plain(g.epilogue.text, 200)}",
         "device": plain(found.device),
-        "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations"
-        + (" and the library" if g.search is Search.LIBRARY else ""),
+        "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations",
         "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",
         "time": f"{found.seconds:.1f} s",
         "folder": plain(str(place), 400),
@@ -190,9 +191,8 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
     elif best is not None:
         facts["best"] = f"{microseconds(best.modelled_us)} by the model; it compiled, nothing was measured"
     if found.against:
-        library = found.against.get("library")
-        us = library["median_us"] if isinstance(library, dict) else math.nan
-        facts["cuBLASLt"] = f"{microseconds(us)}, {found.against.get('ratio')} times the best kernel's time"
+        ratio = found.against.get("ratio")
+        facts["cuBLASLt"] = f"{microseconds(found.library_us)}, {ratio} times the best kernel's time beside it"
     print_pairs(screen, facts)
     ranked = sorted(enumerate(found.outcomes, 1), key=lambda x: (x[1].median_us, x[0]))[:SHOWN]
     rows = [

@@ -191,6 +191,7 @@ def epilogue(text: str) -> Epilogue:
     found = _normal(source)
     name = next((k for k, v in NAMED.items() if v == found), "")
     made = Epilogue(found, name or "e" + hashlib.sha256(found.encode()).hexdigest()[:8])
+    made.fold(dict.fromkeys(("acc", *(x for x, _ in made.operands)), ()), lambda *_: ())  # constants are numbers
     if len(made.operands) > MOST_OPERANDS:
         raise _refused(f"{len(made.operands)} operands; {MOST_OPERANDS} are allowed")
     return made

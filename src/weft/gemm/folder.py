@@ -49,10 +49,9 @@ def write(root: Path, found: Found, suffix: str = "") -> Path:
         ),
         "search.svg": plot(found),
     }
-    if isinstance(found.kernel, CudaSource):
-        files |= {"cuda.cu": found.kernel.text, "script.py": SCRIPT}
     if found.kernel is not None:
-        files["kernel.json"] = json.dumps(kernel_to_json(found.kernel), allow_nan=False) + "\n"
+        kernel = json.dumps(kernel_to_json(found.kernel), allow_nan=False) + "\n"
+        files |= {"cuda.cu": found.kernel.text, "kernel.json": kernel, "script.py": SCRIPT}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -82,7 +81,7 @@ def parameters(found: Found) -> dict[str, object]:
         "best": outcome_json(best, found.outcomes.index(best) + 1) if best is not None else None,
         "launches": [
             {"grid": x.grid, "block": x.block, "shared_bytes": x.shared_bytes, "cluster": x.cluster}
-            for x in (found.kernel.launches if isinstance(found.kernel, CudaSource) else ())
+            for x in (found.kernel.launches if found.kernel is not None else ())
         ],
         "tflops": round(found.tflops, 2),
         "against": found.against or None,

@@ -16,10 +16,8 @@ MEASURED, MODELLED, BEST, LIBRARY, REFUSED = "#0072b2", "#999999", "#000000", "#
 
 def plot(found: Found) -> str:
     """One SVG document that needs nothing else."""
-    own = [o for o in found.outcomes if not math.isnan(o.modelled_us)]
-    library = min((o.median_us for o in found.outcomes if math.isnan(o.modelled_us)), default=math.inf)
-    times = [x for o in own for x in (o.modelled_us, o.median_us) if 0 < x < math.inf]
-    times += [library] if library < math.inf else []
+    own, library = found.outcomes, found.library_us
+    times = [x for x in (library, *(y for o in own for y in (o.modelled_us, o.median_us))) if 0 < x < math.inf]
     low, high = (min(times) / 1.1, max(times) * 1.1) if times else (1.0, 10.0)
 
     def x(i: int) -> float:
@@ -53,22 +51,27 @@ def plot(found: Found) -> str:
         parts.append(_line(LEFT, y(library), WIDTH - RIGHT, y(library), LIBRARY, dash="6 4"))
     parts += _steps(own, x, y)
     for i, o in enumerate(own):
-        parts.append(_mark(o, x(i), y(o.modelled_us), y(o.median_us) if 0 < o.median_us < math.inf else None))
+        parts.append(_mark(o, x(i), _place(y, o.modelled_us), _place(y, o.median_us)))
     parts += _legend(found, library < math.inf)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _mark(o: Outcome, x: float, modelled: float, measured: float | None) -> str:
+def _place(y: Callable[[float], float], us: float) -> float | None:
+    return y(us) if 0 < us < math.inf else None
+
+
+def _mark(o: Outcome, x: float, modelled: float | None, measured: float | None) -> str:
     """Estimate and time of one configuration, or a cross where it was rejected; its text on hovering."""
     told = f"{o.schedule}: {o.state}, model {o.modelled_us:.2f} µs" + (f", {o.median_us:.2f} µs" if measured else "")
     title = f"<title>{escape(told)}</title>"
-    bar = _line(x - 3, modelled, x + 3, modelled, MODELLED, width=2)
+    bar = _line(x - 3, modelled, x + 3, modelled, MODELLED, width=2) if modelled is not None else ""
     if measured is not None:
         return f'<g>{title}{bar}<circle cx="{x:.1f}" cy="{measured:.1f}" r="3.5" fill="{MEASURED}"/></g>'
     if o.state in ("not tried", "compiled"):
         return f"<g>{title}{bar}</g>"
-    cross = _line(x - 4, modelled - 4, x + 4, modelled + 4, REFUSED, width=2)
-    return f"<g>{title}{bar}{cross}{_line(x - 4, modelled + 4, x + 4, modelled - 4, REFUSED, width=2)}</g>"
+    at = modelled if modelled is not None else HEIGHT - BOTTOM - 6.0
+    cross = "".join(_line(x - 4, at - 4 * up, x + 4, at + 4 * up, REFUSED, width=2) for up in (1, -1))
+    return f"<g>{title}{bar}{cross}</g>"
 
 
 def _steps(own: Sequence[Outcome], x: Callable[[int], float], y: Callable[[float], float]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.device.cuda.facts import GpuFacts, profile
@@ -19,20 +19,16 @@ from weft.errors import DeviceError, UnsupportedError
 from weft.gemm.spec import Gemm, Search
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.space import Ranked, pruned, space
-from weft.generate.library import LibraryGenerator
-from weft.generate.offer import kernels_of
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import CudaSource, Kernel, Schedule
+from weft.kernels.source import CudaSource, Schedule
 from weft.tune.tuner import ProblemTrial, winner
 
 KEEP = 16
 """Configurations that are measured of those that the model ranks."""
 CHUNK = 32
 """Of an exhaustive search, those that are timed in the same rounds."""
-CALLS = 4
-"""Library calls that are tried."""
 COMPILED = 3
 """Configurations that a dry run compiles for each architecture."""
 ARCHITECTURES = {"sm_90a": "h200", "sm_80": "a100"}
@@ -47,7 +43,7 @@ class Outcome:
 
     schedule: Schedule
     modelled_us: float
-    """NaN for a library call."""
+    """NaN for an algorithm of the library."""
     state: str = "not tried"
     """A verdict of `weft.kernels.measurement`, `compiled`, `refused` or `not tried`."""
     samples_us: tuple[float, ...] = ()
@@ -59,7 +55,7 @@ class Outcome:
 
     @property
     def template(self) -> str:
-        """Which template, or `library`."""
+        """Which template, or `cublaslt`."""
         return str(dict(self.schedule.params).get("template", self.schedule.generator))
 
 
@@ -74,12 +70,14 @@ class Found:
     outcomes: list[Outcome]
     """In the order of the model, library calls last."""
     best: Outcome | None = None
-    kernel: Kernel | None = None
+    kernel: CudaSource | None = None
     """Of the best outcome."""
     seconds: float = 0.0
     measured: bool = False
     against: dict[str, object] = field(default_factory=dict)
     """How the best kernel and cuBLASLt compare, where that was asked for."""
+    library_us: float = math.inf
+    """Of the library's best algorithm, in the same comparison."""
 
     @property
     def tflops(self) -> float:
@@ -103,22 +101,19 @@ def feasible(g: Gemm, problem: Problem, facts: GpuFacts) -> Ranked:
 
 def chosen(g: Gemm, problem: Problem, facts: GpuFacts, ranked: Ranked, limit: int) -> Ranked:
     """What is measured of them: by the model, or all up to `limit`; never more than `t` says."""
-    if g.search is Search.LIBRARY:
-        return []
     if g.search is Search.EXHAUSTIVE:
         return ranked[: min(g.most, limit)]
     return pruned(problem, facts, ranked, min(g.most, KEEP))
 
 
-def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int, library: bool = False) -> Found:
-    """Build, verify and time.
+def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
+    """Build, verify and time configurations of the templates.
 
     Args:
         g: the product.
         facts: the GPU.
         measure: a tuner's.
         limit: most configurations of an exhaustive search.
-        library: time the library's call too.
 
     Raises:
         UnsupportedError: no template takes the product [W201].
@@ -128,25 +123,19 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int, library: b
     problem = g.problem()
     ranked = feasible(g, problem, facts)
     outcomes = {s: Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)}
-    kernels: dict[Schedule, Kernel] = {}
+    kernels: dict[Schedule, CudaSource] = {}
     for s, outcome in outcomes.items():
         source = templates.emit(problem, s)
         if isinstance(source, Declined):
             outcome.state, outcome.note = "refused", source.reason
         else:
             kernels[s] = source
-    calls: list[Schedule] = []
-    if library or g.search is Search.LIBRARY:
-        for s, call in kernels_of(LibraryGenerator(), problem, facts, CALLS).kernels:
-            outcomes[s], kernels[s] = Outcome(s, math.nan), call
-            calls.append(s)
-    measurements = list(measure(_trials(problem, kernels, calls)))
+    measurements = list(measure(_trials(problem, kernels)))
     for m in measurements:
         outcome = outcomes[m.schedule]
         outcome.state, outcome.note = m.verdict.value, m.error
         outcome.samples_us, outcome.median_us = m.samples_us, m.median_us
-    own = [m for m in measurements if m.schedule not in calls] or measurements
-    best = winner(own, None)
+    best = winner(measurements, None)
     found = Found(g, facts.name, len(ranked), list(outcomes.values()), measured=True)
     if best is not None:
         found.best, found.kernel = outcomes[best.schedule], kernels[best.schedule]
@@ -154,13 +143,11 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int, library: b
     return found
 
 
-def _trials(problem: Problem, kernels: dict[Schedule, Kernel], calls: Sequence[Schedule]) -> Iterator[ProblemTrial]:
-    """Chunks; library calls take part in the first."""
-    own = [s for s in kernels if s not in calls]
-    for at in range(0, max(1, len(own)), CHUNK):
-        part = [*(calls if at == 0 else ()), *own[at : at + CHUNK]]
-        if part:
-            yield ProblemTrial(problem, [(s, kernels[s], None) for s in part])
+def _trials(problem: Problem, kernels: Mapping[Schedule, CudaSource]) -> Iterator[ProblemTrial]:
+    """Chunks that are timed in the same rounds."""
+    own = list(kernels.items())
+    for at in range(0, len(own), CHUNK):
+        yield ProblemTrial(problem, [(s, kernel, None) for s, kernel in own[at : at + CHUNK]])
 
 
 def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False) -> dict[str, Found]:
