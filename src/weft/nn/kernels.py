@@ -100,7 +100,7 @@ class Backward:
         plan = self.plan
         step = 16 * plan.tiles
         rows = len(x)
-        chunk = max(step, limit // plan.record * 16 // step * step)
+        chunk = max(step, limit // plan.record * 16 // step * step) if gradients is not None else rows
         kept = torch.empty(plan.kept_bytes(min(chunk, rows)), dtype=torch.uint8, device=x.device)
         partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
         for at in range(0, rows, chunk):

@@ -74,8 +74,9 @@ class Gradient:
     partial_bytes: int
 
     def kept_bytes(self, rows: int) -> int:
-        """Of `kept` for so many rows."""
-        return self.record * self.count(rows)
+        """Of `kept` for so many rows; without gradients of parameters a warp has room for what it works on."""
+        at_once = self.chain.blocks * self.chain.threads // 32 * self.tiles
+        return self.record * (self.count(rows) if self.partial_bytes else min(self.count(rows), at_once))
 
     def count(self, rows: int) -> int:
         """Tiles of so many rows."""

@@ -1,0 +1,192 @@
+"""`FusedMLP` without a GPU: it is the module that it wraps, says why, and is differentiable as often as that is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from weft.ir.declined import Declined
+from weft.nn import FusedMLP, Sine
+from weft.nn.autograd import by_composite, fused
+from weft.nn.layers import Layers, layers_of
+
+ACTIVATIONS: list[nn.Module] = [
+    nn.Identity(), nn.ReLU(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(),
+    nn.GELU("tanh"), nn.Softplus(2.0, 15.0), Sine(3.0),
+]  # fmt: skip
+
+
+def small(act: nn.Module, *, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5, bias=bias), act, nn.Linear(5, 4), act, nn.Linear(4, 2, bias=bias))
+
+
+class ByTorch:
+    """An engine of torch's operations in float64, which notes what was asked for."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.asked: list[tuple[bool, ...]] = []
+
+    def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        return self.composite(x, parameters)
+
+    def backward(
+        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        self.asked.append(tuple(needs))
+        return by_composite(self, dy, x, parameters, needs)
+
+    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.layers.composite(x, parameters, torch.float64)
+
+
+def test_a_drop_in():
+    plain = nn.Sequential()
+    plain.add_module("first", nn.Linear(3, 8))
+    plain.add_module("act", nn.ReLU())
+    plain.add_module("last", nn.Linear(8, 1))
+    plain.eval()
+    net = FusedMLP(plain)
+    assert (
+        list(net.state_dict()) == list(plain.state_dict()) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+    )
+    assert all(a is b for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+    assert not net.training and isinstance(net, nn.Sequential)
+    x = torch.randn(2, 7, 3)
+    assert torch.equal(net(x), plain(x))
+    other = FusedMLP(copy.deepcopy(plain).requires_grad_(False))
+    other.load_state_dict({k: v + 1 for k, v in plain.state_dict().items()}, strict=True)
+    assert not torch.equal(other(x), net(x))
+    copied = copy.deepcopy(net)
+    assert torch.equal(copied(x), net(x)) and copied[0].weight is not net[0].weight
+    net.double()
+    assert net(x.double()).dtype is torch.float64
+
+
+def test_only_a_sequence_is_wrapped():
+    with pytest.raises(TypeError, match="not a Linear"):
+        FusedMLP(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_why_not_says_the_device():
+    assert FusedMLP(small(nn.ReLU())).why_not(torch.randn(4, 3)) == "the input is on cpu; kernels are for CUDA devices"
+
+
+class _Own(nn.ReLU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("modules", "part"),
+    [
+        ([nn.Linear(3, 4)], "fewer than two"),
+        ([nn.Linear(3, 4), nn.Linear(5, 4)], "5 columns behind one of 4"),
+        ([nn.ReLU(), nn.Linear(3, 4), nn.Linear(4, 4)], "in front of the first"),
+        ([nn.Linear(3, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 4)], "Tanh behind another"),
+        ([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "BatchNorm1d is no layer"),
+        ([nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "_Own is a class of its own"),
+        ([nn.Linear(3, 4), Sine(float("inf")), nn.Linear(4, 4)], "a number that is none"),
+        ([nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 4)], "ParametrizedLinear is no layer"),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_said(modules: list[nn.Module], part: str):
+    found = layers_of(modules)
+    assert isinstance(found, Declined)
+    assert part in found.reason
+
+
+def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyPatch):
+    net = FusedMLP(small(nn.ReLU()))
+
+    def why(x: torch.Tensor) -> object:
+        found = net._dtype(x)
+        return found.reason if isinstance(found, Declined) else found
+
+    x = torch.randn(4, 3)
+    assert "float32 outside of autocast" in str(why(x))
+    assert "parameters of torch.float32" in str(why(x.half()))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    assert why(x) is torch.bfloat16 and why(x.half()) is torch.bfloat16
+    assert "float64 under autocast" in str(why(x.double()))
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float32)
+    assert "autocast to torch.float32" in str(why(x))
+
+
+def test_hooks_of_a_layer_are_not_passed_over():
+    net = FusedMLP(small(nn.ReLU()))
+    net[2].register_forward_hook(lambda *a: None)
+    found = net._layers()
+    assert isinstance(found, Declined) and found.reason == "module 2 has hooks"
+
+
+def test_a_layer_that_stands_twice_is_twice_in_the_network():
+    shared = nn.Linear(4, 4)
+    net = FusedMLP(nn.Sequential(shared, nn.ReLU(), shared))
+    assert [p is q for p, q in zip(net._in_order(), [shared.weight, shared.bias] * 2, strict=True)] == [True] * 4
+    assert torch.equal(net(torch.ones(1, 4)), shared(torch.relu(shared(torch.ones(1, 4)))))
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS, ids=repr)
+def test_the_composite_is_the_module(act: nn.Module):
+    net = small(act, bias=False).double()
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    assert torch.equal(layers.composite(x, list(net.parameters()), torch.float64), net(x))
+
+
+def test_gradients_of_the_fallback():
+    net = FusedMLP(small(nn.Tanh()).double())
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(net, (x,))
+    assert torch.autograd.gradgradcheck(net, (x,))
+
+
+def test_first_and_second_gradients_of_the_function():
+    net = small(nn.SiLU()).double()
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    engine = ByTorch(layers)
+    inputs = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True), *net.parameters()]
+
+    def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return fused(engine, x, parameters)
+
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_only_gradients_that_are_needed_are_asked_for():
+    net = small(nn.ReLU()).double()
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    engine = ByTorch(layers)
+    fused(engine, torch.randn(4, 3, dtype=torch.float64), list(net.parameters())).sum().backward()
+    net.requires_grad_(requires_grad=False)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    fused(engine, x, list(net.parameters())).sum().backward()
+    assert engine.asked == [(False, *(True,) * 6), (True, *(False,) * 6)]
+
+
+def test_a_loss_of_gradients_has_gradients():
+    net = small(Sine(2.0)).double()
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    x = torch.randn(16, 3, dtype=torch.float64)
+    found = []
+    for run in (net, lambda p: fused(ByTorch(layers), p, list(net.parameters()))):
+        point = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(run(point).sum(), point, create_graph=True)
+        loss = (slope.norm(dim=1) - 1).square().mean()
+        # the last bias does not enter into a slope
+        found.append(torch.autograd.grad(loss, list(net.parameters())[:-1]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

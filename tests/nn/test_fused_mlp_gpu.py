@@ -1,0 +1,104 @@
+"""`FusedMLP` on a real GPU: gradients against float64, equal bits, weights that change, graphs, fallbacks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from benchmarks.gpu_mlp_training import CHECKS, Case, changed_weights_are_seen, check, network, second_derivatives
+from torch import nn
+
+from weft.nn import FusedMLP
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("case", CHECKS, ids=lambda c: c.name)
+def test_near_float64_and_equal_bits(case: Case):
+    row = check(case)
+    assert row["why_not"] is None
+    assert row["right"] and row["equal_bits"] and row["types"], row
+
+
+def test_training_with_a_gradient_scaler():
+    assert changed_weights_are_seen()
+
+
+def test_a_loss_of_gradients():
+    assert second_derivatives()
+
+
+@pytest.fixture
+def net() -> FusedMLP:
+    return FusedMLP(network(Case(100, (16, 64, 64, 8))).cuda().bfloat16())
+
+
+def test_weights_that_change_are_seen(net: FusedMLP):
+    x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
+    first = net(x)
+    net[0].weight.data.mul_(2)
+    net.refresh()
+    assert not torch.equal(net(x), first)
+    with torch.no_grad():
+        net[0].weight.mul_(0.5)
+    assert torch.equal(net(x), first)
+    net.load_state_dict({k: torch.zeros_like(v) for k, v in net.state_dict().items()})
+    assert not net(x).any()
+
+
+def test_a_graph_reads_the_weights_of_its_replay(net: FusedMLP):
+    x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
+    net(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = net(x)
+    with torch.no_grad():
+        net[-1].bias.add_(1)
+    graph.replay()
+    eager = nn.Sequential(*net)(x)
+    assert float((y - eager).abs().max()) < 0.1
+
+
+def test_views_and_other_streams(net: FusedMLP):
+    wide = torch.randn(100, 40, device="cuda", dtype=torch.bfloat16)
+    x = wide[:, 3:19]
+    wanted = net(x.contiguous())
+    assert torch.equal(net(x), wanted)
+    assert torch.equal(net(x.reshape(4, 25, 16)), wanted.reshape(4, 25, 8))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        again = net(x)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(again, wanted)
+    assert torch.equal(copy.deepcopy(net)(x), wanted)
+
+
+def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
+    from weft.nn.kernels import Backward
+
+    x = torch.randn(5000, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    whole = torch.autograd.grad(net(x).float().square().sum(), [x, *net.parameters()])
+    monkeypatch.setattr(Backward.run, "__defaults__", (1 << 20,))
+    parts = torch.autograd.grad(net(x).float().square().sum(), [x, *net.parameters()])
+    assert torch.equal(whole[0], parts[0])
+    for a, b in zip(whole, parts, strict=True):
+        assert float((a - b).float().norm()) <= 1e-2 * float(a.float().norm())
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 300), nn.Linear(300, 8)).half()), torch.float16), "300 columns"),
+        (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 30), nn.Linear(30, 8))), torch.float32), "outside of autocast"),
+        (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 8)).half()), torch.float16), "fewer than two"),
+    ],
+)
+def test_fallbacks_give_what_the_module_gives(make, part: str):
+    fused, dtype = make()
+    fused = fused.cuda()
+    x = torch.randn(10, 16, device="cuda", dtype=dtype)
+    assert part in (fused.why_not(x) or "")
+    assert torch.equal(fused(x), nn.Sequential(*fused)(x))
+    assert "0 rows" in (FusedMLP(network(Case(1, (16, 16, 4))).cuda().half()).why_not(x[:0].half()) or "")
