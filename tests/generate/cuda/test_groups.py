@@ -39,6 +39,8 @@ def random_form(seed: int) -> Form:
         tile=rng.random() < 0.4,
         parts=rng.choice([1, 1, 2, 4]),
         once=rng.random() < 0.5,
+        corners=rng.random() < 0.5,
+        whole=rng.random() < 0.5,
     )
 
 

@@ -121,6 +121,11 @@ class CudaBody(Body):
         self.arrays = 0
         self.rough = False
         """Whether the machine's own functions are exact enough."""
+        self.noted: dict[NodeId, list[Place]] | None = None
+        """Where to note outermost gathers and the places of their results, if anybody asks."""
+        self.nested = False
+        """Whether a noted gather reads another one."""
+        self._inside = False
         self._before_rounding: dict[str, tuple[Value, DType]] = {}
         """Casts to 16 bits and what they round."""
         self._numbers: dict[str, int] = {}
@@ -150,6 +155,23 @@ class CudaBody(Body):
         else:
             text = FUNCTIONS[record.prim].format(*names)
         return self.define(record.type.dtype, False, text, max(x.level for x in operands))
+
+    def _indexed(self, node: NodeId, place: Place) -> Placed:
+        if self.noted is None:
+            return super()._indexed(node, place)
+        if self._inside:
+            self.nested = True
+            return super()._indexed(node, place)
+        self.noted.setdefault(node, []).append(place)
+        self._inside = True
+        try:
+            return super()._indexed(node, place)
+        finally:
+            self._inside = False
+
+    def know(self, name: str) -> None:
+        """A variable of the innermost open block: what depends on it stays inside."""
+        self._levels[name] = self.nest.level
 
     def _inverse(self, divisor: Placed) -> str:
         """Name of 1 / divisor, outside of the loop that divides by it."""

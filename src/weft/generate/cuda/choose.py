@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
@@ -28,6 +29,10 @@ FULL_VECTORS = 1024
 """Vectors of results per multiprocessor from which threads are many whatever their number in a block."""
 GATHERED = 4096
 """Results per multiprocessor from which threads that gather have several vectors."""
+FEWEST_CORNERS = 4
+"""Gathers of a resize of images by weights."""
+MOST_JOINED = 16
+"""Channels that a thread has all of."""
 ALIKE = 0.25
 """A form with the vectors of an earlier one counts as so much slower, each time."""
 LARGE_BYTES = 1 << 25
@@ -63,7 +68,20 @@ def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
         ranked = (
             [ranked[0], *shared, *(f for f in ranked[1:] if f not in shared)] if ranked[0] not in shared else ranked
         )
+        if sum(n.prim is Prim.GATHER for n in problem.graph.nodes) >= FEWEST_CORNERS:
+            ranked = [*(Form(threads=t, items=k, corners=True) for t, k in ((128, 4), (256, 4), (128, 8))), *ranked]
+    if _joins_few(problem):
+        ranked = [Form(threads=128, whole=True), Form(threads=256, whole=True), *ranked]
     return ranked[:8]
+
+
+def _joins_few(problem: Problem) -> bool:
+    """Whether few channels that lie last are joined."""
+    graph = problem.graph
+    return any(n.prim is Prim.CONCAT and cast("a.ConcatAttrs", n.attrs).axis == 1 for n in graph.nodes) and any(
+        f is Format.LAST and graph.type_of(n).shape[1] <= MOST_JOINED
+        for n, f in zip(graph.outputs, problem.output_formats, strict=True)
+    )
 
 
 def _ranked(problem: Problem, facts: GpuFacts) -> list[Form]:

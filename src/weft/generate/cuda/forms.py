@@ -34,6 +34,10 @@ class Form:
     """Elementwise kernels go through shared memory where input and output run along different axes."""
     parts: int = 1
     """Parts into which the longest rows are cut; each is reduced by itself, all of them by whoever needs the result."""
+    corners: bool = False
+    """A thread's vectors stand beside each other along an axis of gathers, see `corners`."""
+    whole: bool = False
+    """A thread has all of a short innermost axis of joined values, of one or more neighbours."""
     once: bool = False
     """Mean and variance by one pass over a row, see `moments`."""
 
@@ -49,5 +53,5 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1, "once": False}
+LATER = {"parts": 1, "once": False, "corners": False, "whole": False}
 """Parameters that schedules of old do not have, and what they mean by that."""

@@ -56,7 +56,7 @@ class Scene:
 def probe(scene: Scene, stages: Sequence[Stage], at: Sequence[dict[Key, Index]]) -> Probe:
     """Go through the stages once, writing text that is thrown away."""
     body = CudaBody(scene.graph, scene.readable, Nest())
-    body._levels = _Known()  # every variable is known everywhere
+    body._levels = Known()  # every variable is known everywhere
     for stage, where in zip(stages, at, strict=True):
         walk(scene, body, stage, where, lambda root, dtype: Value("r", dtype))
         for root in stage.roots:
@@ -67,7 +67,9 @@ def probe(scene: Scene, stages: Sequence[Stage], at: Sequence[dict[Key, Index]])
     return Probe(body.accesses, body.conditions, body.joints, body.fixed, body.count)
 
 
-class _Known(dict[str, int]):
+class Known(dict[str, int]):
+    """Every variable is known everywhere."""
+
     def __missing__(self, key: str) -> int:
         return 0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from weft.generate.cpp.index import Index, Var, index_of
 from weft.generate.cpp.plan import Key, Stage
 from weft.generate.cuda.body import TileKey
+from weft.generate.cuda.corners import corners, emit_corners
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import (
@@ -30,6 +31,10 @@ MOST_LANES = 8
 """Neighbours that one thread computes at once."""
 LEAST_RUN = 8
 """Vectors of neighbouring threads that lie side by side where a thread has several."""
+MOST_WHOLE = 16
+"""Elements of an innermost loop that a thread takes all of."""
+MOST_UNROLLED = 32
+"""Elements of such a thread."""
 MAX_PIECES = 12
 """Ranges of blocks into which the edges of joins cut a stage."""
 
@@ -43,6 +48,8 @@ class Part:
     """Outer to inner; the innermost is the one with lanes."""
     lanes: int
     at: dict[Key, Index]
+    inner: Var | None = None
+    """A short loop inside of that, all of which a thread has."""
 
     @property
     def vectors(self) -> int:
@@ -72,6 +79,9 @@ def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part |
 def _pieces(
     scene: Scene, stage: Stage, form: Form, variables: list[Var], at: dict[Key, Index], seen: Probe
 ) -> list[Part | Tiled]:
+    whole = _whole(stage, variables, at, seen) if form.whole else None
+    if whole is not None:
+        return [whole]
     for var in variables:
         points = cuts(var, seen.joints)
         if not 0 < len(points) <= MAX_PIECES:
@@ -100,6 +110,20 @@ def _pieces(
     return [Part(stage, tuple(variables), lanes, at)]
 
 
+def _whole(stage: Stage, variables: list[Var], at: dict[Key, Index], seen: Probe) -> Part | None:
+    """All of a short loop that the result runs along, for one or more neighbours along the loop around it."""
+    writes = [x.address for x in seen.accesses if x.write]
+    short = [v for v in variables if v.size <= MOST_WHOLE and all(x.coefficient(v) == 1 for x in writes)]
+    if len(short) != 1 or not cuts(short[0], seen.joints):
+        return None
+    inner = short[0]
+    around = [v for v in variables if all(x.coefficient(v) == inner.size for x in writes)]
+    if len(around) != 1:
+        return None
+    lanes = next(k for k in (4, 2, 1) if inner.size * k <= MOST_UNROLLED and around[0].size % k == 0)
+    return Part(stage, (*(v for v in variables if v not in (inner, around[0])), around[0]), lanes, at, inner)
+
+
 def _with_rest(stage: Stage, lane: Var, at: dict[Key, Index], lanes: int) -> list[Part | Tiled]:
     """Whole vectors, and single elements for what is left."""
     whole = lane.size // lanes * lanes
@@ -125,6 +149,13 @@ def emit_parts(
             if isinstance(part, Tiled):
                 draft.nest.put(f"const w_index t = {block};")
                 emit_tiled(draft, scene, part, tiles.setdefault(number, []))
+                continue
+            along = corners(scene, part, form.items) if form.corners else None
+            if along is not None:
+                draft.nest.put(f"const w_index t = {block} * (w_index){form.threads} + threadIdx.x;")
+                even = part.vectors % (form.threads * form.items) == 0
+                with draft.body.block("" if even else f"if (t < {part.vectors // form.items}u)"):
+                    emit_corners(draft, scene, part, form.items, along)
                 continue
             each = form.threads if part.shares(form.items) else form.threads * form.items
             draft.nest.put(f"const w_index t = {block} * (w_index){each} + threadIdx.x;")
@@ -175,5 +206,8 @@ def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: 
             item, inside = divmod(k, part.lanes)
             distance = lane.size // items
             values[part.variables[-1]] = values[part.variables[-1]] * part.lanes + (item * distance + inside)
-        at = {key: index.substitute(values) for key, index in part.at.items()}
-        walk(scene, body, part.stage, at, no_reduction)
+        for c in range(part.inner.size if part.inner is not None else 1):
+            if part.inner is not None:
+                values[part.inner] = Index(c)
+            at = {key: index.substitute(values) for key, index in part.at.items()}
+            walk(scene, body, part.stage, at, no_reduction)

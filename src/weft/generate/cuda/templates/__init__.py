@@ -97,7 +97,7 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
-    if schedule.param("template") in ("attention", "linear_attention"):
+    if schedule.param("template") in ("attention", "linear_attention", "attention_tf32"):
         return attention.emit(problem, schedule)
     if schedule.param("template") == "mlp":
         return mlp.emit(problem, schedule)

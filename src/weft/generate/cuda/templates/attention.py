@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import attention_linear
+from weft.generate.cuda.templates import attention_linear, tf32
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import WIDEST, Shape, shapes, shared_bytes
+from weft.generate.cuda.templates.attention_shapes import TF32, WIDEST, Shape, shapes, shared_bytes
 from weft.generate.cuda.templates.attention_text import Kernel
 from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
+_EXACT = 2
+"""Shapes on CUDA cores where TF32 is allowed."""
 _EXP2 = """#ifdef W_EMULATED
 #define w_exp2 exp2f
 #else
@@ -53,6 +57,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if max(p.qk, p.head) > WIDEST:
         return Declined(f"heads of {p.qk} and {p.head} columns; attention takes {WIDEST}")
     found = [s.schedule() for s in shapes(p, facts)]
+    if facts.tf32 and p.dtype is DType.F32:  # where the library does not round, neither may a kernel
+        found = [*(s.schedule(tf32=True) for s in shapes(replace(p, tf32=True), facts)), *found[:_EXACT]]
     return found or Declined("no shape of attention fits")
 
 
@@ -63,6 +69,7 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     p = attention(problem)
     if isinstance(p, Declined):
         return p
+    p = replace(p, tf32=p.dtype is DType.F32 and schedule.param("template") == TF32)
     s = Shape.of(schedule)
     blocks = -(-p.m // s.bm) * p.blocks
     if blocks >= 1 << 31:
@@ -71,7 +78,8 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
     parameters = ", ".join((*(f"const void* __restrict__ in{i}" for i in sources), "void* __restrict__ out0"))
     head = f'extern "C" __global__ void __launch_bounds__({s.threads}, 1) {entry}({parameters}) {{'
-    text = "\n".join((prelude() + _EXP2 + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
+    own = tf32.FUNCTIONS if p.tf32 else ""
+    text = "\n".join((prelude() + _EXP2 + own + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
     pointers = (*(Pointer("in", i) for i in sources), Pointer("out", 0))
     launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
     return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=80)

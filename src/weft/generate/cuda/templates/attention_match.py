@@ -59,6 +59,13 @@ class Attention:
     """True: a row whose scores are all -inf gives zeros, not NaN."""
     out: View
     """(*dims, head)"""
+    tf32: bool = False
+    """f32 in memory, multiplied as TF32 by the tensor cores."""
+
+    @property
+    def tensor(self) -> bool:
+        """True where tensor cores multiply."""
+        return self.tf32 or self.dtype is not DType.F32
 
     @property
     def blocks(self) -> int:

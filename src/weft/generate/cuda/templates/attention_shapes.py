@@ -19,12 +19,14 @@ from weft.kernels.source import Schedule
 
 PAD_BYTES = 16
 """Behind each row of q, k and v in shared memory: eight rows of a matrix lie in different banks."""
+TF32 = "attention_tf32"
+"""Name of the template where operands of f32 are rounded to TF32."""
 SUM_PAD = 8
 """Floats behind each row of the sums."""
 WIDEST = 256
 """Columns of q, k and v."""
 IN_REGISTERS = 128
-"""Up to so many columns q stays in registers, on tensor cores."""
+"""Up to so many columns of two bytes q stays in registers, on tensor cores."""
 WEIGHTS_PAD = 4
 """Floats behind each row of a warp's weights in shared memory, where CUDA cores multiply them."""
 MOST = 6
@@ -49,9 +51,9 @@ class Shape(Parameters):
     stages: int
     """Tiles of wk * nb keys in shared memory."""
 
-    def schedule(self) -> Schedule:
+    def schedule(self, *, tf32: bool = False) -> Schedule:
         """As a schedule of the cuda generator."""
-        return self.named("cuda", template="attention")
+        return self.named("cuda", template=TF32 if tf32 else "attention")
 
     @property
     def bm(self) -> int:
@@ -86,7 +88,7 @@ def row_bytes(p: Attention, width: int) -> int:
 
 def weights_bytes(p: Attention, s: Shape) -> int:
     """Shared memory through which weights reach the second product on CUDA cores."""
-    return 4 * s.wr * s.wk * 16 * s.mi * (s.nb + WEIGHTS_PAD) if p.dtype is DType.F32 else 0
+    return 4 * s.wr * s.wk * 16 * s.mi * (s.nb + WEIGHTS_PAD) if not p.tensor else 0
 
 
 def pipeline_bytes(p: Attention, s: Shape) -> int:
@@ -101,14 +103,19 @@ def shared_bytes(p: Attention, s: Shape) -> int:
     return -(-max(pipeline_bytes(p, s), sums) // 16) * 16
 
 
+def stays(p: Attention) -> bool:
+    """Whether q stays in registers."""
+    return p.tensor and p.qk * p.dtype.itemsize <= 2 * IN_REGISTERS
+
+
 def overlapped(p: Attention, s: Shape) -> bool:
     """Whether the products of a tile are under way while the weights of the one before are computed."""
-    return 2 < tiles(p, s) <= min(s.stages, _UNROLLED) and p.dtype is not DType.F32
+    return 2 < tiles(p, s) <= min(s.stages, _UNROLLED) and p.tensor
 
 
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread."""
-    q = padded(p.qk) // 4 if p.qk <= IN_REGISTERS and p.dtype is not DType.F32 else 8
+    q = padded(p.qk) * p.dtype.itemsize // 8 if stays(p) else 8
     scores = s.nb if overlapped(p, s) else s.nb // 2
     return s.mi * (q + padded(p.head) // 2 + scores + 4) + 48
 
@@ -186,14 +193,14 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     qk, head = padded(p.qk), padded(p.head)
     scores = s.bm * s.bn
     expression = 0 if p.scale else 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
-    per_score = 2.0 * (qk + head) / (4000.0 if size == 2 else 200.0)
-    per_score += (0.4 if size == 2 else 1.0) * size * (qk + head) / (2048 * s.mi)
+    per_score = 2.0 * (qk + head) / (4000.0 if size == 2 else 1300.0 if p.tensor else 200.0)
+    per_score += (0.4 if size == 2 else 0.8 if p.tensor else 1.0) * size * (qk + head) / (2048 * s.mi)
     per_score += 1.07 / 16 + 0.6 * (5.5 + expression) / 128
     warp_step = 100.0 + (1.4 * s.mi * head / 2 if count > 1 else 0.0)
     work = scores * per_score + s.wr * s.wk / 4 * warp_step
-    chain = 810.0 + 6.8 * (qk + head) / 16 * s.nb / 8 * s.mi + 0.4 * s.nb * s.mi * (1 + expression / 6)
+    chain = 810.0 + 6.8 * size / 2 * (qk + head) / 16 * s.nb / 8 * s.mi + 0.4 * s.nb * s.mi * (1 + expression / 6)
     chain += 550.0 if ring or count == 2 else 0.0
-    if size == 4:
+    if not p.tensor:
         chain += 2.0 * 16 * s.mi * s.nb * (qk + head) / 64
     if overlapped(p, s):
         work, chain = 0.85 * work, 0.7 * chain  # an expectation

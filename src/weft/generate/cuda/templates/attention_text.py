@@ -20,7 +20,7 @@ from weft.generate.cuda.templates.attention_load import (
     value_at,
 )
 from weft.generate.cuda.templates.attention_match import Attention
-from weft.generate.cuda.templates.attention_shapes import IN_REGISTERS, SUM_PAD, Shape, overlapped, padded, tiles
+from weft.generate.cuda.templates.attention_shapes import SUM_PAD, Shape, overlapped, padded, stays, tiles
 from weft.generate.cuda.templates.epilogue import wide_store
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -45,9 +45,11 @@ class Kernel:
         self.k = Operand.of(p, "k", p.k, s.bn, p.qk)
         self.v = Operand.of(p, "v", p.v, s.bn, p.head)
         self.stage = self.k.bytes + self.v.bytes
-        self.tensor = p.dtype is not DType.F32
-        self.resident = self.tensor and p.qk <= IN_REGISTERS
-        self.steps = padded(p.qk) // 16
+        self.tensor = p.tensor
+        self.resident = stays(p)
+        # matrix instructions take 32 bytes of each row
+        self.steps = padded(p.qk) * p.dtype.itemsize // 32
+        self.kind = "tf32" if p.tf32 else p.dtype.value
         self.columns = padded(p.head) // 8
         # scores in registers times this are exponents of two
         self.factor = literal(float(np.float32(math.log2(math.e) * (p.scale or 1.0))), DType.F32)
@@ -192,12 +194,17 @@ class Kernel:
 
     def _read_q(self, to: str) -> str:
         row = "row0 + a * 16 + (lane & 15)"
-        return f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 32 + (lane >> 4) * 16));"
+        return self._rounded(to, f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 32 + (lane >> 4) * 16));")
+
+    def _rounded(self, name: str, read: str) -> str:
+        """A statement that reads a fragment, which TF32 rounds."""
+        return f"{{ {read} w_round_tf32({name}); }}" if self.p.tf32 else read
 
     def _products(self) -> list[str]:
         """s = q kᵀ of this warp's rows and keys."""
         s = self.s
-        mma = f"w_mma_{self.p.dtype.value}"
+        mma = f"w_mma_{self.kind}"
+        at = f"here + (u32)(({{}}) * {self.k.pitch} + kk * 32 + ((lane >> 3) & 1) * 16)"
         row = "key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
         kk = "kk" if self.resident else "0"
         again = "" if self.resident else f"u32 fq[{s.mi}][1][4];\n{each('a', s.mi)} {self._read_q('fq[a][0]')}"
@@ -206,7 +213,7 @@ class Kernel:
             f"{each('kk', self.steps)} {{",
             again,
             f"{each('j', s.nb // 16)} {{ u32 f[4];",
-            f"w_matrices(f, here + (u32)(({row}) * {self.k.pitch} + kk * 32 + ((lane >> 3) & 1) * 16));",
+            self._rounded("f", f"w_matrices(f, {at.format(row)});"),
             f"{each('a', s.mi)} {{",
             f"{mma}(s[a][2 * j], fq[a][{kk}], f[0], f[1]);",
             f"{mma}(s[a][2 * j + 1], fq[a][{kk}], f[2], f[3]);",
@@ -277,7 +284,9 @@ class Kernel:
 
     def _weighted(self) -> list[str]:
         """o += exponentials, rounded to the operands' type, times v."""
-        s, kind = self.s, self.p.dtype.value
+        s, kind = self.s, self.kind
+        if self.p.tf32:
+            return self._weighted_tf32()
         pairs = [(f"s[a][2 * q + {i // 2}][{i % 2 * 2}]", f"s[a][2 * q + {i // 2}][{i % 2 * 2 + 1}]") for i in range(4)]
         words = [f"w[a][{i}] = w_narrow2_{kind}({lo}, {hi});" for i, (lo, hi) in enumerate(pairs)]
         row = "key0 + q * 16 + (lane & 15)"
@@ -293,6 +302,23 @@ class Kernel:
             f"w_mma_{kind}(o[a][2 * j], w[a], f[0], f[1]);",
             f"w_mma_{kind}(o[a][2 * j + 1], w[a], f[2], f[3]);",
             "}\n}\n}",
+        ]
+
+    def _weighted_tf32(self) -> list[str]:
+        """The same where scores are fragments of the left operand as they stand, if keys 2q and 2q + 1 of every eight
+        are rows q and q + 4 of the right one.
+        """
+        s = self.s
+        words = " ".join(f"w[a][{i}] = __float_as_uint(s[a][q][{e}]);" for i, e in enumerate((0, 2, 1, 3)))
+        at = f"sm + (here - sb) + {self.k.bytes} + (key0 + q * 8 + (lane & 3) * 2) * {self.v.pitch}"
+        return [
+            f"{each('q', s.nb // 8)} {{ u32 w[{s.mi}][4];",
+            f"{each('a', s.mi)} {{ {words} w_round_tf32(w[a]); }}",
+            f"const float* const from = (const float*)({at}) + (lane >> 2);",
+            f"{each('j', self.columns)} {{",
+            f"const u32 lo = w_tf32(from[j * 8]), hi = w_tf32(from[{self.v.pitch // 4} + j * 8]);",
+            f"{each('a', s.mi)} w_mma_tf32(o[a][j], w[a], lo, hi);",
+            "}\n}",
         ]
 
     def _meet(self) -> list[str]:
