@@ -26,6 +26,7 @@ from weft.api import Compiled, load
 from weft.api import compile as compile_model
 from weft.cli.gemm import gemm_command
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
+from weft.cli.mlp import mlp_command
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
@@ -48,6 +49,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=weft.__doc__, rich_markup_mode=None,
                   pretty_exceptions_enable=False)  # fmt: skip
+app.command("mlp")(mlp_command)
 app.command("gemm")(gemm_command)
 
 

@@ -1,0 +1,195 @@
+"""`weft mlp`: one fully connected network, fused and by its peers, forward or forward and backward."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+import typer
+from torch import nn
+
+from weft.cli.show import Screen, microseconds, plain, print_pairs, visible
+from weft.errors import DeviceError, OptionError
+
+PEERS = ("eager", "compile", "cublas")
+_STEPS = 4
+_WARM = 3
+_LIMIT = 1 << 16
+_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _activations() -> dict[str, Callable[[], nn.Module]]:
+    from weft.nn import Sine
+
+    return {
+        "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "tanh": nn.Tanh,
+        "sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "sin": Sine,
+        "none": nn.Identity,
+    }  # fmt: skip
+
+
+def mlp_command(
+    widths: Annotated[str, typer.Option(help="columns of the input and of each layer's result, comma separated")],
+    rows: Annotated[int, typer.Option(min=1, help="rows of the input")] = 1 << 20,
+    activation: Annotated[str, typer.Option(help="behind every layer but the last: relu, silu, sin, ...")] = "relu",
+    dtype: Annotated[Literal["bf16", "f16"], typer.Option(help="of input, parameters and result")] = "bf16",
+    against: Annotated[str, typer.Option(help=f"comma separated: {', '.join(PEERS)}")] = "eager",
+    backward: Annotated[bool, typer.Option("--backward", help="also gradients of input and parameters")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds of a few calls")] = 9,
+    device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu")] = "cuda",
+    format: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="text for people, json for programs")
+    ] = "text",
+) -> None:
+    """Time a fully connected network as one kernel against its peers.
+
+    Example: weft mlp --widths 64,64,64,64 --activation relu --rows 1048576 --against eager,compile,cublas. `cublas` is
+    one library call per layer, with bias and ReLU inside where the activation is that. Times are those of calls from
+    Python, medians; errors are norms against float64 on the first rows.
+    """
+    screen = Screen(format)
+    sizes, names = _widths(widths), [n for n in dict.fromkeys(against.split(",")) if n]
+    for name in names:
+        if name not in PEERS:
+            raise OptionError(option="--against", problem=f"{visible(name)!r} is not one of {', '.join(PEERS)}")
+    if backward and "cublas" in names:
+        raise OptionError(option="--against", problem="cublas has no backward pass")
+    place = _place(device)
+    net = _network(sizes, activation, place, _TYPES[dtype])
+    x = torch.randn(rows, sizes[0], generator=torch.Generator().manual_seed(1)).to(place, _TYPES[dtype])
+    x.requires_grad_(backward)
+    from weft.nn import FusedMLP
+
+    fused = FusedMLP(net)
+    ways: dict[str, Run] = {"weft": fused}
+    makers: dict[str, Callable[[], Run]] = {
+        "eager": lambda: net,
+        "compile": lambda: torch.compile(net, dynamic=False),
+        "cublas": lambda: _by_library(net),
+    }
+    ways |= {name: makers[name]() for name in names}
+    medians = _medians({k: _step(run, x, net, backward=backward) for k, run in ways.items()}, rounds, place)
+    result = {
+        "widths": list(sizes), "activation": activation, "rows": rows, "dtype": dtype, "backward": backward,
+        "median_us": medians,
+        "ratio": {k: v / medians["weft"] for k, v in medians.items() if k != "weft"},
+        "error": _errors(ways, net, x),
+        "not_fused": fused.why_not(x), "backward_not_fused": fused.why_no_fused_backward(x) if backward else None,
+    }  # fmt: skip
+    if screen.json:
+        screen.data(result)
+    else:
+        _show(screen, result, medians)
+
+
+def _show(screen: Screen, result: dict[str, object], medians: dict[str, float]) -> None:
+    errors = result["error"]
+    assert isinstance(errors, dict)
+    table = [[k, microseconds(v), f"{v / medians['weft']:.2f}", f"{errors[k]:.2e}"] for k, v in medians.items()]
+    screen.table("", ["", "median", "against weft", "error"], table)
+    reasons = {"not fused": result["not_fused"], "gradients by torch": result["backward_not_fused"]}
+    print_pairs(screen, {k: plain(str(v), 200) for k, v in reasons.items() if v is not None})
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise OptionError(option="--widths", problem=f"{visible(text)!r} is not a list such as 64,64,64") from None
+    if len(found) < 2 or not all(1 <= w <= _LIMIT for w in found):
+        raise OptionError(option="--widths", problem=f"two numbers or more are wanted, each from 1 to {_LIMIT}")
+    return found
+
+
+def _place(device: str) -> torch.device:
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise OptionError(option="--device", problem=f"{visible(device)!r} is none of cuda, cuda:N, cpu") from None
+    if place.type not in ("cuda", "cpu"):
+        raise OptionError(option="--device", problem=f"{visible(device)!r} is none of cuda, cuda:N, cpu")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(problem=f"torch sees no device {visible(device)}")
+    return place
+
+
+def _network(widths: tuple[int, ...], activation: str, place: torch.device, dtype: torch.dtype) -> nn.Sequential:
+    acts = _activations()
+    if activation not in acts:
+        raise OptionError(option="--activation", problem=f"{visible(activation)!r} is not one of {', '.join(acts)}")
+    torch.manual_seed(0)
+    modules: list[nn.Module] = []
+    for k, n in pairwise(widths):
+        modules += [nn.Linear(k, n), acts[activation]()]
+    return nn.Sequential(*modules[:-1]).to(place, dtype)
+
+
+def _by_library(net: nn.Sequential) -> Run:
+    modules = list(net)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        at = 0
+        while at < len(modules):
+            layer = modules[at]
+            if isinstance(layer, nn.Linear) and at + 1 < len(modules) and type(modules[at + 1]) is nn.ReLU:
+                x = torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=False)
+                at += 1
+            else:
+                x = layer(x)
+            at += 1
+        return x
+
+    return run
+
+
+def _step(run: Run, x: torch.Tensor, net: nn.Module, *, backward: bool) -> Callable[[], object]:
+    """What is timed."""
+    if not backward:
+
+        def forward() -> torch.Tensor:
+            with torch.no_grad():
+                return run(x)
+
+        return forward
+    wanted = [x, *net.parameters()]
+    with torch.no_grad():
+        dy = torch.randn_like(run(x))
+    return lambda: torch.autograd.grad(run(x), wanted, dy)
+
+
+def _medians(steps: dict[str, Callable[[], object]], rounds: int, place: torch.device) -> dict[str, float]:
+    """Microseconds of a call, host included; all take turns."""
+
+    def wait() -> None:
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+
+    for step in steps.values():
+        for _ in range(_WARM):
+            step()
+    samples: dict[str, list[float]] = {k: [] for k in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            wait()
+            start = time.perf_counter()
+            for _ in range(_STEPS):
+                step()
+            wait()
+            samples[name].append((time.perf_counter() - start) / _STEPS * 1e6)
+    return {k: statistics.median(v) for k, v in samples.items()}
+
+
+def _errors(ways: dict[str, Run], net: nn.Sequential, x: torch.Tensor) -> dict[str, float]:
+    """Norm of the error over the norm of the result, on the first rows."""
+    import copy
+
+    with torch.no_grad():
+        exact = copy.deepcopy(net).double()(x[:4096].double())
+        found = {k: run(x)[:4096].double() for k, run in ways.items()}
+    size = float(exact.norm()) or 1.0
+    return {k: float((v - exact).norm()) / size for k, v in found.items()}
