@@ -18,6 +18,7 @@ SKINNY = tuple(
     for m in (1, 8, 16, 64, 128)
     for n, k in ((4096, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336))
 )
+SOME = ((32, 4096, 4096), (256, 4096, 4096), (512, 4096, 11008))
 DEEP = ((512, 512, 8192), (256, 256, 16384), (1024, 1024, 8192))
 BLOCKS = ((2048, 768, 3072), (2048, 3072, 768), (3152, 3072, 768), (4096, 4096, 1024), (8192, 1024, 1024))
 NOT_FUSED = ("bias_silu", "bias_gelu", "bias_gate")
@@ -35,7 +36,7 @@ def _squares(*sizes: int) -> list[tuple[int, int, int]]:
 def _plain(dtype: DType, *, whole: bool) -> list[Gemm]:
     found = [replace(g, dtype=dtype, layout="nn") for g in thirteen(Gemm())]
     found += _cases(_squares(*SQUARES), "nt", dtype)
-    found += _cases((*ODD, *LOGITS, *DEEP, *BLOCKS), "nt", dtype)
+    found += _cases((*ODD, *LOGITS, *DEEP, *SOME, *BLOCKS), "nt", dtype)
     return found + list(_cases(SKINNY, "nt", dtype)) if whole else found[13::2] + list(_cases(SKINNY[::3], "nt", dtype))
 
 

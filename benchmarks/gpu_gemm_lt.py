@@ -182,7 +182,8 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
             lines.put(text)
         lines.put(None)
 
-    threading.Thread(target=pump, daemon=True).start()
+    pumping = threading.Thread(target=pump, daemon=True)
+    pumping.start()
     running: Line = {}
     first = True
     try:
@@ -212,6 +213,8 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
     finally:
         process.kill()
         process.wait()
+        pumping.join()
+        process.stdout.close()
 
 
 def dry(given: argparse.Namespace) -> None:

@@ -29,6 +29,8 @@ from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
 Launch = Callable[[int], None]
+DEVICE = "cuda"
+"""Where tensors are made: the current GPU."""
 SAMPLE_US = 200.0
 SCREENING, ROUNDS, KEEP = 3, 7, 3
 MOST_SETS = 128
@@ -106,18 +108,18 @@ class Race:
         self.contenders: list[Contender] = []
         self._limit = TF32_LIMIT if tf32 and g.dtype is DType.F32 else LIMITS[g.dtype]
         kind = TORCH[g.dtype]
-        chance = torch.Generator("cuda").manual_seed(seed)
+        chance = torch.Generator(DEVICE).manual_seed(seed)
         bytes_ = g.dtype.itemsize * (sum(math.prod(s) for s in g.shapes) + g.m * g.n)
         count = max(1, min(MOST_SETS, -(-L2_SHARE * l2_bytes // bytes_)))
         scales = [1.0, g.k**-0.5, *(1.0 for _ in g.epilogue.operands)]
         self.inputs = [
             [
-                (torch.randn(shape, generator=chance, device="cuda") * by).to(kind)
+                (torch.randn(shape, generator=chance, device=DEVICE) * by).to(kind)
                 for shape, by in zip(g.shapes, scales, strict=True)
             ]
             for _ in range(count)
         ]
-        self.outputs = [torch.empty(g.m, g.n, dtype=kind, device="cuda") for _ in range(count)]
+        self.outputs = [torch.empty(g.m, g.n, dtype=kind, device=DEVICE) for _ in range(count)]
         self.exact = self._exact()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -135,13 +137,13 @@ class Race:
         """A kernel of ours; constant operands are packed once for each set."""
         bound = BoundCuda(source, cubin)
         work, state = (
-            torch.zeros(max(1, size), dtype=torch.uint8, device="cuda")
+            torch.zeros(max(1, size), dtype=torch.uint8, device=DEVICE)
             for size in (source.workspace_bytes, source.state_bytes)
         )
         packed, launches = [], []
         now = torch.cuda.current_stream().cuda_stream
         for inputs, out in zip(self.inputs, self.outputs, strict=True):
-            places = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in source.packed_bytes]
+            places = [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in source.packed_bytes]
             at = [x.data_ptr() for x in inputs]
             to = [x.data_ptr() for x in places]
             bound.pack(at, to, now)
@@ -158,7 +160,7 @@ class Race:
         asked = LtProduct(
             g.m, g.n, g.k, dtype, g.layout, bool(fused.bias), bool(fused.residual), fused.activation
         )  # fmt: skip
-        room = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        room = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
         found = []
         for algorithm in lt.algorithms(asked, most):
             launches: list[Launch] = []

@@ -1,0 +1,104 @@
+"""The benchmark of products against cuBLASLt without a GPU: cases, processes that die or hang, going on, the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.gemm_shapes import GROUPS
+
+from benchmarks import gpu_gemm_lt
+from weft.device.cuda.facts import profile
+
+CASES = [g.name for g in GROUPS["f32"][:3]]
+
+
+def line(case: str, **more: Any) -> str:
+    times = {"weft_us": 2.0, "weft_name": "cuda(template=simt)", "library_us": 3.0, "ratio": 1.5, "tflops": 1.0}
+    return json.dumps({"group": "f32", "case": case, **times, **more})
+
+
+def child(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[list[str]]:
+    """Processes that do what the scripts say, one after another, in place of the benchmark's."""
+    real, left, commands = subprocess.Popen, list(scripts), []
+
+    def start(command: list[str], **named: Any) -> Any:
+        commands.append(command)
+        return real([sys.executable, "-c", left.pop(0)], **named)
+
+    monkeypatch.setattr(gpu_gemm_lt.subprocess, "Popen", start)
+    return commands
+
+
+def says(*texts: str) -> str:
+    return "".join(f"print({text!r}, flush=True)\n" for text in texts)
+
+
+def begin(case: str) -> tuple[str, str]:
+    return json.dumps({"begin": case, "group": "f32"}), json.dumps({"running": "weft cuda(n=1)"})
+
+
+def test_there_are_at_least_sixty_shapes_in_f16_and_all_layouts() -> None:
+    assert len({(g.m, g.n, g.k) for g in GROUPS["f16"]}) >= 60
+    assert {g.layout for g in GROUPS["layouts"]} == {"nn", "nt", "tn", "tt"}
+    assert all(len({g.name for g in cases}) == len(cases) for cases in GROUPS.values())
+    assert all(gpu_gemm_lt.kernels_of(cases[0], profile("h200"), 2) for cases in GROUPS.values())
+
+
+def test_a_process_that_dies_costs_one_kernel_and_results_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    dies = says(*begin(CASES[0]), line(CASES[0]), *begin(CASES[1])) + "raise SystemExit(3)"
+    ends = says(*begin(CASES[1]), line(CASES[1]), json.dumps({"end": 2}))
+    commands = child(monkeypatch, dies, ends)
+    gpu_gemm_lt.main(["f32", "--out", str(out), "--seconds", "20"])
+    lines = [json.loads(x) for x in out.read_text().splitlines()]
+    assert [x.get("case") for x in lines] == [CASES[0], None, CASES[1]]
+    assert lines[1] == {"poisoned": CASES[1], "kernel": "weft cuda(n=1)"}
+    assert all("--child" in c for c in commands)
+    told = capsys.readouterr().out
+    assert "it ended with status 3; weft cuda(n=1)" in told
+    assert "f32: 2 cases, geometric mean 1.500, least 1.50" in told
+
+
+def test_a_case_that_always_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    hangs = says(*begin(CASES[0])) + "import time; time.sleep(30)"
+    child(monkeypatch, hangs, hangs, hangs, says(line(CASES[1]), json.dumps({"end": 1})))
+    gpu_gemm_lt.main(["f32", "--out", str(out), "--seconds", "20", "--stall", "0.3"])
+    lines = [json.loads(x) for x in out.read_text().splitlines()]
+    assert [("poisoned" in x, "error" in x) for x in lines] == [(True, False)] * 2 + [(False, True), (False, False)]
+    assert "no answer for 0.3 s" in capsys.readouterr().out
+
+
+def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(line(CASES[0]) + "\n" + line(CASES[1])[:30])
+    assert [x["case"] for x in gpu_gemm_lt.read(path)] == [CASES[0]]
+    assert gpu_gemm_lt.read(tmp_path / "none") == []
+
+
+def test_the_table_names_what_was_wrong_and_what_is_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        json.loads(line("a", refused=["weft x: wrong: error 2e-1"])),
+        json.loads(line("b", ratio=0.5)),
+        {"group": "f32", "case": "c", "error": "no answer"},
+    ]
+    gpu_gemm_lt.summary(lines)
+    told = capsys.readouterr().out
+    assert "WRONG a weft x: wrong: error 2e-1" in told
+    assert "least 0.50 (b), 1 under 0.9" in told
+    assert "no answer" in told
+
+
+def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu_gemm_lt.main(["f17"])
+    assert "no group f17" in capsys.readouterr().err
