@@ -1,0 +1,62 @@
+"""The examples run, on any machine, and learn something in a few steps."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sizes are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+def test_an_image_is_learnt(capsys: pytest.CaptureFixture[str]):
+    found = load("image_regression").main(["--device", "cpu", "--size", "16", "--steps", "80"])
+    assert [name for name, *_ in found] == ["sines", "relu, frequencies"]
+    for _, decibels, seconds, own, own_seconds in found:
+        assert own == pytest.approx(decibels, abs=1e-6)  # the fallback is the module
+        assert own > 12.5 and seconds > 0 and own_seconds > 0
+    assert "not fused: the input is on cpu" in capsys.readouterr().out
+
+
+def test_a_picture_has_colours_between_0_and_1():
+    picture = load("image_regression").picture(16)
+    assert picture.shape == (16, 16, 3) and 0 <= float(picture.min()) < float(picture.max()) <= 1
+
+
+def test_a_distance_is_learnt(capsys: pytest.CaptureFixture[str]):
+    module = load("signed_distance")
+    plain, fused = module.main(["--device", "cpu", "--points", "256", "--steps", "60"])
+    assert fused[:2] == pytest.approx(plain[:2], abs=1e-6)
+    at = module.points(256, "cpu", torch.Generator().manual_seed(5))
+    assert fused[0] < 0.7 * float((module.distance(at) - module.distance(at).mean()).abs().mean())
+    assert "not fused: the input is on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_learn_as_well_as_modules():
+    for _, decibels, seconds, own, own_seconds in load("image_regression").main(["--device", "cuda", "--steps", "300"]):
+        assert own > decibels - 0.5
+        assert own_seconds < seconds
+    plain, fused = load("signed_distance").main(["--device", "cuda", "--steps", "150"])
+    assert fused[0] < 1.5 * plain[0] + 2e-3
