@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -45,6 +45,7 @@ from weft.kernels.source import CudaSource
 LAUNCHES = 20
 ROUNDS = 9
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 4e-6}
+TF32_TOLERANCE = 1e-3
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -207,7 +208,8 @@ def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource] |
     found = attention(problem)
     if isinstance(found, Declined):
         return found.reason
-    sources = [templates.emit(problem, s.schedule()) for s in shapes(found, facts, keep=first)]
+    found = replace(found, tf32=facts.tf32)
+    sources = [templates.emit(problem, s.schedule(tf32=facts.tf32)) for s in shapes(found, facts, keep=first)]
     return [s for s in sources if isinstance(s, CudaSource)] or "no kernel"
 
 
@@ -246,7 +248,7 @@ class Ours:
     def of(kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor], d: Data) -> Ours:
         """Run and time all."""
         found = Ours([], [], [])
-        tolerance = TOLERANCE[d.q.dtype]
+        tolerance = TF32_TOLERANCE if torch.backends.cuda.matmul.allow_tf32 else TOLERANCE[d.q.dtype]
         for kernel in kernels:
             out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
             us = kernel.time(inputs, out, launches=LAUNCHES, rounds=ROUNDS)
@@ -319,11 +321,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--first", type=int, default=18, help="schedules of each problem (18)")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
-    parser.add_argument("--dtype", default="f16", choices=[d.value for d in TORCH])
+    parser.add_argument("--dtype", default="f16", choices=[*(d.value for d in TORCH), "tf32"])
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
-    dtype = DType(given.dtype)
+    tf32 = given.dtype == "tf32"
+    dtype = DType.F32 if tf32 else DType(given.dtype)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)
@@ -332,6 +336,7 @@ def main() -> int:
     if not given.dry:
         torch.zeros(1, device="cuda")
         facts = gpu_facts(None, calibrate=False)
+    facts = replace(facts, tf32=tf32)
     cases = [c for c in CASES if given.only in c.name]
     jobs: list[tuple[int, bool, CudaSource]] = []
     for i, c in enumerate(cases):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,16 +95,25 @@ NETWORKS: dict[str, Problem] = {
 }
 
 
+ROUNDED = {f"tf32, {name}": case for name, case in CASES.items() if name.startswith("f32")} | {
+    "tf32, three tiles at once": (plain((1, 2), 40, 75, 32, dtype=F32), Shape(1, 2, 1, 32, 3)),
+    "tf32, ring": (plain((1, 2), 40, 130, 80, dtype=F32), Shape(2, 1, 2, 16, 2)),
+    "tf32, masked": (plain((2, 2), 20, 40, 16, mask=(2, 1, 1, 40), dtype=F32), Shape(1, 1, 2, 16, 2)),
+}
+"""Products in TF32."""
+ALL = CASES | ROUNDED
+
+
 def emitted(name: str) -> CudaSource:
-    problem, shape = CASES[name]
-    source = templates.emit(problem, shape.schedule())
+    problem, shape = ALL[name]
+    source = templates.emit(problem, shape.schedule(tf32=name in ROUNDED))
     assert isinstance(source, CudaSource), source.reason
     return source
 
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    return {name: emitted(name) for name in CASES}
+    return {name: emitted(name) for name in ALL}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +136,7 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
     with np.errstate(all="ignore"):
         want = evaluate(problem.graph, inputs, precise=True)[0]
     unit = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-22}[problem.graph.type_of(problem.graph.outputs[0]).dtype]
+    unit = 2.0**-12 if name in ROUNDED else unit
     finite = np.isfinite(want)
     np.testing.assert_array_equal(got[~finite].astype(np.float64), want[~finite], err_msg=name)
     rms = float(np.sqrt(np.mean(np.square(want[finite])))) + 1e-30
@@ -134,9 +145,9 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", list(ALL))
 def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
+    problem = ALL[name][0]
     inputs = inputs_of(problem)
     got = run(kernels, problem, sources[name], inputs, defer=defer)[0]
     compare(got, problem, inputs, name)
@@ -166,7 +177,7 @@ JUDGED = [
 @pytest.mark.parametrize("name", JUDGED)
 def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
-    problem = CASES[name][0]
+    problem = ALL[name][0]
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
     out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
     for case in build_reference(problem, seed=3).cases:
@@ -241,16 +252,16 @@ def test_a_row_without_keys_is_nan_where_the_softmax_is_not_guarded(kernels: Emu
     compare(got, problem, inputs, "no guard")
 
 
-def compiled(problems: dict[str, Problem], arch: str, most: int) -> None:
+def compiled(problems: dict[str, Problem], arch: str, most: int, *, tf32: bool = False) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)
-    facts = H200 if arch == "sm_90a" else A100
+    facts = replace(H200 if arch == "sm_90a" else A100, tf32=tf32)
     jobs: list[tuple[str, CudaSource]] = []
     for name, problem in problems.items():
         found = templates.schedules(problem, facts)
         assert not isinstance(found, Declined), found.reason
-        assert 1 <= len(found) <= 6
+        assert 1 <= len(found) <= (8 if tf32 else 6)
         for schedule in found[:most]:
             source = templates.emit(problem, schedule)
             assert isinstance(source, CudaSource), source
@@ -267,6 +278,23 @@ def compiled(problems: dict[str, Problem], arch: str, most: int) -> None:
 def test_a_sample_compiles_without_spills():
     compiled({"bert": block(Block(1, 128, 128, 12, 64)), "wide": plain((1, 8), 512, 512, 256)}, "sm_90a", 1)
     compiled({"long": plain((1, 16), 2048, 2048, 64, causal=True)}, "sm_80", 1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_sample_in_tf32_compiles_without_spills(arch: str):
+    compiled({"vit": block(Block(16, 197, 197, 12, 64, dtype=F32))}, arch, 2, tf32=True)
+
+
+def test_tf32_only_where_it_is_allowed():
+    problem = plain((1, 8), 64, 64, 64, dtype=F32)
+    strict, loose = (templates.schedules(problem, replace(H200, tf32=allowed)) for allowed in (False, True))
+    assert not isinstance(strict, Declined)
+    assert not isinstance(loose, Declined)
+    assert {s.param("template") for s in strict} == {"attention"}
+    assert [s.param("template") for s in loose[:1]] == ["attention_tf32"]
+    source = templates.emit(problem, strict[0])
+    assert isinstance(source, CudaSource)
+    assert "tf32" not in source.text
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
-from tests.generate.cuda.test_attention import CASES
+from tests.generate.cuda.test_attention import CASES, inputs_of
 from tests.generate.cuda.test_attention_linear import CASES as LINEAR
 from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 
@@ -14,6 +16,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
+from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
@@ -59,6 +62,23 @@ def kernels_of(name: str, facts: GpuFacts) -> list[CudaSource]:
     sources = [templates.emit(SHAPES[name], s) for s in found]
     assert all(isinstance(s, CudaSource) for s in sources), name
     return [s for s in sources if isinstance(s, CudaSource)]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, p in SHAPES.items() if not n.startswith("linear") and p.graph.type_of(0).dtype is F32]
+)
+def test_tf32(name: str, gpu):  # noqa: F811
+    machine, facts = gpu
+    problem, sources = SHAPES[name], kernels_of(name, replace(facts, tf32=True))
+    sources = [s for s in sources if s.schedule.param("template") == "attention_tf32"]
+    assert sources
+    machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
+    inputs = inputs_of(problem)
+    want = evaluate(problem.graph, inputs, precise=True)[0]
+    for source in sources:
+        got = machine.run(problem, source, inputs, 2)[0].astype(np.float64)
+        error = float(np.sqrt(np.mean(np.square(got - want)) / np.mean(np.square(want))))
+        assert error <= 6e-4, (str(source.schedule), error)
 
 
 @pytest.mark.parametrize("name", list(SHAPES))

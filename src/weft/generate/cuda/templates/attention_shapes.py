@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.shape import Parameters
-from weft.ir.types import DType
 from weft.kernels.source import Schedule
 
 PAD_BYTES = 16
@@ -117,7 +116,7 @@ def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread."""
     q = padded(p.qk) * p.dtype.itemsize // 8 if stays(p) else 8
     scores = s.nb if overlapped(p, s) else s.nb // 2
-    return s.mi * (q + padded(p.head) // 2 + scores + 4) + 48
+    return s.mi * (q + padded(p.head) // 2 + scores + 4) + (64 if p.tf32 else 48)
 
 
 def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
@@ -198,7 +197,11 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     per_score += 1.07 / 16 + 0.6 * (5.5 + expression) / 128
     warp_step = 100.0 + (1.4 * s.mi * head / 2 if count > 1 else 0.0)
     work = scores * per_score + s.wr * s.wk / 4 * warp_step
-    chain = 810.0 + 6.8 * size / 2 * (qk + head) / 16 * s.nb / 8 * s.mi + 0.4 * s.nb * s.mi * (1 + expression / 6)
+    chain = (
+        810.0
+        + 6.8 * (2 if p.tf32 else 1) * (qk + head) / 16 * s.nb / 8 * s.mi
+        + 0.4 * s.nb * s.mi * (1 + expression / 6)
+    )
     chain += 550.0 if ring or count == 2 else 0.0
     if not p.tensor:
         chain += 2.0 * 16 * s.mi * s.nb * (qk + head) / 64

@@ -194,7 +194,9 @@ class Kernel:
 
     def _read_q(self, to: str) -> str:
         row = "row0 + a * 16 + (lane & 15)"
-        return self._rounded(to, f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 32 + (lane >> 4) * 16));")
+        return self._rounded(
+            to, f"w_matrices({to}, sb + (u32)(({row}) * {self.q.pitch} + kk * 32 + (lane >> 4) * 16));"
+        )
 
     def _rounded(self, name: str, read: str) -> str:
         """A statement that reads a fragment, which TF32 rounds."""
@@ -305,9 +307,7 @@ class Kernel:
         ]
 
     def _weighted_tf32(self) -> list[str]:
-        """The same where scores are fragments of the left operand as they stand, if keys 2q and 2q + 1 of every eight
-        are rows q and q + 4 of the right one.
-        """
+        """The same. Scores are fragments as they stand if keys 2q and 2q + 1 of eight are taken as rows q and q + 4."""
         s = self.s
         words = " ".join(f"w[a][{i}] = __float_as_uint(s[a][q][{e}]);" for i, e in enumerate((0, 2, 1, 3)))
         at = f"sm + (here - sb) + {self.k.bytes} + (key0 + q * 8 + (lane & 3) * 2) * {self.v.pitch}"
