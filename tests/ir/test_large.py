@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.ir.graph import digest_of
-from weft.ir.large import PIECE, hash_bytes, row_major
+from weft.ir.large import PIECE, STRIP_BYTES, hash_bytes, in_strips, row_major
 from weft.ir.types import DType
 
 ROWS, COLS = 1100, 2080  # 9 MB of f32: more than a piece
@@ -69,3 +69,16 @@ def test_pieces_in_another_order_are_another_array():
 def test_small_arrays_have_the_plain_digest():
     x = np.arange(6, dtype=np.int64).reshape(2, 3)
     assert hash_bytes(b"head", x.T) == hashlib.sha256(b"head" + np.ascontiguousarray(x.T).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_bytes"), [(0, 0), (1, 1), (7, 100 * STRIP_BYTES), (1000, 3 * STRIP_BYTES), (5, 10)]
+)
+def test_strips_cover_every_row_once(rows, num_bytes):
+    seen = np.zeros(rows, np.int64)
+
+    def count(first, end):
+        seen[first:end] += 1
+
+    in_strips(rows, num_bytes, count)
+    assert (seen == 1).all()

@@ -6,6 +6,7 @@ Both are done in pieces by a few threads; NumPy and hashlib let go of the interp
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from weft.ir.types import Array
 T = TypeVar("T")
 PIECE = 8 << 20
 """Bytes that are hashed, or copied, as one."""
+STRIP_BYTES = 1 << 20
+"""Bytes of results for which another thread pays."""
 _STRIP = 32
 """Elements of a row that a transposing copy writes at once: two cache lines of f32."""
 _MAX_THREADS = 8
@@ -56,6 +59,13 @@ def row_major(x: Array) -> Array:
 
     _side_by_side([lambda s=s: copy(s) for s in range(0, size, step)])  # type: ignore[misc]
     return out
+
+
+def in_strips(rows: int, num_bytes: int, work: Callable[[int, int], None]) -> None:
+    """`work(first, end)` for strips of rows that make up all of them; several at once where there is enough to do."""
+    count = min(rows, -(-num_bytes // STRIP_BYTES), _MAX_THREADS)
+    edges = [rows * k // max(count, 1) for k in range(count + 1)]
+    _side_by_side([lambda a=a, b=b: work(a, b) for a, b in itertools.pairwise(edges)])  # type: ignore[misc]
 
 
 def _side_by_side(jobs: Sequence[Callable[[], T]]) -> list[T]:

@@ -55,12 +55,16 @@ def clean_up(graph: Graph, *, strict: bool = False, verify: bool = False) -> Cle
         InvalidGraphError: with `verify`, a pass broke the graph [W901].
     """
     log: list[tuple[str, int]] = []
+    idle: dict[str, Graph] = {}
+    """Name of a pass -> the graph on which it found nothing to do."""
     for _ in range(_MAX_ROUNDS):
         before = len(log)
         for step in passes(strict=strict):
-            if step.requires(graph) is not None:
+            if idle.get(step.name) is graph or step.requires(graph) is not None:
                 continue  # the pass has nothing to do here
             graph, num_changes = step.run(graph)
+            if not num_changes:
+                idle[step.name] = graph
             if num_changes:
                 log.append((step.name, num_changes))
                 if verify:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.large import in_strips
 from weft.ir.passes.protocol import PassResult, needs_any
 from weft.ir.prims import Prim
 from weft.ir.reference import round_to
@@ -169,8 +170,7 @@ def scale_weight(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | N
         grouped, axes = weight.reshape(conv.groups, -1, *weight.shape[1:]), (0, 2)
         factor = scale.reshape(conv.groups, 1, -1, *[1] * (weight.ndim - 2))
     others = tuple(k for k in range(grouped.ndim) if k not in axes)
-    numbers = cast("npt.NDArray[np.float64]", grouped)
-    size = np.maximum(numbers.max(others, keepdims=True), -numbers.min(others, keepdims=True)).astype(np.float64)
+    size = _magnitudes(grouped, others)
     with np.errstate(all="ignore"):
         greatest = size * np.abs(factor)
     if not np.all(greatest <= _GREATEST[dtype]):
@@ -180,14 +180,34 @@ def scale_weight(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | N
     return _scaled(grouped, factor, dtype).reshape(weight.shape)
 
 
+def _magnitudes(weight: Array, axes: tuple[int, ...]) -> _F64:
+    """Greatest magnitudes along some axes, which stay with size 1; not finite where a weight is not.
+
+    By the bits without the sign, whose order is that of magnitudes: NumPy compares 16-bit floats one by one.
+    """
+    if weight.dtype not in (np.float16, np.float32) or not weight.size:
+        numbers = cast("npt.NDArray[np.float64]", weight)
+        most, least = numbers.max(axes, keepdims=True), numbers.min(axes, keepdims=True)
+        return cast("_F64", np.maximum(most, -least).astype(np.float64))
+    if weight.dtype == np.float16:
+        found = (weight.view(np.uint16) & np.uint16(0x7FFF)).max(axes, keepdims=True).view(np.float16)
+    else:
+        found = (weight.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axes, keepdims=True).view(np.float32)
+    return cast("_F64", found.astype(np.float64))
+
+
 def _scaled(weight: Array, factor: _F64, dtype: DType) -> Array:
     """weight · factor in float64, rounded once; block by block, since the whole wide product leaves the caches."""
     out = np.empty(weight.shape, dtype.numpy)
     rows = max(1, _BLOCK // math.prod(weight.shape[1:]))
-    for start in range(0, len(weight), rows):
-        here = slice(start, start + rows)
-        part = factor[here] if len(factor) > 1 else factor
-        out[here] = round_to(np.multiply(weight[here], part, dtype=np.float64), dtype)
+
+    def scale(first: int, end: int) -> None:
+        for start in range(first, end, rows):
+            here = slice(start, min(start + rows, end))
+            part = factor[here] if len(factor) > 1 else factor
+            out[here] = round_to(np.multiply(weight[here], part, dtype=np.float64), dtype)
+
+    in_strips(len(weight), out.nbytes, scale)
     return out
 
 
