@@ -8,10 +8,13 @@ rows of the tile at one k), their chunks swizzled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
+from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates.pack import swizzle
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product, offset_of
+from weft.ir.graph import Graph
 
 _TABLE_K = 4096
 """Sums up to this length read the places of their elements from a table in constant memory."""
@@ -219,8 +222,67 @@ def _gather(kind: str, chunk: int, name: str, value: str) -> str:
     return f'{kind} v[{chunk}]; _Pragma("unroll") for (int e = 0; e < {chunk}; ++e) {{ {value} }} {pack}'
 
 
+_WORDS = """// 8 elements of 16 bits at any address, zeros from the n-th on; `more`: there is an element behind them
+W_FN uint4 w_read8(const u16* p, int n, bool more) {
+  const bool half = ((size_t)p & 2) != 0;
+  if (n >= 8 && (more || !half)) {
+    const u32* const q = (const u32*)((size_t)p & ~(size_t)3);
+    const u32 a = q[0], b = q[1], c = q[2], d = q[3];
+    if (!half) return make_uint4(a, b, c, d);
+    const u32 e = q[4];
+    return make_uint4(a >> 16 | b << 16, b >> 16 | c << 16, c >> 16 | d << 16, d >> 16 | e << 16);
+  }
+  u32 v[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = i < n ? p[i] : 0;
+  return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+}
+"""
+"""`w_read8`, in a kernel by a name of its own for each operand."""
+
+
+def _size(p: Product, of: Source) -> int:
+    """Elements of an input of the problem."""
+    graph = cast("Graph", p.c.graph)
+    return graph.nodes[graph.inputs[of.index]].type.size
+
+
+def _in_words(p: Product, of: Source) -> bool:
+    """Whether an operand is read by words of two elements."""
+    return p.dtype.itemsize == 2 and of.kind == "input"
+
+
+def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, valid: str, size: int) -> Loader:
+    """Rows whose elements are neighbours along the sum at odd addresses: words of two elements, shifted.
+
+    `place`: where the row of `x / CHUNKS` begins; `valid`: whether there is one; `size`: elements of the operand.
+    """
+    chunks = tile.bk // p.chunk
+    count = rows * chunks
+    to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
+    operand, register = ("A", "ra") if name == "a" else ("W", "rw")
+    body = (
+        f"const int at = {place} + k; {register}[i] = {valid}"
+        f" ? w_read8_{name}({operand} + at, {p.k} - k, at + 8 < {size}) : make_uint4(0, 0, 0, 0);"
+    )
+    head = f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk};"
+    return Loader(
+        globals=_WORDS.replace("w_read8", f"w_read8_{name}"),
+        setup=setup + f"uint4 {register}[{-(-count // tile.threads)}];\n",
+        begin=head + each(count, tile.threads, body),
+        end=each(count, tile.threads, f"w_store16({to}, {register}[i]);"),
+    )
+
+
 def _elements(p: Product, tile: Tile) -> Loader:
     c = p.c
+    if c.pack is None and c.kernel == (1, 1) and c.a_walk.channel == 1 and _in_words(p, c.a):
+        chunks = tile.bk // p.chunk
+        offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')}"
+        setup = f"int ao[{-(-tile.bm * chunks // tile.threads)}];\n" + each(
+            tile.bm * chunks, tile.threads, f"const int m = m0 + x / {chunks}; ao[i] = m < {p.m} ? {offset} : -1;"
+        )
+        return _runs(p, tile, tile.bm, "a", setup, "ao[i]", "ao[i] >= 0", _size(p, c.a))
     kind = storage(p.dtype)
     chunks = tile.bk // p.chunk
     count = tile.bm * chunks
@@ -333,6 +395,10 @@ def load_w(p: Product, tile: Tile) -> Loader:
         else:
             body += _copy(to, place, "16")
         return Loader(begin=each(count, tile.threads, body))
+    if c.kernel == (1, 1) and c.w_k == 1 and _in_words(p, c.w):
+        row = f"n0 + x / {chunks}"
+        place = f"{base} + ({row}) * {walk.channel}"
+        return _runs(p, tile, tile.bn, "w", "", place, f"{row} < {p.n}", _size(p, c.w))
     kind = storage(p.dtype)
     count = tile.bn * chunks
     rounds = -(-count // tile.threads)
