@@ -56,6 +56,18 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
     "fused": tuple(
         g for text in FUSED for g in _cases((BLOCKS[0], BLOCKS[1], (16, 4096, 4096)), "nt", DType.F16, text)
     ),
+    "exhaustive": tuple(
+        _cases(
+            (
+                *_squares(512, 1024, 1536, 2048, 4096),
+                *((512, 256, 640), (512, 3072, 768), (512, 768, 3072), (968, 1376, 2616), (512, 512, 8192)),
+                *((1, 4096, 4096), (16, 4096, 4096), (64, 11008, 4096), (128, 4096, 11008), (128, 50257, 768)),
+                *(BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[4], (1001, 1003, 1005)),
+            ),
+            "nt",
+            DType.F16,
+        )
+    ),
     "f32": tuple(
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192)), "nn", DType.F32)
     ),
@@ -63,4 +75,4 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
     ),
 }
-"""`bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without TF32, `tf32`: with it."""
+"""`exhaustive`: for `--every`; `bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without TF32, `tf32`: with it."""

@@ -1,6 +1,6 @@
 """Weft's products against cuBLASLt with the best of its heuristic's first 16 algorithms, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_gemm_lt [GROUP ...] [--kernels 8] [--out FILE] [--seconds S] [--dry]
+    python -m benchmarks.gpu_gemm_lt [GROUP ...] [--kernels 8] [--every] [--out FILE] [--seconds S] [--dry]
 
 How a product is measured is told in `weft.gemm.race`: random normal data, every kernel checked against float64, CUDA
 graphs, operands that rotate through three times the L2 cache, both sides interleaved. Kernels are those that the
@@ -45,14 +45,16 @@ TRIES = 3
 """Of a case whose kernels end the process."""
 
 
-def kernels_of(g: Gemm, facts: GpuFacts, most: int) -> list[tuple[float, Schedule, CudaSource]]:
-    """(modelled microseconds, schedule, kernel), the most promising first."""
+def kernels_of(g: Gemm, facts: GpuFacts, most: int, *, every: bool = False) -> list[tuple[float, Schedule, CudaSource]]:
+    """(modelled microseconds, schedule, kernel), the most promising first; `every`: by the model's rank alone."""
     problem = g.problem()
     ranked = space(problem, facts)
     if isinstance(ranked, Declined):
         return []
     found = []
-    for us, schedule in pruned(problem, facts, ranked, most):
+    few = pruned(problem, facts, ranked, 16 if every else most)
+    few += [x for x in ranked[: most - len(few)] if x not in few] if every else []
+    for us, schedule in few:
         source = templates.emit(problem, schedule)
         if isinstance(source, CudaSource):
             found.append((us, schedule, source))
@@ -147,7 +149,11 @@ def child(given: argparse.Namespace) -> None:
         waiting: list[tuple[str, Gemm, list[tuple[float, Schedule, CudaSource, Future[Any]]]]] = []
         for group, g in left:
             allowed = replace(facts, tf32=group == "tf32")
-            made = [x for x in kernels_of(g, allowed, given.kernels) if (g.name, f"weft {x[1]}") not in bad]
+            made = [
+                x
+                for x in kernels_of(g, allowed, given.kernels, every=given.every)
+                if (g.name, f"weft {x[1]}") not in bad
+            ]
             jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
             waiting.append((group, g, jobs))
         for group, g, jobs in waiting:
@@ -173,6 +179,7 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
     """One child process to its end, its stall or the end of the time: (all done, what went wrong, what ran)."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_lt", *given.groups, "--child", "--out", given.out]
     command += ["--cache", given.cache, "--kernels", str(given.kernels), "--only", given.only]
+    command += ["--every"] if given.every else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
@@ -269,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_lt", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--kernels", type=int, default=8, help="configurations of each product (8)")
+    parser.add_argument("--every", action="store_true", help="configurations by rank alone, for a table of the model")
     parser.add_argument("--out", default="", help="file of results, JSON lines; what it has is not measured again")
     parser.add_argument("--seconds", type=float, default=230.0, help="when to stop (230)")
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
@@ -277,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    given.groups = given.groups or list(GROUPS)
+    given.groups = given.groups or [x for x in GROUPS if x != "exhaustive"]
     if unknown := set(given.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     if given.dry:
