@@ -75,4 +75,5 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
     ),
 }
-"""`exhaustive`: for `--every`; `bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without TF32, `tf32`: with it."""
+"""`exhaustive`: for `--every`; `bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without
+TF32, `tf32`: with it."""

@@ -53,7 +53,7 @@ def kernels_of(g: Gemm, facts: GpuFacts, most: int, *, every: bool = False) -> l
         return []
     found = []
     few = pruned(problem, facts, ranked, 16 if every else most)
-    few += [x for x in ranked[: most - len(few)] if x not in few] if every else []
+    few += [x for x in ranked if x not in few][: most - len(few)] if every else []
     for us, schedule in few:
         source = templates.emit(problem, schedule)
         if isinstance(source, CudaSource):
