@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
+from tests.gemm.test_search import Tuner as Invented
 
 from weft.cli import app as cli
+from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
+from weft.gemm.search import Found, Outcome
+from weft.gemm.spec import Gemm
 from weft.ir.declined import Declined
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import Schedule
+from weft.tune.tuner import ProblemTrial, Progress
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gemm"
 UPDATE = bool(os.environ.get("WEFT_UPDATE_GOLDEN"))
@@ -110,6 +119,70 @@ def test_a_problem_that_fails_does_not_end_the_list(run: Any, tmp_path: Path, mo
     first, *others = done.data
     assert first == {"name": "M=3_N=64_K=64_nn_f16", "error": done.data[0]["error"]}
     assert [x["name"] for x in others] == ["M=64_N=64_K=64_nn_f16"] * 2
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200 whose kernels take invented times, in place of the real thing."""
+    from weft.gemm import again
+    from weft.pipeline import gpu
+    from weft.tune import tuner
+
+    class Tuner(Invented):
+        def __init__(self, *args: object, **named: object) -> None:
+            super().__init__()
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            pass
+
+        def measure(self, trials: Iterable[ProblemTrial], *, progress: Any) -> Iterator[Measurement]:  # type: ignore[override]
+            yield from super().measure(trials)
+            progress(Progress(1, 16, 0, {Verdict.WRONG: 2}, 1, 0.1, 0.0))
+
+    def against(g: Gemm, *args: object, **named: object) -> dict[str, object]:
+        return {"library": {"median_us": 12.5}, "weft": {"median_us": 10.0}, "ratio": 1.25}
+
+    def alone(g: Gemm, facts: GpuFacts, **named: object) -> Found:
+        best = Outcome(Schedule("cublaslt", (("algorithm", 3),)), math.nan, "ok", (7.0,), 7.0)
+        return Found(g, facts.name, 1, [best], best, measured=True)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "survey", lambda options: (profile("h200"), find_nvrtc(), {}))
+    monkeypatch.setattr(tuner, "Tuner", Tuner)
+    monkeypatch.setattr(again, "against_cublas", against)
+    monkeypatch.setattr(again, "library_alone", alone)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_search_is_told_and_written(run: Any, tmp_path: Path) -> None:
+    done = run("MN=128", "K=256", "--against", "cublas")
+    assert done.code == 0, done.err
+    assert "searched  16 of " in done.out
+    assert "rejected  2 wrong" in done.out
+    assert "cuBLASLt  12.5 us, 1.25 times" in done.out
+    place = tmp_path / "outputs" / "M=128_N=128_K=256_nn_f16"
+    assert {f.name for f in place.iterdir()} == FILES
+    assert json.loads((place / "parameters.json").read_text())["against"]["ratio"] == 1.25
+    assert "stroke-dasharray" in (place / "search.svg").read_text()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_t_o_and_the_limit_decide_what_is_measured(run: Any) -> None:
+    counts = {
+        args: run(*args.split(), "--format", "json").data[0]["tried"]
+        for args in ("t=5", "O=2 --limit 40", "O=2 t=7", "O=65536", "O=1")
+    }
+    assert list(counts.values()) == [5, 40, 7, 16, 1]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_thirteen_shapes_without_a_list(run: Any, tmp_path: Path) -> None:
+    done = run("run", "--format", "json")
+    assert done.code == 0, done.err
+    assert len(done.data) == len(list((tmp_path / "outputs").iterdir())) == 13
 
 
 @pytest.mark.parametrize(
