@@ -55,11 +55,42 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         convolution(1, 64, 6, 6, 16, 5, 1, 2),
         Shape(6, 6, 16, 64, 16, 16, 1, 1, 1, False, False),
     ),
+    "tf32": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True, dtype=F32), replace(PLAIN, bn=32, bc=32)),
+    "tf32, ring": (
+        convolution(1, 40, 9, 9, 40, 3, 1, 1, dtype=F32),
+        Shape(4, 4, 64, 16, 16, 32, 1, 2, 1, False, False),
+    ),
+    "tf32, warps share a sum": (
+        convolution(2, 64, 9, 9, 40, 3, 2, 1, dtype=F32),
+        Shape(4, 4, 32, 64, 16, 32, 2, 2, 1, False, False),
+    ),
+    "tf32, cluster": (
+        convolution(1, 64, 7, 7, 32, 3, 1, 1, dtype=F32),
+        Shape(7, 7, 32, 32, 64, 16, 2, 1, 4, True, False),
+    ),
+    "tf32, stem": (
+        convolution(1, 3, 19, 17, 24, 7, 2, 3, fin=ROW, dtype=F32),
+        Shape(4, 8, 32, 4, 16, 32, 1, 1, 1, False, False),
+    ),
+    "tf32, stem, channels last": (
+        convolution(1, 3, 19, 17, 24, 7, 2, 3, dtype=F32),
+        Shape(4, 4, 32, 4, 16, 16, 2, 1, 1, False, False),
+    ),
+    "tf32, four channels": (
+        convolution(1, 4, 9, 9, 24, 3, 1, 1, dtype=F32),
+        Shape(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False),
+    ),
+    "tf32, last of candy": (
+        convolution(1, 32, 12, 13, 3, 9, before="reflect", fout=ROW, relu=False, dtype=F32),
+        Shape(2, 5, 32, 32, 16, 32, 2, 2, 1, False, True),
+    ),
+    "tf32, odd channels": (convolution(1, 5, 7, 9, 11, 3, 1, 1, dtype=F32), PLAIN),
+    "tf32, row-major": (convolution(2, 10, 8, 9, 24, 3, 2, 1, fin=ROW, fout=ROW, dtype=F32), replace(PLAIN, bc=32)),
 }
 
 
-def matched(problem: Problem) -> Product:
-    p = product_of(problem)
+def matched(problem: Problem, *, tf32: bool = True) -> Product:
+    p = product_of(problem, tf32=tf32)
     assert isinstance(p, Product), p
     return p
 
@@ -117,7 +148,6 @@ def test_schedules_hold_the_template_where_it_applies():
 @pytest.mark.parametrize(
     ("problem", "part"),
     [
-        (convolution(1, 16, 9, 9, 16, 3, dtype=F32), "f32"),
         (convolution(1, 16, 9, 9, 16, 1), "no convolution with a field"),
         (product((16, 32), (32, 16)), "no convolution with a field"),
         (convolution(1, 520, 9, 9, 16, 3, fin=ROW), "many channels"),
@@ -128,6 +158,14 @@ def test_what_is_declined_says_why(problem: Problem, part: str):
     assert isinstance(refused, Declined)
     assert part in refused.reason
     assert halo_choose.shapes(matched(problem), H200) == []
+
+
+def test_f32_is_declined_where_it_may_not_be_rounded():
+    exact = matched(convolution(1, 16, 9, 9, 16, 3, dtype=F32), tf32=False)
+    refused = halo.window(exact)
+    assert isinstance(refused, Declined)
+    assert "f32" in refused.reason
+    assert halo_choose.shapes(exact, H200) == []
 
 
 def test_shapes_that_do_not_fit_are_declined():

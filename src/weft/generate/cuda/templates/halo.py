@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.generate.cuda.templates import epilogue, mma
+from weft.generate.cuda.templates import epilogue, mma, tf32
 from weft.generate.cuda.templates.loaders import each, tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
 FEW = 4
@@ -40,7 +39,7 @@ class Shape(Parameters):
     tw: int
     bn: int
     bc: int
-    """Channels of a block: 4 (images of at most four) or a multiple of 16."""
+    """Channels of a block: 4 (images of at most four) or a multiple of 16, counted in words of 16 bits."""
     wm: int
     wn: int
     wk: int
@@ -74,12 +73,14 @@ class Window:
     """Eight neighbouring channels are 16 aligned bytes."""
     tables: int
     """Bytes of shared memory for tables of rows and columns."""
+    words: int = 1
+    """Words of 16 bits in an element."""
 
 
 def window(p: Product) -> Window | Declined:
     """The convolution that a product is, if the template takes it."""
     c = p.c
-    if p.dtype is DType.F32:
+    if not p.tensor:
         return Declined("tensor cores for f32")
     if len(c.dims) != 3 or c.kernel == (1, 1) or not c.w_const or p.batch:
         return Declined("no convolution with a field")
@@ -87,7 +88,7 @@ def window(p: Product) -> Window | Declined:
         return Declined("many channels that do not lie in chunks of 16 bytes")
     return Window(
         c.dims[1], c.dims[2], c.dims[0], c.groups, c.ic, c.oc, c.kernel, c.strides, c.dilations,
-        p.a_load == "taps", mma.table_bytes(p),
+        p.a_load == "taps", mma.table_bytes(p), p.words,
     )  # fmt: skip
 
 
@@ -125,15 +126,15 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of 16 of the sum per block of channels."""
+        """Steps of 16 words of the sum per block of channels."""
         if self.few:
-            return -(-self.taps // (4 * self.s.wk)) * self.s.wk
+            return -(-self.taps // (4 * self.s.wk)) * self.s.wk * self.w.words
         return self.taps * (self.s.bc // 16)
 
     @property
     def blocks(self) -> int:
         """Blocks of channels."""
-        return -(-self.w.ic // self.s.bc)
+        return -(-self.w.ic * (1 if self.few else self.w.words) // self.s.bc)
 
     @property
     def field(self) -> tuple[int, int]:
@@ -150,7 +151,7 @@ class Geometry:
     @property
     def pitch(self) -> int:
         """Bytes from pixel to pixel: eight neighbours lie in different banks."""
-        return 8 if self.few else self.s.bc * 2 + 16
+        return 8 * self.w.words if self.few else self.s.bc * 2 + 16
 
     @property
     def row_bytes(self) -> int:
@@ -191,7 +192,9 @@ class Geometry:
     @property
     def shared(self) -> int:
         """Dynamic shared memory of a block: stages or sums, tables, places of taps, a flag."""
-        return self.stages_end + -(-self.w.tables // 16) * 16 + (self.steps * 16 if self.few else 0) + 16
+        return (
+            self.stages_end + -(-self.w.tables // 16) * 16 + (self.steps // self.w.words * 16 if self.few else 0) + 16
+        )
 
     def tap(self, ky: int, kx: int) -> int:
         """Bytes from a pixel's place in the field to that of a tap."""
@@ -290,7 +293,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     packing = pack_fragments(p, f"{entry}_pack", order)
     text = (
         prelude()
-        + products(p.dtype)
+        + (tf32.FUNCTIONS if p.tf32 else "")
+        + products(p.multiplied)
         + args.constants
         + places
         + tap_table
@@ -318,9 +322,9 @@ def _tap_table(g: Geometry) -> tuple[str, str]:
     if not g.few:
         return "", ""
     kw = g.w.kernel[1]
-    places = [g.tap(i // kw, i % kw) if i < g.taps else 0 for i in range(4 * g.steps)]
+    places = [g.tap(i // kw, i % kw) if i < g.taps else 0 for i in range(4 * g.steps // g.w.words)]
     table = f"__device__ const int w_taps[] = {{{','.join(map(str, places))}}};\n"
-    fill = f"for (int i = t; i < {4 * g.steps}; i += {g.threads}) ((int*)(sm + TAPS))[i] = w_taps[i];"
+    fill = f"for (int i = t; i < {len(places)}; i += {g.threads}) ((int*)(sm + TAPS))[i] = w_taps[i];"
     return fill, table
 
 
@@ -353,9 +357,9 @@ def _fill_a(p: Product, g: Geometry) -> str:
     else:
         find = "int ao, at; " + place.format(at="at", ao="ao")
         ao, at = "ao", "at"
-    channel = f"cb * {s.bc} + ({chunk}) * 8" if g.blocks > 1 or per > 1 else "0"
+    channel = f"cb * {s.bc // w.words} + ({chunk}) * {8 // w.words}" if g.blocks > 1 or per > 1 else "0"
     if w.chunks:
-        full = w.ic % s.bc == 0
+        full = w.ic * w.words % s.bc == 0
         ok = f"{ao} >= 0" + ("" if full else f" && ch < {w.ic}")
         body = (
             f"{find} const int ch = {channel}; const bool ok = {ok};"
@@ -368,19 +372,22 @@ def _fill_a(p: Product, g: Geometry) -> str:
 def _gather(p: Product, g: Geometry, count: int, find: str, channel: str) -> str:
     """Statements: the field in pieces of fewer than 16 bytes, the loads of several pieces before their stores."""
     ic, walk = g.w.ic, p.c.a_walk
-    width, unit = FEW if g.few else 8, _unit(p, g)
+    width, unit = FEW if g.few else p.chunk, _unit(p, g)
     rounds = -(-count // g.threads)
     together = min(rounds, 8 if g.few else 4)
-    vector = "uint2" if g.few else "uint4"
-    kind = {1: storage(p.dtype), 2: "u32", 4: "uint2"}[unit]
-    if unit == 1:
+    vector = "uint2" if g.few and not p.tf32 else "uint4"
+    kind = {2: "u16", 4: "u32", 8: "uint2", 16: "uint4"}[unit * p.dtype.itemsize]
+    if p.tf32:
+        words = [f"v[j][{k // unit}]{'' if unit == 1 else '.' + 'xyzw'[k % unit]}" for k in range(4)]
+    elif unit == 1:
         words = [f"(u32)v[j][{2 * k}] | (u32)v[j][{2 * k + 1}] << 16" for k in range(width // 2)]
     elif unit == 2:
         words = [f"v[j][{k}]" for k in range(width // 2)]
     else:
         words = [f"v[j][{k // 2}].{'xy'[k % 2]}" for k in range(width // 2)]
     ao, at = ("ao", "at") if find else ("ao[i]", "at[i]")
-    value = f"ch + e * {unit} < {ic} && ok" if g.blocks * g.s.bc != ic else "ok"
+    whole = g.blocks * g.s.bc == ic * (1 if g.few else p.words)
+    value = "ok" if whole else f"ch + e * {unit} < {ic} && ok"
     read = (
         f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
         f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
@@ -488,8 +495,9 @@ def _multiply(p: Product, g: Geometry) -> str:
     for u in range(inner + 1):
         if u < inner:
             lines += _fetch(g, u)
+            lines += [f"w_round_tf32(fa{u % 2}[{i}]);" for i in range(mi if p.tf32 else 0)]
         if u:
-            lines.append(f"w_products_{p.dtype.value}(acc, fa{(u - 1) % 2}, fw{(u - 1) % 2});")
+            lines.append(f"w_products_{p.multiplied}(acc, fa{(u - 1) % 2}, fw{(u - 1) % 2});")
     return "\n".join([*lines, "}", "};"])
 
 
@@ -499,18 +507,20 @@ def _fetch(g: Geometry, u: int) -> list[str]:
     mi, ni = s.wm // 16, s.wn // 16
     to = u % 2
     if g.few:
-        lines = [f"{{ const int off = taps[{u * 4 * s.wk}];"]
+        words = g.w.words
+        four, part = u // words, u % words
+        lines = [f"{{ const int off = taps[{four * 4 * s.wk}]{f' + {part * 8}' if words > 1 else ''};"]
         lines += [
             f"{{ const uint2 lo = *(const uint2*)(sm + a + from[{i}][0] + off),"
             f" hi = *(const uint2*)(sm + a + from[{i}][1] + off);"
             f" fa{to}[{i}][0] = lo.x; fa{to}[{i}][1] = hi.x; fa{to}[{i}][2] = lo.y; fa{to}[{i}][3] = hi.y; }}"
             for i in range(mi)
         ]
-        if (u + 1) * 4 * s.wk > g.taps:
+        if (four + 1) * 4 * s.wk > g.taps:
             zero = " ".join(f"fa{to}[{i}][{e}] = 0;" for i in range(mi) for e in range(4))
-            lines.append(f"if ({u * 4 * s.wk} + wk * 4 + (lane & 3) >= {g.taps}) {{ {zero} }}")
+            lines.append(f"if ({four * 4 * s.wk} + wk * 4 + (lane & 3) >= {g.taps}) {{ {zero} }}")
         lines.append("}")
-        step = f"({u * s.wk} + wk)"
+        step = f"({u * s.wk} + wk)" if words == 1 else f"(({four * s.wk} + wk) * {words} + {part})"
     else:
         per = s.bc // 16 // s.wk
         ky, kx = divmod(u // per, 1 if s.wide else g.w.kernel[1])
@@ -521,11 +531,11 @@ def _fetch(g: Geometry, u: int) -> list[str]:
     return lines + [f"fw{to}[{j}] = part[{step} * {pairs * 32} + {j * 32}];" for j in range(ni)]
 
 
-def products(dtype: DType) -> str:
-    """The function that multiplies one step's fragments."""
-    mma_ = f"w_mma_{dtype.value}"
+def products(kind: str) -> str:
+    """The function that multiplies one step's fragments of f16, bf16 or tf32."""
+    mma_ = f"w_mma_{kind}"
     return f"""template <int M, int N>
-W_FN void w_products_{dtype.value}(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const uint4 (&b)[N]) {{
+W_FN void w_products_{kind}(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const uint4 (&b)[N]) {{
 #pragma unroll
   for (int i = 0; i < M; ++i)
 #pragma unroll

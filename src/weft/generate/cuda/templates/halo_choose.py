@@ -86,7 +86,7 @@ def _depths(w: Window) -> list[int]:
     """Channels of a block."""
     if w.ic <= FEW:
         return [FEW]
-    sixteens = -(-w.ic // 16)
+    sixteens = -(-w.ic * w.words // 16)
     found = {-(-sixteens // k) * 16 for k in range(1, sixteens + 1)}
     return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
 
@@ -175,13 +175,13 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int, operations: int = 0) -> 
         body = load * s.stages + 1.3 * max(load, compute, 900.0 / s.stages) * g.deepest
     tile = g.bm * s.bn
     finished = s.th * s.tw * min(s.bn, w.oc)
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * (1 + operands) / 32
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + operands) / 32
     end = 500.0 + max(active * stores, finished / g.threads * (12.0 if not s.wide else 40.0))
     end += max(active * g.threads / 128, 1.0) * finished / g.threads * 3.0 * operations
     if s.split > 1:
         end += (1500.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
     if 2 * shared > facts.shared_per_sm:
         end += _ALONE
-    weights = g.columns * g.taps * w.ic * w.groups * 2
+    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.words
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
     return 1.1 * max(waves * (body + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)

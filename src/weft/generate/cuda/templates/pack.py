@@ -92,7 +92,7 @@ class FragmentOrder:
     columns: int
     bn: int
     bc: int
-    """4: a step is four taps of up to four channels; else a step is 16 channels of a tap."""
+    """In words of 16 bits. 4: a step is four taps of up to four channels; else a step is 16 words of a tap."""
     blocks: int
     taps: int
     steps: int
@@ -101,15 +101,21 @@ class FragmentOrder:
 
 
 def pack_fragments(p: Product, entry: str, order: FragmentOrder) -> Packing:
-    """Repacking into [group][column tile][channel block][step][16 columns][lane][8].
+    """Repacking into [group][column tile][channel block][step][16 columns][lane][16 bytes].
 
-    Those are fragments of m16n8k16 as lanes hold them, two neighbouring tiles of 8 columns side by side.
+    Those are fragments of m16n8k16, or m16n8k8 of TF32, as lanes hold them, two neighbouring tiles of 8 columns side by
+    side. In TF32 four taps of four channels take two steps.
     """
     c, kind, o = p.c, storage(p.dtype), order
-    tiles = -(-o.columns // o.bn)
-    total = c.groups * tiles * o.blocks * o.steps * o.bn * 16
+    tiles, v = -(-o.columns // o.bn), p.chunk
+    row = 2 * v * o.bn
+    total = c.groups * tiles * o.blocks * o.steps * row
     per = o.bc // 16
-    if o.bc == 4:
+    if p.tf32 and o.bc == 4:
+        place = "tap = step / 2 * 4 + q, ch = step % 2 * 2 + high"
+    elif p.tf32:
+        place = f"tap = step / {per}, ch = cb * {o.bc // 2} + step % {per} * 8 + high * 4 + q"
+    elif o.bc == 4:
         place = "tap = step * 4 + q, ch = high * 2 + (e & 1)"
     else:
         place = f"tap = step / {per}, ch = cb * {o.bc} + step % {per} * 16 + high * 8 + 2 * q + (e & 1)"
@@ -124,17 +130,17 @@ def pack_fragments(p: Product, entry: str, order: FragmentOrder) -> Packing:
 extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
   const u32 i = blockIdx.x * 256u + threadIdx.x;
   if (i >= {total}u) return;
-  const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % {o.bn // 16}, step = i / {16 * o.bn} % {o.steps};
-  const int rest = i / {16 * o.bn * o.steps}, cb = rest % {o.blocks}, nt = rest / {o.blocks} % {tiles};
-  const int g = rest / {o.blocks * tiles}, q = lane & 3, high = e >> 1 & 1;
-  const int n = nt * {o.bn} + pair * 16 + (e >> 2) * 8 + (lane >> 2);
+  const int e = i % {v}, lane = i / {v} % 32, pair = i / {32 * v} % {o.bn // 16}, step = i / {row} % {o.steps};
+  const int rest = i / {row * o.steps}, cb = rest % {o.blocks}, nt = rest / {o.blocks} % {tiles};
+  const int g = rest / {o.blocks * tiles}, q = lane & 3, high = {"e & 1" if p.tf32 else "e >> 1 & 1"};
+  const int n = nt * {o.bn} + pair * 16 + (e >> {1 if p.tf32 else 2}) * 8 + (lane >> 2);
   const int {place};
   const int {split};
   {kind} v = 0;
   if (n < {o.columns} && tap < {o.taps} && ch < {c.ic})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + o * {w.channel} + ky * {c.w_kernel[0]}
                                   + kx * {c.w_kernel[1]} + ch * {c.w_k}];
-  (({kind}*)pk)[i] = v;
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
 }}
 """
 

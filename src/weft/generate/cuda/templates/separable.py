@@ -121,7 +121,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
     text = (
         prelude()
-        + halo.products(one.dtype)
+        + halo.products(one.multiplied)
         + constants
         + "\n".join(x for x in lines if x)
         + "\n"
