@@ -48,6 +48,10 @@ class Facts(Protocol):
         """FLOP/s with all threads."""
 
     @property
+    def ceiling_flops_f32(self) -> float:
+        """FLOP/s that no kernel exceeds."""
+
+    @property
     def lanes_f32(self) -> int:
         """f32 lanes of a vector."""
 
@@ -75,7 +79,7 @@ def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     """Microseconds that no correct kernel can beat when its inputs may be warm.
 
     Bytes that fit no cache go at most at the probed memory bandwidth, all bytes at most at the best probed one;
-    products at most at the probed peak. Each with a margin. f64 runs at half the rate of f32; narrower types may have
+    products at most at the full clock. Each with a margin. f64 runs at half the rate of f32; narrower types may have
     units that were not probed, so their products count as nothing.
     """
     if isinstance(facts, GpuFacts):
@@ -87,7 +91,7 @@ def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     dram = max(facts.bandwidth_at(total), facts.bandwidth_at(total, read_only=True))
     beyond = max(0, total - cached)
     memory = max(total / fastest, beyond / dram) / MARGIN / 1e3  # bytes per GB/s are nanoseconds
-    rate = {DType.F32: facts.peak_flops_f32, DType.F64: facts.peak_flops_f32 / 2}
+    rate = {DType.F32: facts.ceiling_flops_f32, DType.F64: facts.ceiling_flops_f32 / 2}
     types = {n.type.dtype for n in problem.graph.nodes if CATEGORY[n.prim] is Category.LINEAR}
     peak = max((rate.get(t, float("inf")) for t in types), default=float("inf"))
     compute = work.contraction_flops / peak / MARGIN * 1e6
@@ -95,13 +99,18 @@ def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
 
 
 EFFICIENCY = {Prim.MATMUL: 0.6, Prim.CONV: 0.45}
-"""Share of peak that a good kernel reaches on common shapes."""
+"""Share of the ceiling that a good kernel reaches on common shapes."""
 LAST_GAIN = 1.2
 """Convolutions that vectorise over channels read them side by side."""
 TRANSCENDENTAL_OPERATIONS = 12.0
 """Vector operations of one exp, tanh or erf, in units of one addition."""
-STRIDED = 2.5
-"""Factor on traffic when a kernel reads one memory order and writes another."""
+STRIDED, SCATTERED = 2.5, 6.0
+"""Factor on traffic when a kernel reads one memory order and writes another, and when it writes channels-last what it
+reads row-major: rows of images are often powers of two long, so that what is gathered shares few sets of the caches."""
+WRITTEN = 2.0
+"""A line that is written is read before."""
+PICKED = 40.0
+"""Additions that one element costs which is gathered along the innermost dimension."""
 
 
 def estimate_us(problem: Problem, facts: Facts | GpuFacts) -> float:
@@ -112,7 +121,8 @@ def estimate_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     if isinstance(facts, GpuFacts):
         return gpu_estimate_us(problem, facts)
     graph = problem.graph
-    total = sum(graph.type_of(i).nbytes for i in graph.inputs) + sum(graph.type_of(o).nbytes for o in graph.outputs)
+    read = sum(graph.type_of(i).nbytes for i in graph.inputs)
+    written = sum(graph.type_of(o).nbytes for o in graph.outputs)
     contraction = elementwise = 0.0
     for node in graph.nodes:
         flops = float(node_flops(node, graph))
@@ -120,12 +130,14 @@ def estimate_us(problem: Problem, facts: Facts | GpuFacts) -> float:
             gain = LAST_GAIN if node.prim is Prim.CONV and Format.LAST in problem.input_formats else 1.0
             contraction += flops / (EFFICIENCY[node.prim] * gain * _fill(graph, node, facts))
         elif CATEGORY[node.prim] is Category.LAYOUT:
-            elementwise += node.type.size
+            elementwise += (PICKED if _picks(problem, node) else 1.0) * node.type.size
         else:
             elementwise += flops + (TRANSCENDENTAL_OPERATIONS - 1) * node_transcendentals(node, graph)
     # an addition per lane and cycle is a fourth of the peak of two FMA units
-    compute = (contraction + 4.0 * elementwise) / facts.peak_flops_f32 * 1e6
-    traffic = total / facts.bandwidth_at(max(total, 1)) / 1e3 * _order_factor(problem)
+    compute = (contraction + 4.0 * elementwise) / facts.ceiling_flops_f32 * 1e6
+    # what is measured has left the second-level caches: buffers are rotated
+    rate = facts.bandwidth_at(max(read + written, 4 * facts.l2_bytes * facts.threads))
+    traffic = (read + WRITTEN * written) / rate / 1e3 * _order_factor(problem)
     parallel = facts.fork_us if facts.threads > 1 and max(compute, traffic) > facts.fork_us / 4 else 0.0
     return 0.2 + parallel + max(compute, traffic) + 0.2 * min(compute, traffic)
 
@@ -143,15 +155,25 @@ def _fill(graph: Graph, node: Node, facts: Facts) -> float:
     return 0.12 if per_group <= 1 else max(0.05, min(1.0, per_group / facts.lanes_f32))
 
 
+def _picks(problem: Problem, node: Node) -> bool:
+    """Does a primitive gather single elements, along what lies innermost in memory?"""
+    if node.prim not in (Prim.GATHER, Prim.TAKE_ALONG) or Format.LAST in problem.output_formats:
+        return False
+    return cast("a.GatherAttrs", node.attrs).axis == problem.graph.type_of(node.inputs[0]).rank - 1
+
+
 def _order_factor(problem: Problem) -> float:
     """Reading one memory order and writing the other costs cache lines that are used in part."""
     graph = problem.graph
-    orders = {
-        f
-        for v, f in _formatted(problem, graph.inputs, problem.input_formats)
-        + _formatted(problem, graph.outputs, problem.output_formats)
-        if graph.type_of(v).rank == 4 and graph.type_of(v).shape[1] > 1
-    }
+
+    def orders_of(nodes: tuple[NodeId, ...], formats: tuple[Format, ...]) -> set[Format]:
+        images = ((v, f) for v, f in _formatted(problem, nodes, formats) if graph.type_of(v).rank == 4)
+        return {f for v, f in images if graph.type_of(v).shape[1] > 1}
+
+    read, written = orders_of(graph.inputs, problem.input_formats), orders_of(graph.outputs, problem.output_formats)
+    orders = read | written
+    if len(orders) > 1 and Format.LAST in written and Format.LAST not in read:
+        return SCATTERED
     transposes = any(
         n.prim is Prim.TRANSPOSE and cast("a.TransposeAttrs", n.attrs).perm[-1] != n.type.rank - 1 for n in graph.nodes
     )
