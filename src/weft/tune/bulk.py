@@ -12,6 +12,7 @@ import ctypes
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 CHUNK = 1 << 14
@@ -110,14 +111,28 @@ def classes(x: torch.Tensor) -> torch.Tensor:
         return _classes(x)
     out = torch.empty_strided(x.shape, x.stride(), dtype=torch.int8, device=x.device)
     for piece, target in _pieces(x, out):
-        target.copy_(_classes(piece))
+        if is_finite(piece):
+            target.zero_()
+        else:
+            target.copy_(_classes(piece))
     return out
+
+
+def is_finite(x: torch.Tensor) -> bool:
+    """Is there neither NaN nor infinity in a piece of floats?"""
+    if x.is_cpu and x.dtype in (torch.float32, torch.float64):
+        return bool(np.isfinite(x.numpy()).all())  # one pass, where torch makes four
+    return bool(torch.isfinite(x).all())
+
+
+def _same_classes(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return not bool(want.any()) if is_finite(got) else torch.equal(_classes(got), want)
 
 
 def same_classes(got: torch.Tensor, want: torch.Tensor, judged: torch.Tensor | None) -> bool:
     """Is every judged element of `got` of the class in `want` (int8)? All are `aligned`."""
     if judged is None:
-        return all(torch.equal(_classes(g), w) for g, w in _pieces(got, want))
+        return all(_same_classes(g, w) for g, w in _pieces(got, want))
     return not any(bool(((_classes(g) != w) & j).any()) for g, w, j in _pieces(got, want, judged))
 
 
