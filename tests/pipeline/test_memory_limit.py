@@ -22,7 +22,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish
 from weft.pipeline.problems import Entry, Problems, collect
-from weft.pipeline.search import Known, search
+from weft.pipeline.stream import Inline, stream
 from weft.pipeline.warm import plan_key
 
 
@@ -60,14 +60,16 @@ def alive_bytes(graph: Graph, plan: Plan) -> int:
 
 def found(posed: tuple[Alternatives, Problems], options: Options) -> list[Plan]:
     alternatives, problems = posed
-    known: Known = search(
+    known = stream(
         alternatives.graph,
         problems,
         alternatives,
         DearFusion(problems),
         options,
         out_of_time=lambda: False,
+        spent=lambda: 0.0,
         say=lambda line: None,
+        solver=Inline(),
     )
     assert known.complete
     ranked = choose.rank(problems, known.measurements, library_only=False)

@@ -17,11 +17,13 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST, Entry, Problems, collect, make_kernels
-from weft.pipeline.search import MIN_BATCH, Known, search
+from weft.pipeline.search import Known
+from weft.pipeline.stream import Inline, stream
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
 OPTIONS = Options()
+BATCH = 6
 
 
 @pytest.fixture
@@ -63,14 +65,17 @@ class Machine:
 def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000) -> Known:
     alternatives, problems = posed
     left = iter(range(rounds))
-    return search(
+    return stream(
         alternatives.graph,
         problems,
         alternatives,
         machine,
         OPTIONS,
         out_of_time=lambda: next(left, None) is None,
+        spent=lambda: 0.0,
         say=lambda line: None,
+        batch=BATCH,
+        solver=Inline(),
     )
 
 
@@ -92,12 +97,51 @@ def test_the_first_kernels_go_first_and_the_others_where_it_matters(posed: tuple
     assert not any(e.more and e.widened for e in many)
 
 
-def test_a_search_cut_short_has_measured_the_longest(posed: tuple[Alternatives, Problems]) -> None:
-    machine = Machine(posed[1])
-    known = run(posed, machine, rounds=1)
+def test_a_search_cut_short_has_measured_what_saves_most(posed: tuple[Alternatives, Problems]) -> None:
+    whole, cut = Machine(posed[1]), Machine(posed[1])
+    run(posed, whole)
+    alternatives, _ = posed
+    again = collect(
+        alternatives.graph,
+        enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates,
+        alternatives,
+        FACTS,
+    )
+    known = run((alternatives, again), Machine(again), rounds=2)
     assert not known.complete
-    assert len(machine.batches) == 1
-    assert len(known.best_us) >= MIN_BATCH
+    assert 1 <= len(known.best_us) <= BATCH
+    first = [key for key, _ in whole.asked]
+    assert set(known.best_us) == set(first[: len(known.measurements)])
+    assert cut.asked == []
+
+
+def test_late_plans_are_made_of_what_is_known(posed: tuple[Alternatives, Problems]) -> None:
+    alternatives, problems = posed
+    early, late = Machine(problems), Machine(problems)
+    for machine, spent in ((early, 0.0), (late, 1.0)):
+        fresh = collect(
+            alternatives.graph,
+            enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates,
+            alternatives,
+            FACTS,
+        )
+        machine.problems = fresh
+        left = iter(range(12))
+        stream(
+            alternatives.graph,
+            fresh,
+            alternatives,
+            machine,
+            OPTIONS,
+            out_of_time=lambda left=left: next(left, None) is None,
+            spent=lambda spent=spent: spent,
+            say=lambda line: None,
+            batch=BATCH,
+            late=0.5,
+            solver=Inline(),
+        )
+    # at raised prices what is unknown is asked for less
+    assert len({k for k, _ in late.asked}) <= len({k for k, _ in early.asked})
 
 
 def test_without_time_nothing_is_asked(posed: tuple[Alternatives, Problems]) -> None:

@@ -36,9 +36,9 @@ from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, finish, reference, summary, warm
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.pipeline.search import Known, search
+from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
-from weft.pipeline.stream import stream
+from weft.pipeline.stream import BATCH, BATCH_ON_CPU, LATE, LATE_ON_CPU, Inline, stream
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -287,12 +287,19 @@ def measure(
             done.add((found.problem_key, found.schedule))
             yield found
 
-    posed = (alternatives.graph, problems, alternatives, measure_batches, options)
-    note = partial(say, "measure")
-    if setting.on_gpu:
-        known: Known = stream(*posed, out_of_time=out_of_time, spent=spent, say=note)
-    else:
-        known = search(*posed, out_of_time=out_of_time, say=note)
+    known = stream(
+        alternatives.graph,
+        problems,
+        alternatives,
+        measure_batches,
+        options,
+        out_of_time=out_of_time,
+        spent=spent,
+        say=partial(say, "measure"),
+        batch=BATCH if setting.on_gpu else BATCH_ON_CPU,
+        late=LATE if setting.on_gpu else LATE_ON_CPU,
+        solver=None if setting.on_gpu else Inline(),
+    )
     known.reused = lookups
     return known
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,10 +23,10 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
 from weft.orchestrate.extract import Extracted, extract, format_choices
 
-FIRST = 3
+FIRST = 1
 """Kernels of each generator that are made and measured before it is known whether the problem matters."""
-FIRST_ON_GPU = 2
-"""The same of generated kernels on a GPU, where whole plans are known sooner with fewer."""
+FIRST_ON_GPU, FIRST_CALLS_ON_GPU = 2, 3
+"""The same on a GPU, of generated kernels and of library calls where nothing is generated."""
 LIBRARY_FROM_US = 7.0
 """On a GPU, products whose estimate is below this are first tried without the library: it seldom won there."""
 
@@ -114,6 +116,23 @@ class Problems:
 
 def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
     """Cut every candidate out in each of its format choices; equal ones become one entry."""
+    with without_collection():
+        return _collect(graph, candidates, alternatives, facts)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No search for garbage in here: thousands of graphs are made, and all of them stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
     found = Problems({})
     known: dict[str, Problem] = {}
     for candidate in candidates:
@@ -161,5 +180,5 @@ def _first_of(entry: Entry, found: Sequence[Offer]) -> list[int]:
     library = [any(isinstance(kernel, LibraryCall) for _, kernel in offer.kernels) for offer in found]
     generated = any(offer.kernels for offer, its in zip(found, library, strict=True) if not its)
     worth = entry.sort.startswith("product") and entry.estimate_us >= LIBRARY_FROM_US
-    calls = 1 if worth else 0 if generated else FIRST
+    calls = 1 if worth else 0 if generated else FIRST_CALLS_ON_GPU
     return [calls if its else FIRST_ON_GPU for its in library]

@@ -1,4 +1,6 @@
-"""Measuring on demand without rounds: a GPU measures some problems while the next are chosen, written and built.
+"""Measuring on demand: what an optimal plan would use if it were as fast as it might be, batch by batch.
+
+Where nothing is disturbed by it (a GPU measures), problems are chosen, written and built while others are measured.
 
     batch 0, 1     the best plan's problems at predicted prices, those that save most over single primitives first
     batch n        the unmeasured problems of the best plan by what was measured when it was begun, then all kernels of
@@ -17,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import final
+from typing import ParamSpec, TypeVar, final
 
 from weft.ir.graph import Graph
 from weft.kernels.formats import Format
@@ -34,14 +36,28 @@ SORT_WEIGHT = 1.0
 """Of what is known of the sort, in measurements of a family."""
 FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
-BATCH = 24
-"""Problems that are built at a time."""
+BATCH, BATCH_ON_CPU = 24, 12
+"""Problems that are asked for at a time."""
 GAP, SOLVER_S = 0.015, 1.5
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
-LATE, LATE_PRICE = 0.8, 1.4
-"""Share of the budget after which the plan is first made with this factor."""
+LATE, LATE_ON_CPU, LATE_PRICE = 0.8, 0.4, 1.4
+"""Share of the budget after which the plan is first made with this factor. A CPU measures some three problems a second,
+and large networks have hundreds in their plans."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@final
+class Inline(Executor):
+    """Does things when they are asked for: where a solver would take a core from what is measured."""
+
+    def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+        """See `Executor`."""
+        done: Future[_R] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
 
 
 @dataclass
@@ -98,15 +114,19 @@ def stream(
     spent: Callable[[], float],
     say: Callable[[str], None],
     batch: int = BATCH,
+    late: float = LATE,
     solver: Executor | None = None,
 ) -> Known:
-    """As `search`; `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread.
+    """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
+
+    `spent` says which share of the budget is gone, from 0 to 1; from `late` on plans are first made of what is known.
+    `solver`: None: a thread.
 
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
     with ThreadPoolExecutor(1) as thread:
-        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, say, batch, solver or thread)
+        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, late, say, batch, solver or thread)
         while not out_of_time():
             before = asking.number
             for m in measure(asking.batches()):
@@ -151,6 +171,7 @@ class Asking:
         options: Options,
         out_of_time: Callable[[], bool],
         spent: Callable[[], float],
+        late: float,
         say: Callable[[str], None],
         batch: int,
         solver: Executor,
@@ -160,7 +181,7 @@ class Asking:
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
         self._options, self._batch, self._solver = options, batch, solver
-        self._out_of_time, self._spent, self._say = out_of_time, spent, say
+        self._out_of_time, self._spent, self._late, self._say = out_of_time, spent, late, say
         self._flying: dict[str, Entry] = {}
         self._asked: set[tuple[str, bool]] = set()
         self._queue: list[_Wish] = []
@@ -222,7 +243,7 @@ class Asking:
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        if len(self._prices) == len(PRICES) and self._spent() >= LATE:
+        if len(self._prices) == len(PRICES) and self._spent() >= self._late:
             self._prices, self._level = (LATE_PRICE, *PRICES), 0
         self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
