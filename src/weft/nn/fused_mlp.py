@@ -12,7 +12,7 @@ from torch import nn
 from weft.generate.cuda.training import Network
 from weft.ir.declined import Declined
 from weft.nn.autograd import by_composite, fused
-from weft.nn.kernels import DTYPES, WIDEST, Forward, Kernels, kernels_of, make_current
+from weft.nn.kernels import DTYPES, WIDEST, Backward, Forward, Kernels, kernels_of, make_current
 from weft.nn.layers import Layers, layers_of
 
 _MOST_ROWS = 1 << 30
@@ -24,7 +24,7 @@ class FusedMLP(nn.Sequential):
 
     It holds the modules that the given one holds, under the same names: parameters, `state_dict`, hooks of the whole
     and `.to(...)` are as before. On a GPU of compute capability 8.0 or more, with 16-bit parameters or under
-    `torch.autocast`, its forward pass is one kernel and its backward pass is three, which keep no activations in
+    `torch.autocast`, its forward pass is one kernel and its backward pass is three more, which keep no activations in
     between; gradients are the same bits in every run. Everywhere else it is the module that it was made from:
     `why_not(x)` says why. Gradients of gradients are taken through torch's operations.
 
@@ -147,6 +147,8 @@ class _Run:
         self._views: list[torch.Tensor] = []
         self._versions: object = None
         self._stamp = 0
+        self._blocks: torch.Tensor | None = None
+        self._blocks_stamp = 0
         self._packed: dict[int, tuple[Forward, list[torch.Tensor], int]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._captured = False
@@ -225,12 +227,21 @@ class _Run:
             sums = None
             if any(needs[1:]):
                 sums = torch.empty(self.kernels.net.elements, dtype=kind, device=x.device)
-            made.run(x, dy, flat, dx, sums)
+            made.run(x, dy, self._image(made, flat), dx, sums)
             found: list[torch.Tensor | None] = [dx]
             for place, p, need in zip(self.kernels.net.places(), parameters, needs[1:], strict=True):
                 part = None if sums is None or not need else sums[place.offset : place.offset + place.size]
                 found.append(None if part is None else part.view(place.shape).to(p.dtype))
             return found
+
+    def _image(self, made: Backward, flat: torch.Tensor) -> torch.Tensor:
+        """Of the weights as the kernels of gradients read them."""
+        if self._blocks is None or self._blocks_stamp != self._stamp:
+            if self._blocks is None:
+                self._blocks = made.image(flat)
+            made.pack(flat, self._blocks)
+            self._blocks_stamp = self._stamp
+        return self._blocks
 
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """By torch."""

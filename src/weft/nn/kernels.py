@@ -76,7 +76,7 @@ class Forward:
 
 @dataclass(eq=False)
 class Backward:
-    """The three kernels of gradients."""
+    """The kernels of gradients."""
 
     plan: Gradient
     functions: dict[str, Function] = field(default_factory=dict)
@@ -87,11 +87,19 @@ class Backward:
         threads = (entry.threads, 1, 1)
         self.functions[entry.name].launch(grid, threads, arguments, shared_bytes=entry.shared_bytes, stream=stream())
 
+    def image(self, flat: torch.Tensor) -> torch.Tensor:
+        """Room for the image of the weights."""
+        return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=flat.device)
+
+    def pack(self, flat: torch.Tensor, image: torch.Tensor) -> None:
+        """Make the image from the parameters in their buffer."""
+        self.launch(self.plan.pack, self.plan.pack.blocks, flat.data_ptr(), image.data_ptr())
+
     def run(
         self,
         x: torch.Tensor,
         dy: torch.Tensor,
-        parameters: torch.Tensor,
+        image: torch.Tensor,
         dx: torch.Tensor | None,
         gradients: torch.Tensor | None,
         limit: int = KEPT_BYTES,
@@ -109,7 +117,7 @@ class Backward:
             addresses = [t[at : at + n].data_ptr() for t in (x, dy)]
             to = 0 if dx is None else dx[at : at + n].data_ptr()
             chain = plan.chain
-            self.launch(chain, groups, *addresses, parameters.data_ptr(), kept.data_ptr(), to, n)
+            self.launch(chain, groups, *addresses, image.data_ptr(), kept.data_ptr(), to, n)
             if gradients is not None:
                 more = int(at > 0)
                 self.launch(plan.sums, plan.sums.blocks, kept.data_ptr(), partial.data_ptr(), plan.count(n), more)
@@ -215,7 +223,7 @@ class Kernels:
         for plan, result in whole or compiled:
             try:
                 module = Module(result.path)
-                entries = (plan.chain, plan.sums, plan.finish) if parameters else (plan.chain,)
+                entries = (plan.pack, plan.chain, plan.sums, plan.finish)[: 4 if parameters else 2]
                 made = Backward(plan, {e.name: module.function(e.name) for e in entries})
                 for e in entries:
                     made.functions[e.name].prepare(e.shared_bytes)
@@ -227,10 +235,11 @@ class Kernels:
         return best[1]
 
     def _time_backward(self, found: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor) -> float:
-        dx = torch.empty_like(x)
+        dx, image = torch.empty_like(x), found.image(flat)
+        found.pack(flat, image)
         sums = torch.empty(self.net.elements, dtype=torch.float32, device=x.device)
         needed = sums if found.plan.partial_bytes else None
-        return _least(lambda: found.run(x, dy, flat, dx, needed))
+        return _least(lambda: found.run(x, dy, image, dx, needed))
 
 
 def _least(call: Callable[[], object]) -> float:

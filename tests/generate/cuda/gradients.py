@@ -46,7 +46,7 @@ def network(
 
 
 def text_of(g: Gradient, *, parameters: bool = True) -> Text:
-    counts = ((g.chain, 6), (g.sums, 4), (g.finish, 2))[: 3 if parameters else 1]
+    counts = ((g.pack, 2), (g.chain, 6), (g.sums, 4), (g.finish, 2))[: 4 if parameters else 2]
     return Text(
         g.text,
         tuple(
@@ -138,6 +138,12 @@ class Runner:
         flat = Buffer(2 * net.elements, 0)
         for place, p in zip(net.places(), parameters, strict=True):
             flat.data[2 * place.offset : 2 * (place.offset + place.size)] = to_memory(p, net.dtype, Format.ROW)
+        image = Buffer(g.image_bytes)
+        self.library.clear_buffers()
+        for b in (flat, image):
+            self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+        self._start(g.pack, [flat.address, image.address], g.pack.blocks)
+        assert image.intact() and flat.intact()
         partial, out = Buffer(g.partial_bytes), Buffer(4 * net.elements)
         pieces = []
         for at in range(0, len(x), chunk):
@@ -146,11 +152,11 @@ class Runner:
             ins[0].data[:] = to_memory(x[at : at + rows], net.given, Format.ROW)
             ins[1].data[:] = to_memory(dy[at : at + rows], net.dtype, Format.ROW)
             kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.widths[0] * net.given.itemsize)
-            everything = (*ins, flat, kept, dx, partial, out)
+            everything = (*ins, image, kept, dx, partial, out)
             self.library.clear_buffers()
             for b in everything:
                 self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
-            addresses = [b.address for b in (*ins, flat, kept, dx)]
+            addresses = [b.address for b in (*ins, image, kept, dx)]
             self._start(g.chain, [*addresses, rows], min(self.blocks, g.count(rows) // g.tiles))
             pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.widths[0]), Format.ROW))
             if sums:

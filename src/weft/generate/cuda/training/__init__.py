@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from weft.generate.cuda.training.activation import KINDS, Activation
-from weft.generate.cuda.training.gradient import Gradient, Shape, gradient, shapes
+from weft.generate.cuda.training.chain import Shape
+from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
 from weft.generate.cuda.training.network import Network, Place, forward_problem
 
 __all__ = ["KINDS", "Activation", "Gradient", "Network", "Place", "Shape", "forward_problem", "gradient", "shapes"]

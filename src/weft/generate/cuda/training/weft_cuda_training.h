@@ -2,30 +2,10 @@
 // In memory and in shared memory values and weights lie in blocks of 8 rows of 8 columns, 128 bytes each, so that one
 // image serves a product and its transposed. W_KIND is f16 or bf16. Includes nothing.
 typedef long long w_rows;
-W_FN void w_keep(char* to, const u32 (&a)[4], int k, int lane) {
+W_FN void w_keep(char* to, const u32 (&a)[4], int k, int lane, bool live) {
 #pragma unroll
-  for (int e = 0; e < 4; ++e) *(u32*)(to + ((2 * k + (e >> 1)) * 2 + (e & 1)) * 128 + lane * 4) = a[e];
-}
-// Weights (N, K) of memory into blocks [N / 8][K / 8], padded with zeros.
-template <int K, int N> W_FN void w_blocks(unsigned char* to, const u16* w, int t, int threads) {
-  constexpr int KB = (K + 15) / 16 * 2, NP = (N + 15) / 16 * 16;
-  if constexpr (K % 8 == 0) {
-    for (int i = t; i < NP * KB; i += threads) {
-      const int n = i / KB, k = i % KB;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (n < N && k * 8 < K) v = *(const uint4*)(w + n * K + k * 8);
-      *(uint4*)(to + (n / 8 * KB + k) * 128 + n % 8 * 16) = v;
-    }
-  } else {
-    for (int i = t; i < NP * KB * 8; i += threads) {
-      const int n = i / (KB * 8), k = i % (KB * 8);
-      const u16 v = n < N && k < K ? w[n * K + k] : (u16)0;
-      *(u16*)(to + (n / 8 * KB + k / 8) * 128 + n % 8 * 16 + k % 8 * 2) = v;
-    }
-  }
-}
-template <int N> W_FN void w_vector(unsigned char* to, const u16* b, int t, int threads) {
-  for (int i = t; i < (N + 15) / 16 * 16; i += threads) ((float*)to)[i] = i < N ? w_unpack_W_KIND(b[i]).x : 0.0f;
+  for (int e = 0; e < 4; ++e)
+    if (live) *(u32*)(to + ((2 * k + (e >> 1)) * 2 + (e & 1)) * 128 + lane * 4) = a[e];
 }
 // Two neighbouring columns of a row-major matrix with K columns as a word of 16-bit numbers.
 template <int K> W_FN u32 w_pair(const u16* p, int column) {
@@ -81,46 +61,45 @@ template <int C, int T> W_FN void w_zero(float (&d)[T][C][4]) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) d[m][c][e] = 0.0f;
 }
-// d = b + a W^T of one layer with K and N sixteens of columns
-template <int K, int N, int T>
-W_FN void w_up(float (&d)[T][2 * N][4], const u32 (&a)[T][K][4], u32 w, const float* b, int lane) {
+template <int N, int T> W_FN void w_begin(float (&d)[T][2 * N][4], const float* b, int lane) {
 #pragma unroll
   for (int c = 0; c < 2 * N; ++c) {
     const float2 v = *(const float2*)(b + c * 8 + (lane & 3) * 2);
 #pragma unroll
     for (int m = 0; m < T; ++m) d[m][c][0] = d[m][c][2] = v.x, d[m][c][1] = d[m][c][3] = v.y;
   }
-  const u32 at = w + ((lane >> 4) * (2 * K) + (lane >> 3 & 1)) * 128 + (lane & 7) * 16;
+}
+// d += a W^T over sixteens [FIRST, LAST) of the K of a layer; blocks of weights lie at w as [k / 16][n / 8][k / 8 % 2]
+template <int K, int N, int T, int FIRST, int LAST>
+W_FN void w_up(float (&d)[T][2 * N][4], const u32 (&a)[T][K][4], u32 w, int lane) {
+  const u32 at = w + (lane >> 3) * 128 + (lane & 7) * 16;
 #pragma unroll
-  for (int k = 0; k < K; ++k)
+  for (int k = FIRST; k < LAST; ++k)
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       u32 r[4];
-      w_matrices(r, at + (2 * j * (2 * K) + 2 * k) * 128);
+      w_matrices(r, at + ((k - FIRST) * 2 * N + 2 * j) * 256);
 #pragma unroll
       for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][k], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][k], r[2], r[3]);
     }
 }
-// d = a W
-template <int K, int N, int T>
+// d += a W over sixteens [FIRST, LAST) of its N; of each sixteen of K the blocks of these rows alone lie at w
+template <int K, int N, int T, int FIRST, int LAST>
 W_FN void w_down(float (&d)[T][2 * K][4], const u32 (&a)[T][N][4], u32 w, int lane) {
-  w_zero<2 * K, T>(d);
-  const u32 at = w + ((lane >> 3 & 1) * (2 * K) + (lane >> 4)) * 128 + (lane & 7) * 16;
+  const u32 at = w + (lane >> 3 & 1) * 256 + (lane >> 4) * 128 + (lane & 7) * 16;
 #pragma unroll
-  for (int n = 0; n < N; ++n)
+  for (int n = FIRST; n < LAST; ++n)
 #pragma unroll
     for (int j = 0; j < K; ++j) {
       u32 r[4];
-      w_matrices_transposed(r, at + (2 * n * (2 * K) + 2 * j) * 128);
+      w_matrices_transposed(r, at + (j * 2 * (LAST - FIRST) + 2 * (n - FIRST)) * 256);
 #pragma unroll
       for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][n], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][n], r[2], r[3]);
     }
 }
-// One layer upwards: what the way down needs is kept.
-template <class A, int K, int N, int T>
-W_FN void w_layer(u32 (&h)[T][N][4], const u32 (&a)[T][K][4], u32 w, const float* b, char* kept, char* sums, w_rows record, int lane) {
-  float d[T][2 * N][4];
-  w_up<K, N, T>(d, a, w, b, lane);
+// The end of one layer upwards: what the way down needs is kept.
+template <class A, int N, int T>
+W_FN void w_layer(u32 (&h)[T][N][4], const float (&d)[T][2 * N][4], char* kept, char* sums, w_rows record, int lane, bool live) {
 #pragma unroll
   for (int m = 0; m < T; ++m)
 #pragma unroll
@@ -129,47 +108,48 @@ W_FN void w_layer(u32 (&h)[T][N][4], const u32 (&a)[T][K][4], u32 w, const float
         u32 z[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) z[e] = w_narrow2_W_KIND(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
-        w_keep(sums + m * record, z, k, lane);
+        w_keep(sums + m * record, z, k, lane, live);
       }
 #pragma unroll
       for (int e = 0; e < 4; ++e) h[m][k][e] = A::both(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
-      w_keep(kept + m * record, h[m][k], k, lane);
+      w_keep(kept + m * record, h[m][k], k, lane, live);
     }
 }
-// The gradient of the last layer's sums, from that of the result, which is in `dz` before.
-template <class A, int K, int N, int T>
-W_FN void w_last(u32 (&dz)[T][N][4], const u32 (&a)[T][K][4], u32 w, const float* b, int lane) {
-  if constexpr (A::KEEP != 0) {
-    float d[T][2 * N][4];
-    w_up<K, N, T>(d, a, w, b, lane);
+// The gradient of the last layer's sums d, from that of the result, which is in `dz` before.
+template <class A, int N, int T> W_FN void w_last(u32 (&dz)[T][N][4], const float (&d)[T][2 * N][4]) {
 #pragma unroll
-    for (int m = 0; m < T; ++m)
+  for (int m = 0; m < T; ++m)
 #pragma unroll
-      for (int k = 0; k < N; ++k)
+    for (int k = 0; k < N; ++k)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float* const z = &d[m][2 * k + e / 2][e % 2 * 2];
-          const float2 g = w_unpack_W_KIND(dz[m][k][e]);
-          const float u = A::KEEP == 1 ? A::of(z[0]) : z[0], v = A::KEEP == 1 ? A::of(z[1]) : z[1];
-          dz[m][k][e] = w_narrow2_W_KIND(A::back(g.x, u), A::back(g.y, v));
-        }
-  }
+      for (int e = 0; e < 4; ++e) {
+        const float* const z = &d[m][2 * k + e / 2][e % 2 * 2];
+        const float2 g = w_unpack_W_KIND(dz[m][k][e]);
+        const float u = A::KEEP == 1 ? A::of(z[0]) : z[0], v = A::KEEP == 1 ? A::of(z[1]) : z[1];
+        dz[m][k][e] = w_narrow2_W_KIND(A::back(g.x, u), A::back(g.y, v));
+      }
 }
-// One layer downwards: from the gradient of its sums to that of the sums of the layer below, whose activation is A.
-template <class A, int K, int N, int T>
-W_FN void w_below(u32 (&below)[T][K][4], const u32 (&dz)[T][N][4], u32 w, const char* kept, w_rows record, int lane) {
-  constexpr bool EARLY = A::KEEP != 0 && K * T <= 8;  // read before the product, as far as registers go
-  u32 early[EARLY ? T : 1][EARLY ? 2 * K : 1][2];
-  if constexpr (EARLY) {
-#pragma unroll
-    for (int m = 0; m < T; ++m)
-#pragma unroll
-      for (int c = 0; c < 2 * K; ++c)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) early[m][c][half] = *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
+// What is kept of the layer below, read before the product as far as registers go.
+template <class A, int K, int T> struct w_early {
+  enum { EARLY = A::KEEP != 0 && K * T <= 8 };
+  u32 word[EARLY ? T : 1][EARLY ? 2 * K : 1][2];
+  W_FN static u32 from(const char* kept, w_rows record, int m, int c, int half, int lane) {
+    return *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
   }
-  float d[T][2 * K][4];
-  w_down<K, N, T>(d, dz, w, lane);
+  W_FN void read(const char* kept, w_rows record, int lane) {
+    if constexpr (EARLY) {
+#pragma unroll
+      for (int m = 0; m < T; ++m)
+#pragma unroll
+        for (int c = 0; c < 2 * K; ++c)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) word[m][c][half] = from(kept, record, m, c, half, lane);
+    }
+  }
+};
+// The end of one layer downwards: to the gradient of the sums of the layer below, whose activation is A.
+template <class A, int K, int T>
+W_FN void w_below(u32 (&below)[T][K][4], const float (&d)[T][2 * K][4], const w_early<A, K, T>& early, const char* kept, w_rows record, int lane) {
 #pragma unroll
   for (int m = 0; m < T; ++m)
 #pragma unroll
@@ -179,19 +159,19 @@ W_FN void w_below(u32 (&below)[T][K][4], const u32 (&dz)[T][N][4], u32 w, const 
         float x = d[m][c][2 * half], y = d[m][c][2 * half + 1];
         if constexpr (A::KEEP != 0) {
           u32 word;
-          if constexpr (EARLY) word = early[m][c][half];
-          else word = *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
+          if constexpr (w_early<A, K, T>::EARLY) word = early.word[m][c][half];
+          else word = early.from(kept, record, m, c, half, lane);
           const float2 v = w_unpack_W_KIND(word);
           x = A::back(x, v.x), y = A::back(y, v.y);
         }
         below[m][c / 2][c % 2 * 2 + half] = w_narrow2_W_KIND(x, y);
       }
 }
-template <int T, int C> W_FN void w_keep_all(char* to, const u32 (&a)[T][C][4], w_rows record, int lane) {
+template <int T, int C> W_FN void w_keep_all(char* to, const u32 (&a)[T][C][4], w_rows record, int lane, bool live) {
 #pragma unroll
   for (int m = 0; m < T; ++m)
 #pragma unroll
-    for (int k = 0; k < C; ++k) w_keep(to + m * record, a[m][k], k, lane);
+    for (int k = 0; k < C; ++k) w_keep(to + m * record, a[m][k], k, lane, live);
 }
 template <int T, int C> W_FN void w_move(u32 (&to)[T][C][4], const u32 (&a)[T][C][4]) {
 #pragma unroll
@@ -202,10 +182,8 @@ template <int T, int C> W_FN void w_move(u32 (&to)[T][C][4], const u32 (&a)[T][C
       for (int e = 0; e < 4; ++e) to[m][k][e] = a[m][k][e];
 }
 // The gradient of the input.
-template <int C, int K, int N, class X, int T>
-W_FN void w_input(X* dx, const u32 (&dz)[T][N][4], u32 w, w_rows row0, w_rows rows, int lane) {
-  float d[T][2 * K][4];
-  w_down<K, N, T>(d, dz, w, lane);
+template <int C, int K, class X, int T>
+W_FN void w_input(X* dx, const float (&d)[T][2 * K][4], w_rows row0, w_rows rows, int lane) {
 #pragma unroll
   for (int m = 0; m < T; ++m)
 #pragma unroll

@@ -1,0 +1,403 @@
+"""The text of `chain`: up through all layers and down again, a warp's rows in registers; and of the image of weights.
+
+The image of a layer is [k / 16][n / 8][k / 8 % 2] blocks of 8 by 8, then come all biases as f32. So weights for some
+sixteens of K are one piece, and those for some of N are a piece for each sixteen of K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from weft.generate.cuda.templates.prelude import storage
+from weft.generate.cuda.training.activation import Activation
+from weft.generate.cuda.training.network import Network
+
+PANEL = 8
+"""Sixteens of the summed columns in a panel of streamed weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How `chain` is run."""
+
+    tiles: int
+    """Tiles of 16 rows that a warp takes at once."""
+    warps: int
+    """Of a block."""
+    resident: int
+    """Blocks of a multiprocessor."""
+    slots: int
+    """Panels of streamed weights in shared memory; 0: all weights stay there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Offsets in bytes: of weights and biases in the image, and of values within a tile's record."""
+
+    weights: tuple[int, ...]
+    vectors: tuple[int, ...]
+    image_bytes: int
+    packed: int
+    """Numbers in the image."""
+    kept: tuple[int, ...]
+    """The input of each layer."""
+    sums: tuple[int, ...]
+    """Of each layer, where its activation keeps them; else 0."""
+    gradients: tuple[int, ...]
+    """Of the sums of each layer."""
+    record: int
+
+    @staticmethod
+    def of(net: Network, *, parameters: bool) -> Plan:
+        """The offsets of a network; `parameters`: their gradients are wanted."""
+        at = 0
+        weights, vectors = [], []
+        for i in range(net.depth):
+            weights.append(at)
+            at += 2 * net.width(i) * net.width(i + 1)
+        packed = at // 2
+        for i in range(net.depth):
+            vectors.append(at)
+            at += 4 * net.width(i + 1)
+            packed += net.width(i + 1)
+        size, at = at, 0
+        kept, sums, gradients = [], [], []
+        for i in range(net.depth):
+            kept.append(at)
+            at += 32 * net.width(i)
+        for i in range(net.depth):
+            keeps = i < net.depth - 1 and net.acts[i].keeps == 2
+            sums.append(at if keeps else 0)
+            at += 32 * net.width(i + 1) if keeps else 0
+        for i in range(net.depth):
+            gradients.append(at)
+            at += 32 * net.width(i + 1) if parameters else 0
+        return Plan(tuple(weights), tuple(vectors), size, packed, tuple(kept), tuple(sums), tuple(gradients), at)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Of all biases."""
+        return self.image_bytes - self.vectors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """Sixteens [first, last) of the columns that a product sums over, in pieces of the image."""
+
+    first: int
+    last: int
+    offset: int
+    pieces: int
+    step: int
+    """Bytes from one piece to the next."""
+    size: int
+    """Bytes of a piece."""
+
+
+def panels(net: Network, plan: Plan, layer: int, *, up: bool) -> list[_Panel]:
+    """What a product of a layer reads, in order."""
+    k, n = net.width(layer) // 16, net.width(layer + 1) // 16
+    count = k if up else n
+    found = []
+    for first in range(0, count, _share(count)):
+        last = min(count, first + _share(count))
+        base = plan.weights[layer]
+        if up:
+            found.append(_Panel(first, last, base + first * n * 512, 1, 0, (last - first) * n * 512))
+        else:
+            found.append(_Panel(first, last, base + first * 512, k, n * 512, (last - first) * 512))
+    return found
+
+
+def _share(count: int) -> int:
+    """Sixteens of each panel of so many."""
+    return -(-count // -(-count // PANEL))
+
+
+def panel_bytes(net: Network) -> int:
+    """Of the largest panel."""
+    widths = [net.width(i) // 16 for i in range(net.depth + 1)]
+    pairs = list(pairwise(widths))
+    return 512 * max(max(_share(k) * n, _share(n) * k) for k, n in pairs)
+
+
+def pack(net: Network, plan: Plan, entry: str) -> str:
+    """The kernel that makes the image; a thread makes one number."""
+    lines = [
+        f'extern "C" __global__ void __launch_bounds__(256) {entry}(const void* w_, void* image_) {{',
+        "w_wait(); w_release();",
+        "const u16* const w = (const u16*)w_; char* const image = (char*)image_;",
+        "u32 i = blockIdx.x * 256u + threadIdx.x;",
+    ]
+    for layer in range(net.depth):
+        weight, _ = net.place(layer)
+        rows, columns = weight.shape
+        count, eights = net.width(layer) * net.width(layer + 1), net.width(layer + 1) // 8
+        lines += [
+            f"if (i < {count}u) {{",
+            f"const u32 block = i / 64, n = block / 2 % {eights} * 8 + i % 64 / 8;",
+            f"const u32 k = block / {2 * eights} * 16 + block % 2 * 8 + i % 8;",
+            f"const u16 v = n < {rows} && k < {columns} ? w[{weight.offset} + n * {columns} + k] : (u16)0;",
+            f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
+        ]
+    for layer in range(net.depth):
+        _, bias = net.place(layer)
+        width = net.width(layer + 1)
+        value = "0.0f"
+        if bias is not None:
+            value = f"i < {bias.size} ? w_unpack_{net.dtype.value}(w[{bias.offset} + i]).x : 0.0f"
+        lines.append(f"if (i < {width}u) {{ ((float*)(image + {plan.vectors[layer]}))[i] = {value}; return; }}")
+        lines.append(f"i -= {width}u;")
+    return "\n".join((*lines, "}\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The kernel."""
+
+    net: Network
+    plan: Plan
+    acts: dict[Activation, str]
+    shape: Shape
+    inputs: bool
+    """Whether the gradient of x is wanted."""
+    parameters: bool
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        slots = self.shape.slots
+        return slots * panel_bytes(self.net) + self.plan.vector_bytes if slots else self.plan.image_bytes
+
+    def text(self, entry: str) -> str:
+        """CUDA C++."""
+        net, plan, s = self.net, self.plan, self.shape
+        x = storage(net.given)
+        threads = 32 * s.warps
+        head = "for (w_rows turn = blockIdx.x; turn < turns; turn += gridDim.x) {"
+        if s.slots:
+            live = "const bool live = turn * {0} + warp < tiles; const w_rows tile = live ? turn * {0} + warp : 0;"
+            place = [live.format(s.warps), f"const w_rows row0 = live ? tile * {16 * s.tiles} : rows;"]
+            turns = f"(tiles + {s.warps - 1}) / {s.warps}"
+        else:
+            head = f"for (w_rows tile = first; tile < tiles; tile += (w_rows)gridDim.x * {s.warps}) {{"
+            place = [f"const bool live = true; const w_rows row0 = tile * {16 * s.tiles};"]
+            turns = "tiles"
+        room = "tile" if self.parameters else "first"  # without sums over rows only this warp reads what it keeps
+        lines = [
+            *self._table(entry),
+            f'extern "C" __global__ void __launch_bounds__({threads}, {s.resident}) {entry}(',
+            "const void* x_, const void* dy_, const void* image_, void* kept_, void* dx_, const void* rows_) {",
+            "W_DYNAMIC(sm);",
+            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+            "w_wait(); w_release();",
+            "const char* const image = (const char*)image_;",
+            "const u32 base = w_shared(sm);",
+            f"const w_rows rows = (w_rows)(u64)rows_, tiles = (rows + {16 * s.tiles - 1}) / {16 * s.tiles};",
+            f"const w_rows turns = {turns}; (void)turns;",
+            *self._weights(entry, threads),
+            f"const {x}* const x = (const {x}*)x_; const u16* const dy = (const u16*)dy_;",
+            "const w_rows first = (w_rows)blockIdx.x + (w_rows)warp * gridDim.x; (void)first;",
+            f"#pragma unroll 1\n{head}",
+            *place,
+            f"const w_rows record = {plan.record};",
+            f"char* const kept = (char*)kept_ + {room} * {s.tiles} * record;",
+            *self._up(),
+            *self._down(),
+            "}\n}\n",
+        ]
+        return "\n".join(lines)
+
+    def _order(self) -> list[_Panel]:
+        """All panels of a turn."""
+        net, last = self.net, self.net.depth - 1
+        up = [p for i in range(last + bool(self._whole)) for p in panels(net, self.plan, i, up=True)]
+        down = range(last, -1 if self.inputs else 0, -1)
+        return up + [p for i in down for p in panels(net, self.plan, i, up=False)]
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the sums of the last layer are needed."""
+        return self.net.acts[-1].keeps != 0
+
+    def _table(self, entry: str) -> list[str]:
+        if not self.shape.slots:
+            return []
+        numbers = ",".join(f"{p.offset},{p.pieces},{p.step},{p.size // 16}" for p in self._order())
+        return [f"__device__ __align__(16) const int {entry}_at[] = {{{numbers}}};"]
+
+    def _weights(self, entry: str, threads: int) -> list[str]:
+        """The image into shared memory, or its biases and the start of the ring."""
+        plan, slots = self.plan, self.shape.slots
+        start = plan.vectors[0] if slots else 0
+        to = slots * panel_bytes(self.net) if slots else 0
+        copy = f"w_copy16(base + {to} + 16 * i, image + {start} + 16 * i);"
+        lines = [f"for (int i = t; i < {(plan.image_bytes - start) // 16}; i += {threads}) {copy}", "w_commit();"]
+        if not slots:
+            return [*lines, "w_arrived<0>(); __syncthreads();"]
+        order = self._order()
+        return [
+            *lines,
+            "const w_rows mine = (turns - blockIdx.x + gridDim.x - 1) / gridDim.x;",
+            f"w_rows left = mine * {len(order)}; int asked = 0, to_ask = 0, slot = 0;",
+            "auto ask = [&]() {",
+            "if (left > 0) {",
+            f"const int* const p = {entry}_at + 4 * asked; const int size = p[3], count = p[1] * size;",
+            f"const u32 to = base + to_ask * {panel_bytes(self.net)}u; const char* const from = image + p[0];",
+            f"for (int i = t; i < count; i += {threads})",
+            "w_copy16(to + 16 * i, from + (long long)(i / size) * p[2] + i % size * 16);",
+            f"--left; if (++asked == {len(order)}) asked = 0;",
+            f"if (++to_ask == {slots}) to_ask = 0;",
+            "}\nw_commit();\n};",
+            f"for (int i = 0; i < {slots - 1}; ++i) ask();",
+            f"w_arrived<{slots - 1}>(); __syncthreads();",  # the biases are there
+        ]
+
+    def _vectors(self, layer: int, turn: str = "") -> str:
+        at = self.plan.vectors[layer]
+        if self.shape.slots:
+            at += self.shape.slots * panel_bytes(self.net) - self.plan.vectors[0]
+        return f"(const float*)(sm + {at}{turn})"
+
+    def _product(self, layer: int, left: str, *, up: bool, turn: str = "") -> list[str]:
+        """d += left times the weights of a layer, or their transposed."""
+        k, n = self.net.width(layer) // 16, self.net.width(layer + 1) // 16
+        name = "w_up" if up else "w_down"
+        if not self.shape.slots:
+            last = k if up else n
+            place = f"base + {self.plan.weights[layer]}u{turn}"
+            return [f"{name}<{k}, {n}, {self.shape.tiles}, 0, {last}>(d, {left}, {place}, lane);"]
+        lines = []
+        slots = self.shape.slots
+        for p in panels(self.net, self.plan, layer, up=up):
+            place = f"base + slot * {panel_bytes(self.net)}u"
+            lines += [
+                # all warps have read the slot that is asked for next
+                f"w_arrived<{slots - 2}>(); __syncthreads(); ask();",
+                f"{name}<{k}, {n}, {self.shape.tiles}, {p.first}, {p.last}>(d, {left}, {place}, lane);",
+                f"if (++slot == {slots}) slot = 0;",
+            ]
+        return lines
+
+    def _array(self, name: str, width: int) -> str:
+        return f"u32 {name}[{self.shape.tiles}][{width // 16}][4];"
+
+    def _alike(self) -> list[tuple[int, int]]:
+        """(first, number) of layers but the last in order; those that are alike are one loop."""
+        net = self.net
+
+        def form(i: int) -> object:
+            return net.acts[i], net.widths[i : i + 2]
+
+        found: list[tuple[int, int]] = []
+        for i in range(net.depth - 1):
+            square = net.width(i) == net.width(i + 1)
+            if found and square and form(found[-1][0]) == form(i):
+                found[-1] = found[-1][0], found[-1][1] + 1
+            else:
+                found.append((i, 1))
+        return found
+
+    def _up(self) -> list[str]:
+        net, plan, tiles = self.net, self.plan, self.shape.tiles
+        lines = [
+            self._array("h0", net.width(0)),
+            f"w_read_rows<{net.widths[0]}>(h0, x, row0, rows, lane);",
+            f"w_keep_all<{tiles}, {net.width(0) // 16}>(kept + {plan.kept[0]}, h0, record, lane, live);",
+        ]
+        for first, count in self._alike():
+            name, size = f"h{first + count}", net.width(first + count)
+            lines.append(self._array(name, size))
+            if count == 1:
+                lines += self._layer(first, name, f"h{first}", "", "", "")
+                continue
+            move = f"w_move<{tiles}, {size // 16}>"
+            lines += [
+                f"{move}({name}, h{first});",
+                f"#pragma unroll 1\nfor (int l = 0; l < {count}; ++l) {{ {self._array('u', size)}",
+                *self._layer(
+                    first, "u", name, f" + l * {2 * size * size}", f" + l * {4 * size}", f" + l * {32 * size}"
+                ),
+                f"{move}({name}, u); }}",
+            ]
+        return lines
+
+    def _layer(self, layer: int, to: str, left: str, turn: str, vector: str, step: str) -> list[str]:
+        n, tiles = self.net.width(layer + 1) // 16, self.shape.tiles
+        act = self.acts[self.net.acts[layer]]
+        kept = f"kept + {self.plan.kept[layer + 1]}{step}, kept + {self.plan.sums[layer]}{step}"
+        return [
+            f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(layer, vector)}, lane);",
+            *self._product(layer, left, up=True, turn=turn),
+            f"w_layer<{act}, {n}, {tiles}>({to}, d, {kept}, record, lane, live); }}",
+        ]
+
+    def _down(self) -> list[str]:
+        net, tiles = self.net, self.shape.tiles
+        last = net.depth - 1
+        n = net.width(last + 1) // 16
+        lines = [
+            self._array(f"g{last}", net.width(last + 1)),
+            f"w_read_rows<{net.widths[-1]}>(g{last}, dy, row0, rows, lane);",
+        ]
+        if self._whole:
+            lines += [
+                f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(last)}, lane);",
+                *self._product(last, f"h{last}", up=True),
+                f"w_last<{self.acts[net.acts[last]]}, {n}, {tiles}>(g{last}, d); }}",
+            ]
+        lines += self._keep(last, f"g{last}")
+        layer = last
+        runs = {first + count - 1: count for first, count in self._alike()}
+        while layer > 0:
+            # of layers alike all but the first have the layer below alike too
+            loop = runs.get(layer, 1) - 1
+            if loop > 1:
+                size, to = net.width(layer), layer - loop
+                step = f" - l * {32 * size}"
+                move = f"w_move<{tiles}, {size // 16}>"
+                lines += [
+                    self._array(f"g{to}", size),
+                    f"{move}(g{to}, g{layer});",
+                    f"#pragma unroll 1\nfor (int l = 0; l < {loop}; ++l) {{ {self._array('u', size)}",
+                    *self._below(layer, "u", f"g{to}", f" - l * {2 * size * size}", step),
+                    *self._keep(layer - 1, "u", step),
+                    f"{move}(g{to}, u); }}",
+                ]
+                layer = to
+                continue
+            lines += [
+                self._array(f"g{layer - 1}", net.width(layer)),
+                *self._below(layer, f"g{layer - 1}", f"g{layer}"),
+                *self._keep(layer - 1, f"g{layer - 1}"),
+            ]
+            layer -= 1
+        if self.inputs:
+            x, k = storage(net.given), net.width(0) // 16
+            lines += [
+                f"{{ float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
+                *self._product(0, "g0", up=False),
+                f"w_input<{net.widths[0]}, {k}, {x}, {tiles}>(({x}*)dx_, d, row0, rows, lane); }}",
+            ]
+        return lines
+
+    def _keep(self, layer: int, name: str, step: str = "") -> list[str]:
+        if not self.parameters:
+            return []
+        size = self.net.width(layer + 1) // 16
+        place = f"kept + {self.plan.gradients[layer]}{step}"
+        return [f"w_keep_all<{self.shape.tiles}, {size}>({place}, {name}, record, lane, live);"]
+
+    def _below(self, layer: int, to: str, gradient: str, turn: str = "", step: str = "") -> list[str]:
+        """From the gradient of a layer's sums to that of the sums of the layer below."""
+        act = self.net.acts[layer - 1]
+        value = self.plan.sums[layer - 1] if act.keeps == 2 else self.plan.kept[layer]
+        k, tiles = self.net.width(layer) // 16, self.shape.tiles
+        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"kept + {value}{step}, record"
+        return [
+            f"{{ w_early<{kind}> early; early.read({kept}, lane);",
+            f"float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
+            *self._product(layer, gradient, up=False, turn=turn),
+            f"w_below<{kind}>({to}, d, early, {kept}, lane); }}",
+        ]
