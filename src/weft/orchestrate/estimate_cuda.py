@@ -8,6 +8,8 @@ Source: performance notes, sections 3 to 5; the terms stand in `weft.device.cuda
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from weft.device.cuda.model import (
     SFU_PER_CLOCK,
@@ -64,6 +66,29 @@ FUSED_TILE = 16
 """Side of the tile of a convolution that computes what it reads."""
 
 
+class Trait(NamedTuple):
+    """What the estimate asks about a primitive, under one look-up: enumerations hash slowly."""
+
+    category: Category
+    free: bool
+    gathers: bool
+    special: bool
+    step_us: float
+
+
+_GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
+_TRAITS = {
+    str(p.value): Trait(
+        CATEGORY[p],
+        p in FREE,
+        p in _GATHERS,
+        p in TRANSCENDENTAL,
+        GATHER_US if p in _GATHERS else SPECIAL_STEP_US if p in TRANSCENDENTAL else STEP_US.get(CATEGORY[p], 0.0),
+    )
+    for p in Prim
+}
+
+
 def gpu_lower_bound_us(problem: Problem, facts: GpuFacts) -> float:
     """Microseconds that no correct kernel can beat when its inputs may be in the L2 cache.
 
@@ -85,45 +110,49 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     Only the order matters.
     """
     graph = problem.graph
+    traits = _traits(graph)
     again = _repetitions(problem)
-    products = [contraction_us(problem, i, facts) * again[i] for i, _ in _linear(graph)]
-    in_front = _in_front(graph)
+    linear = [i for i, t in enumerate(traits) if t.category is Category.LINEAR]
+    products = [contraction_us(problem, i, facts) * again[i] for i in linear]
+    multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
+    in_front = _in_front(graph, traits, multiplied_on)
     slots = special = before = 0.0
-    for i, node in enumerate(graph.nodes):
-        if node.prim in FREE or (CATEGORY[node.prim] is Category.LINEAR and on_matrix_units(graph, node)):
+    for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
+        if trait.free or i in multiplied_on:
             continue
         if in_front[i]:
-            before += again[i] * _slots(graph, node)
+            before += again[i] * _slots(graph, node, trait)
         else:
-            slots += again[i] * _slots(graph, node)
-        if node.prim in TRANSCENDENTAL:
+            slots += again[i] * _slots(graph, node, trait)
+        if trait.special:
             special += again[i] * SFU_OPERATIONS * node.type.size
     clocks = facts.sms * facts.clock_ghz * 1e3
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     multiplied = sum(products) + before / LANES / clocks
-    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, _traffic_us(problem, facts))
-    return gap_us(facts) + overlapped(costs) + _latency_us(problem)
+    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, _traffic_us(problem, facts, traits))
+    return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on)
 
 
-def _in_front(graph: Graph) -> list[bool]:
+def _in_front(graph: Graph, traits: Sequence[Trait], multiplied_on: Collection[NodeId]) -> list[bool]:
     """Which nodes compute what a product on the matrix units reads; layout is a matter of addresses."""
     found = [False] * len(graph)
+    if not multiplied_on:
+        return found
     for i in reversed(range(len(graph))):
-        node = graph.nodes[i]
-        if found[i] or (CATEGORY[node.prim] is Category.LINEAR and on_matrix_units(graph, node)):
-            for j in node.inputs:
+        if found[i] or i in multiplied_on:
+            for j in graph.nodes[i].inputs:
                 found[j] = True
-    return [f and CATEGORY[n.prim] is not Category.LAYOUT for f, n in zip(found, graph.nodes, strict=True)]
+    return [f and t.category is not Category.LAYOUT for f, t in zip(found, traits, strict=True)]
 
 
-def _slots(graph: Graph, node: Node) -> float:
+def _slots(graph: Graph, node: Node, trait: Trait) -> float:
     """Instructions of all lanes for one node."""
-    category = CATEGORY[node.prim]
+    category = trait.category
     if category is Category.LINEAR:
         return MULTIPLY_SLOTS * node_flops(node, graph)
     if category is Category.WINDOW:
         return WINDOW_SLOTS * node_flops(node, graph)
-    if node.prim in _GATHERS:
+    if trait.gathers:
         return GATHER_SLOTS * node.type.size
     if category is Category.LAYOUT:
         return SLOTS * node.type.size
@@ -131,37 +160,32 @@ def _slots(graph: Graph, node: Node) -> float:
         return REDUCE_SLOTS * node_flops(node, graph)
     if node.prim is Prim.CAST:
         return CAST_SLOTS * node.type.size
-    return SPECIAL_SLOTS * node.type.size if node.prim in TRANSCENDENTAL else SLOTS * node_flops(node, graph)
+    return SPECIAL_SLOTS * node.type.size if trait.special else SLOTS * node_flops(node, graph)
 
 
-def _latency_us(problem: Problem) -> float:
+def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collection[NodeId]) -> float:
     """Steps that wait for each other; those behind a matrix product are part of its end."""
     graph = problem.graph
-    waited = [0.0] * len(graph)
-    behind = [False] * len(graph)
-    for i, node in enumerate(graph.nodes):
-        waited[i] = max((waited[j] for j in node.inputs), default=0.0)
-        category = CATEGORY[node.prim]
-        linear = category is Category.LINEAR
-        behind[i] = any(behind[j] for j in node.inputs) or (linear and on_matrix_units(graph, node))
-        if behind[i] and category is not Category.REDUCE:
-            continue
-        if linear:
-            waited[i] += WEIGHTS_US + TAP_US * math.prod(graph.type_of(node.inputs[1]).shape[2:])
-        elif node.prim in _GATHERS:
-            waited[i] += GATHER_US
-        elif node.prim in TRANSCENDENTAL:
-            waited[i] += SPECIAL_STEP_US
+    waited: list[float] = []
+    behind: list[bool] = []
+    for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
+        before, follows = 0.0, i in multiplied_on
+        for j in node.inputs:
+            before = max(before, waited[j])
+            follows = follows or behind[j]
+        behind.append(follows)
+        if follows and trait.category is not Category.REDUCE:
+            step = 0.0
+        elif trait.category is Category.LINEAR:
+            step = WEIGHTS_US + TAP_US * math.prod(graph.type_of(node.inputs[1]).shape[2:])
         else:
-            waited[i] += STEP_US.get(category, 0.0)
+            step = trait.step_us
+        waited.append(before + step)
     return max((waited[o] for o in graph.outputs), default=0.0) + (STRIDED_US if _mixed(problem) else 0.0)
 
 
-_GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
-
-
-def _linear(graph: Graph) -> list[tuple[int, Node]]:
-    return [(i, n) for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] is Category.LINEAR]
+def _traits(graph: Graph) -> list[Trait]:
+    return [_TRAITS[n.prim._value_] for n in graph.nodes]
 
 
 def _repetitions(problem: Problem) -> list[float]:
@@ -203,22 +227,22 @@ def _behind_contraction(graph: Graph, start: int) -> bool:
     return False
 
 
-def _reductions(graph: Graph) -> int:
+def _reductions(graph: Graph, traits: Sequence[Trait]) -> int:
     """Length of the longest chain of reductions."""
     depth = [0] * len(graph)
-    for i, node in enumerate(graph.nodes):
+    for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
         before = max((depth[j] for j in node.inputs), default=0)
-        depth[i] = before + (CATEGORY[node.prim] is Category.REDUCE)
+        depth[i] = before + (trait.category is Category.REDUCE)
     return max(depth, default=0)
 
 
-def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
+def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait]) -> float:
     """Time of the problem's bytes; long rows are read once per reduction of a chain, few rows keep few blocks busy."""
     graph = problem.graph
-    read = sum(_touched(graph, i) for i in graph.inputs)
+    read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     factor = STRIDED if _mixed(problem) else 1.0
-    reductions = [n for n in graph.nodes if CATEGORY[n.prim] is Category.REDUCE]
+    reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
     if not reductions:
         return memory_us(facts, read, written) * factor
     rows = max(1, min(n.type.size for n in reductions))
@@ -230,7 +254,7 @@ def _traffic_us(problem: Problem, facts: GpuFacts) -> float:
         spread = memory_us(facts, read, written) + facts.grid_barrier_us
         return min(alone, spread) * factor
     feeds_back = any(graph.type_of(o).size > rows for o in graph.outputs)
-    passes = _reductions(graph) - 1 + feeds_back
+    passes = _reductions(graph, traits) - 1 + feeds_back
     return (memory_us(facts, read * (1 + passes), written) + facts.grid_barrier_us * (1 + passes)) * factor
 
 
@@ -242,15 +266,16 @@ def _side_by_side(problem: Problem, reductions: list[Node]) -> bool:
     )
 
 
-def _touched(graph: Graph, value: NodeId) -> int:
-    """Bytes of an input that are read at most: those of slices and of what is gathered, where nothing else reads it."""
-    whole = graph.type_of(value).nbytes
-    read = 0
-    for node in graph.nodes:
-        if value in node.inputs:
-            part = node.prim is Prim.SLICE or (node.prim in _GATHERS and node.inputs[0] == value)
-            read += node.type.nbytes if part else whole
-    return min(whole, read) or whole
+def _touched(graph: Graph, traits: Sequence[Trait]) -> int:
+    """Bytes of inputs that are read at most: those of slices and of what is gathered, where nothing else reads them."""
+    whole = {i: graph.type_of(i).nbytes for i in graph.inputs}
+    read = dict.fromkeys(whole, 0)
+    for node, trait in zip(graph.nodes, traits, strict=True):
+        for value in set(node.inputs) if len(node.inputs) > 1 else node.inputs:
+            if value in read:
+                part = node.prim is Prim.SLICE or (trait.gathers and node.inputs[0] == value)
+                read[value] += node.type.nbytes if part else whole[value]
+    return sum(min(whole[i], n) or whole[i] for i, n in read.items())
 
 
 def _mixed(problem: Problem) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,7 +16,6 @@ from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, COMMUTATIVE, Category, Prim
-from weft.ir.types import TensorType
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
@@ -129,7 +129,7 @@ def canonical_text(problem: Problem) -> str:
     lines = []
     for i, n in enumerate(problem.graph.nodes):
         if isinstance(n.attrs, a.InputAttrs):
-            lines.append(_input_text(i, n.type, next(inputs), is_weight=n.attrs.is_weight))
+            lines.append(_input_text(i, str(n.type), next(inputs).value, is_weight=n.attrs.is_weight))
         else:
             lines.append(_line(i, n.inputs, _texts_of(n)))
     lines.append(_returned(problem.graph.outputs, problem.output_formats))
@@ -138,8 +138,8 @@ def canonical_text(problem: Problem) -> str:
     return "\n".join(lines)
 
 
-def _input_text(number: int, type: TensorType, format: Format, *, is_weight: bool) -> str:
-    return f"%{number} = input {type} {format.value}" + (" weight" if is_weight else "")
+def _input_text(number: int, type: str, format: str, *, is_weight: bool) -> str:
+    return f"%{number} = input {type} {format}" + (" weight" if is_weight else "")
 
 
 def _line(number: int, operands: Sequence[int], texts: tuple[str, str]) -> str:
@@ -184,9 +184,12 @@ class _Shared:
     """Copied into every cut that reads it."""
     identities: tuple[int, ...]
     """Equal for equal primitives, attributes and types."""
-    hashed: tuple[str, ...]
+    hashed: tuple[bytes, ...]
     """What is hashed of a node itself."""
     texts: tuple[tuple[str, str], ...]
+    types: tuple[str, ...]
+    constant: tuple[bool, ...]
+    leaves: tuple[bool, ...]
 
 
 @lru_cache(maxsize=4)
@@ -197,9 +200,66 @@ def _shared(graph: Graph) -> _Shared:
         tuple(n.prim in COMMUTATIVE for n in nodes),
         tuple(n.prim in _FREE_INSIDE for n in nodes),
         tuple(numbers.setdefault((n.prim, n.attrs, n.type), i) for i, n in enumerate(nodes)),
-        tuple(f"{n.prim.value} {_attrs_text(n)}{n.type}" for n in nodes),
+        tuple(f"{n.prim.value} {_attrs_text(n)}{n.type}".encode() for n in nodes),
         tuple(map(_texts_of, nodes)),
+        tuple(str(n.type) for n in nodes),
+        tuple(n.prim is Prim.CONSTANT for n in nodes),
+        tuple(is_leaf(graph, i) for i in range(len(nodes))),
     )
+
+
+Walked = tuple[frozenset[NodeId], Mapping[NodeId, NodeId], Sequence[tuple[NodeId, tuple[NodeId, ...]]]]
+"""Members; class -> the member read in its place inside; what the outputs need and its operands, these first."""
+
+
+def _resolved(
+    node: NodeId, members: AbstractSet[NodeId], inside: Mapping[NodeId, NodeId], classes: Mapping[NodeId, NodeId]
+) -> NodeId:
+    if node in members:
+        return node
+    if node in inside:
+        return inside[node]
+    return classes.get(node, node)
+
+
+_last: list[tuple[Graph, Candidate, Mapping[NodeId, NodeId], Walked]] = []
+"""The candidate that was walked last: it is asked for once per combination of formats."""
+
+
+def _walked(graph: Graph, candidate: Candidate, classes: Mapping[NodeId, NodeId]) -> Walked:
+    if _last:
+        last_graph, last_candidate, last_classes, walked = _last[0]
+        if last_graph is graph and last_candidate is candidate and last_classes == classes:
+            return walked
+    members = frozenset(bits(candidate.members))
+    # inside, a member that computes the class is read in place of the class
+    inside = {classes[m]: m for m in members if m in classes} if classes else {}
+    inside = {c: m for c, m in inside.items() if c not in members}
+    read = set(candidate.inputs) - members
+    found: dict[NodeId, tuple[NodeId, ...]] = {}
+    done: dict[NodeId, tuple[NodeId, ...]] = {}
+    for output in candidate.outputs:
+        stack = [_resolved(output, members, inside, classes)]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            operands = found.get(node)
+            if operands is None:
+                operands = () if node in read else graph.nodes[node].inputs
+                if classes:
+                    operands = tuple([_resolved(i, members, inside, classes) for i in operands])
+                found[node] = operands
+            waiting = [i for i in operands if i not in done]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            done[node] = operands
+    walked = members, inside, tuple(done.items())
+    _last[:] = [(graph, candidate, dict(classes), walked)]
+    return walked
 
 
 class _Cut:
@@ -210,13 +270,10 @@ class _Cut:
     ) -> None:
         self.graph = graph
         self.formats = formats
+        self.format_texts = {node: f.value for node, f in formats.items()}
         self.classes = classes
-        members = set(bits(candidate.members))
-        # inside, a member that computes the class is read in place of the class
-        self.inside = {classes[m]: m for m in members if m in classes} if classes else {}
-        self.inside = {c: m for c, m in self.inside.items() if c not in members}
-        self.members = members
-        self.read = formats.keys() - members
+        self.members, self.inside, walked = _walked(graph, candidate, self.classes)
+        self.read = formats.keys() - self.members
         """What is read from memory."""
         self.shared = _shared(graph)
         self.settled: dict[NodeId, tuple[NodeId, ...]] = {}
@@ -227,39 +284,12 @@ class _Cut:
         self.input_ids: list[NodeId] = []
         self.lines: list[str] = []
         """Canonical text of what was emitted."""
-        for output in candidate.outputs:
-            self._walk(output)
+        for node, operands in walked:
+            self._hash(node, operands)
 
     def resolve(self, node: NodeId) -> NodeId:
         """The node whose value is read where `node` is named: a member of its class inside, else the class."""
-        if node in self.members:
-            return node
-        if node in self.inside:
-            return self.inside[node]
-        return self.classes.get(node, node)
-
-    def _walk(self, root: NodeId) -> None:
-        """Hash a node and what it reads, operands first."""
-        hashes, nodes, read = self.hashes, self.graph.nodes, self.read
-        stack = [self.resolve(root)]
-        found: dict[NodeId, tuple[NodeId, ...]] = {}
-        while stack:
-            node = stack[-1]
-            if node in hashes:
-                stack.pop()
-                continue
-            operands = found.get(node)
-            if operands is None:
-                operands = () if node in read else nodes[node].inputs
-                if self.classes:
-                    operands = tuple(map(self.resolve, operands))
-                found[node] = operands
-            waiting = [i for i in operands if i not in hashes]
-            if waiting:
-                stack.extend(reversed(waiting))
-                continue
-            stack.pop()
-            self._hash(node, operands)
+        return _resolved(node, self.members, self.inside, self.classes)
 
     def _rank(self, node: NodeId) -> tuple[int, bytes]:
         """Order of commutative operands: the larger expression first, so that a bias stands behind its product."""
@@ -269,17 +299,16 @@ class _Cut:
         """Settle the order of a node's operands, its hash and its size."""
         shared = self.shared
         if node in self.read:
-            n = self.graph.nodes[node]
-            weight = "weight" if n.prim is Prim.CONSTANT else ""
-            text = f"input {n.type} {self.formats[node].value} {weight}"
-        elif is_leaf(self.graph, node) or (not shared.free[node] and node not in self.members):
+            weight = "weight" if shared.constant[node] else ""
+            text = f"input {shared.types[node]} {self.format_texts[node]} {weight}".encode()
+        elif shared.leaves[node] or (not shared.free[node] and node not in self.members):
             raise InvalidGraphError(problem=f"%{node} is read by the candidate and neither member nor input")
         else:
             text = shared.hashed[node]
         if len(operands) > 1 and shared.commutes[node]:
             operands = tuple(sorted(operands, key=self._rank))
         self.settled[node] = operands
-        parts = [text.encode()]
+        parts = [text]
         size = 0 if shared.free[node] else 1
         for operand in operands:
             parts.append(self.hashes[operand])
@@ -308,8 +337,9 @@ class _Cut:
         number = len(b)
         if node in self.read:
             self.input_ids.append(node)
-            is_weight = n.prim is Prim.CONSTANT
-            self.lines.append(_input_text(number, n.type, self.formats[node], is_weight=is_weight))
+            is_weight = self.shared.constant[node]
+            type_text = self.shared.types[node]
+            self.lines.append(_input_text(number, type_text, self.format_texts[node], is_weight=is_weight))
             return b.input(n.type, is_weight=is_weight)
         operands = tuple([self.emitted[i] for i in self.settled[node]])
         if isinstance(n.attrs, a.ConstantAttrs):
