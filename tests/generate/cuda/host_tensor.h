@@ -233,6 +233,29 @@ inline void w_mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       d[e] += w.fa[slot][(row & 7) * 4 + (k & 3)][(row >> 3) + 2 * (k >> 2)] * w.fb[slot][col * 4 + (k & 3)][k >> 2];
   }
 }
+template <class A, class B> inline void w_mma_bytes(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  Warp& w = *w_self->warp;
+  const unsigned slot = w.bar.generation & 1, lane = w_self->lane;
+  for (int i = 0; i < 4; ++i) w.fa[slot][lane][i] = __uint_as_float(a[i]);
+  w.fb[slot][lane][0] = __uint_as_float(b0), w.fb[slot][lane][1] = __uint_as_float(b1);
+  w_meet(w.bar);
+  for (int e = 0; e < 4; ++e) {
+    const int row = (lane >> 2) + 8 * (e >> 1), col = 2 * (lane & 3) + (e & 1);
+    int sum = (int)__float_as_uint(d[e]);
+    for (int k = 0; k < 32; ++k) {
+      const u32 x = __float_as_uint(w.fa[slot][(row & 7) * 4 + (k & 15) / 4][(row >> 3) + 2 * (k >> 4)]);
+      const u32 y = __float_as_uint(w.fb[slot][col * 4 + (k & 15) / 4][k >> 4]);
+      sum += (int)(A)(x >> 8 * (k & 3)) * (int)(B)(y >> 8 * (k & 3));
+    }
+    d[e] = __uint_as_float((u32)sum);
+  }
+}
+#define W_MMA_BYTES(N, A, B) \
+  inline void w_mma_##N(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { w_mma_bytes<A, B>(d, a, b0, b1); }
+W_MMA_BYTES(s8s8, signed char, signed char) W_MMA_BYTES(u8s8, unsigned char, signed char)
+W_MMA_BYTES(s8u8, signed char, unsigned char) W_MMA_BYTES(u8u8, unsigned char, unsigned char)
+inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+inline float __int_as_float(int x) { return __uint_as_float((u32)x); }
 inline u64 w_descriptor(u32 at) {
   if (at % 32 || at >= w_self->block->shared_bytes) w_fail("operand of a warpgroup product");
   return at;

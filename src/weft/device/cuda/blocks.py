@@ -99,7 +99,7 @@ class Sizes:
     @property
     def tensor(self) -> bool:
         """True where tensor cores multiply."""
-        return self.tf32 or self.dtype.itemsize == 2
+        return self.tf32 or self.dtype.itemsize <= 2
 
 
 class Shape(Protocol):
@@ -159,7 +159,7 @@ class Block:
         size = p.dtype.itemsize
         self.kind = "group" if s.group else "mma" if p.tensor else "simt"
         peak = FLOPS_PER_CLOCK.get(facts.capability, {}).get("tf32" if p.tf32 else p.dtype.value, math.inf)
-        rate = RATE[self.kind] / (2 if p.tf32 else 1)
+        rate = RATE[self.kind] * (2 / size if p.tensor else 1)
         self.products = 2.0 * s.bm * s.bn * s.bk / min(rate, REACHED * peak)
         self.loaded = (s.bm + s.bn) * s.bk * size
         if s.group:

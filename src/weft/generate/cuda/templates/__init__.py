@@ -60,6 +60,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    if p.bytes:
+        return [s.schedule("mma") for _, s in choose.shapes(p, facts)]
     by_channel = depthwise.normal(p)
     if not isinstance(by_channel, Declined):
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]

@@ -11,14 +11,13 @@ from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.cost import Sizes, block, sizes_of
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product
-from weft.ir.types import DType
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @cache
 def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
-    """Tiles, warps and stages that make sense for some product of 2- or 4-byte elements."""
+    """Tiles, warps and stages that make sense for some product of elements of so many bytes."""
     found = []
     for bm in (16, 32, 64, 128):
         for bn in (16, 32, 64, 128, 256):
@@ -38,7 +37,7 @@ def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
                             continue
                         found += [
                             Shape(bm, bn, bk, wm, wn, wk, stages, 1, False)
-                            for bk in ((32, 64) if size == 2 else (16, 32))
+                            for bk in (64 // size, 128 // size)
                             for stages in (3, 4, 5)
                             if bk * size // 32 // wk >= 1
                         ]
@@ -98,12 +97,14 @@ def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[
 
 def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
     """Blocks whose tile is not mostly outside the product."""
-    group = facts.capability == 90 and p.dtype is not DType.F32 and p.a_load != "columns" and p.w_load != "kn"
+    group = facts.capability == 90 and p.dtype.itemsize == 2 and p.a_load != "columns" and p.w_load != "kn"
     for s in (*_blocks(p.dtype.itemsize, p.tensor), *(_groups() if group else ())):
         if (s.bm > (64 if s.group else 16) and s.bm >= 2 * p.m) or (s.bn > 16 and s.bn >= 2 * p.n):
             continue
-        if s.bk >= 2 * p.k and s.bk > (32 if p.dtype is not DType.F32 else 16) and not s.group:
+        if s.bk >= 2 * p.k and s.bk > 64 // p.dtype.itemsize and not s.group:
             continue
+        if p.dtype.itemsize == 1 and s.wk > 1:
+            continue  # sums of integers travel as bits
         if p.a_load == "columns" and s.bm < 16:
             continue
         if not p.tensor and s.wm * s.wn > 2048 and p.a_load != "rows":
@@ -115,7 +116,7 @@ def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
     kt = -(-p.k // s.bk)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
     for alone, together in _variants(s):
-        if alone.split > 1 and (kt < 2 * alone.split or blocks * alone.split > 600):
+        if alone.split > 1 and (kt < 2 * alone.split or p.dtype.itemsize == 1 or blocks * alone.split > 600):
             break
         yield alone
         if together is not None and cluster:

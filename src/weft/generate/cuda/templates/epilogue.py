@@ -35,12 +35,12 @@ def plan(p: Product) -> Epilogue:
     walks = [w for _, w in p.c.outputs]
     if p.n > 1 and walks[0].channel != 1:
         return Epilogue(1, True)
-    sizes = [_dtype(p.c, slot, p.dtype).itemsize for slot, _ in p.c.outputs]
+    sizes = [_dtype(p.c, slot, p.sum).itemsize for slot, _ in p.c.outputs]
     for width in (8, 4, 2):
         fits = all(
             w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(walks, sizes, strict=True)
         )
-        if p.n % width == 0 and fits and width * p.dtype.itemsize <= 16:
+        if p.n % width == 0 and fits and width * p.sum.itemsize <= 16:
             return Epilogue(width, False)
     return Epilogue(1, False)
 
@@ -178,6 +178,9 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
         ]
     if dtype is DType.F32 and width == 2:
         return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
+    if dtype in (DType.I8, DType.U8) and width == 4:
+        word = " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(values))
+        return [f"*(u32*)({address}) = {word};"]
     return [store(dtype, f"{address} + {i}", value) for i, value in enumerate(values)]
 
 
@@ -253,6 +256,11 @@ def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
     return f"(const {storage(step.dtype)}*){names[step.source]} + ({place})"
 
 
+def _sum(p: Product, acc: str, i: int) -> str:
+    """A sum as a value of its type; integers travel as bits of floats."""
+    return f"__float_as_int({acc}[{i}])" if p.bytes is not None else f"{acc}[{i}]"
+
+
 def body(
     p: Product,
     names: Mapping[Source, str],
@@ -297,7 +305,7 @@ def body(
         found: list[Value] = []
         args = c.body[shifted[slot]].args if slot in shifted else step.args
         for i in range(width):
-            operands = [Value(f"{acc}[{i}]", p.dtype) if s < 0 else values[s][i] for s in args]
+            operands = [Value(_sum(p, acc, i), p.sum) if s < 0 else values[s][i] for s in args]
             if slot in shifted:
                 text = f"w_rough_one_plus_erf({operands[0].name})"
             elif rough and step.prim in FUNCTIONS and c_type(step.dtype) == "w_f32" and operands[-1].constant is None:
@@ -309,12 +317,12 @@ def body(
             found.append(value)
         values[slot] = found
     for k, (slot, walk) in enumerate(c.outputs):
-        dtype = _dtype(c, slot, p.dtype)
+        dtype = _dtype(c, slot, p.sum)
         kind = storage(dtype)
         place = _place(p, walk)
         if walk.channel and p.n > 1:
             place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
-        names_of = [f"{acc}[{i}]" if slot < 0 else values[slot][i].name for i in range(width)]
+        names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
         lines += wide_store(names_of, dtype, f"{prefix}y{k}")
     return lines

@@ -80,8 +80,8 @@ class Window:
 def window(p: Product) -> Window | Declined:
     """The convolution that a product is, if the template takes it."""
     c = p.c
-    if not p.tensor:
-        return Declined("tensor cores for f32")
+    if not p.tensor or p.bytes:
+        return Declined(f"tensor cores for {p.dtype.value}")
     if len(c.dims) != 3 or c.kernel == (1, 1) or not c.w_const or p.batch:
         return Declined("no convolution with a field")
     if p.a_load != "taps" and c.ic > _MOST_GATHERED:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from weft.generate.cpp.templates.match import Contraction, Walk, match
+from weft.generate.cuda.templates.narrow import Narrow, narrow
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -56,6 +57,8 @@ class Product:
     """How rows and columns of the image are padded, where that is by zeros only; None: no padding, or tables."""
     tf32: bool = False
     """f32 in memory, multiplied as TF32 by the tensor cores: operands rounded to 11 bits, sums in f32."""
+    bytes: tuple[DType, DType] | None = None
+    """Integers of 8 bits in memory with sums in i32: their types, left and right; `dtype` is the left one."""
 
     @property
     def tensor(self) -> bool:
@@ -65,7 +68,14 @@ class Product:
     @property
     def multiplied(self) -> str:
         """Name of the type in which operands are multiplied."""
+        if self.bytes is not None:
+            return "".join("s8" if t is DType.I8 else "u8" for t in self.bytes)
         return "tf32" if self.tf32 else self.dtype.value
+
+    @property
+    def sum(self) -> DType:
+        """Type of a sum as the problem has it."""
+        return DType.I32 if self.bytes is not None else self.dtype
 
     @property
     def words(self) -> int:
@@ -100,13 +110,33 @@ class Product:
 
 def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
     """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded."""
+    integers = narrow(problem)
+    if integers is not None:
+        return _of_bytes(integers)
     c = match(problem, CONTRACTED, VALUES, heads=True)
     if isinstance(c, Declined):
         return c
+    return _product(c, tf32=tf32)
+
+
+def _of_bytes(integers: Narrow) -> Product | Declined:
+    """A product of integers of 8 bits, in chunks of 16."""
+    c = match(integers.problem, frozenset({DType.I32}), VALUES)
+    if isinstance(c, Declined):
+        return c
+    if c.a.kind != "input" or c.w.kind != "input":
+        return Declined("a constant of integers as an operand")
+    p = _product(c, (integers.types[c.a.index], integers.types[c.w.index]))
+    if not isinstance(p, Declined) and "elements" in (p.a_load, p.w_load):
+        return Declined("integers of 8 bits that do not lie in chunks of 16")
+    return p
+
+
+def _product(c: Contraction, bytes_: tuple[DType, DType] | None = None, *, tf32: bool = False) -> Product | Declined:
     graph = cast("Graph", c.graph)
     if any(n.type.size >= _LIMIT for n in graph.nodes):
         return Declined("a value of 2^31 elements or more")
-    dtype = next(n.type.dtype for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR)
+    dtype = bytes_[0] if bytes_ else next(n.type.dtype for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR)
     batch = tuple(i for i, step in enumerate(c.w_walk.dims) if step)
     rows = tuple(i for i in range(len(c.dims)) if i not in batch)
     if c.pack is not None and batch:
@@ -114,7 +144,7 @@ def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
     borders = _borders(c)
     chunk = 16 // dtype.itemsize
     tf32 = tf32 and dtype is DType.F32
-    return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders, tf32)
+    return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders, tf32, bytes_)
 
 
 def is_weight(c: Contraction, index: int) -> bool:

@@ -92,7 +92,7 @@ def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tu
 def rows_of(p: Product) -> Rows | Declined:
     """How the left operand's rows lie in memory."""
     c = p.c
-    if not p.tensor or c.a.kind != "input":
+    if not p.tensor or p.bytes or c.a.kind != "input":
         return Declined("the copy engine's template takes 16-bit inputs, or f32 as TF32")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
         return Declined("an operand that does not lie in chunks of 16 bytes")
