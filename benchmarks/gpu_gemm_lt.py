@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gemm_shapes import GROUPS
+from benchmarks.record import RESULTS, environment
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
@@ -109,7 +110,7 @@ def measure(g: Gemm, group: str, built: Sequence[tuple[float, Schedule, CudaSour
     found = race.run(before)
     best = {side: min((x for x in found if x.side == side), key=lambda x: x.median_us, default=None) for side in SIDES}
     refused += [f"{x.side} {x.name}: {x.refused}" for x in found if x.refused]
-    line: Line = {"group": group, "case": g.name, "sets": len(race.inputs), "refused": refused}
+    line: Line = {"record": "case", "group": group, "case": g.name, "sets": len(race.inputs), "refused": refused}
     for side, x in best.items():
         if x is not None and x.median_us < math.inf:
             line |= {f"{side}_us": round(x.median_us, 3), f"{side}_name": x.name, f"{side}_error": f"{x.error:.2e}"}
@@ -141,6 +142,9 @@ def child(given: argparse.Namespace) -> None:
     if isinstance(nvrtc, Declined):
         raise SystemExit(nvrtc.reason)
     known = read(Path(given.out))
+    if not known:
+        command = f"python -m benchmarks.gpu_gemm_lt {' '.join(given.groups)} --kernels {given.kernels}"
+        say(environment(command + " --every" * given.every))
     done = {(x["group"], x["case"]) for x in known if "case" in x}
     bad = {(x["poisoned"], x["kernel"]) for x in known if "poisoned" in x}
     left = [(group, g) for group in given.groups for g in GROUPS[group] if (group, g.name) not in done]
@@ -208,9 +212,10 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
                 line = json.loads(text) if text.startswith("{") else {}
                 if "end" in line:
                     return True, "", running
-                if "case" in line:
+                if "record" in line:
                     out.write(text)
                     out.flush()
+                if "case" in line:
                     short = {k: line.get(k) for k in ("group", "case", "weft_us", "library_us", "ratio", "seconds")}
                     print(json.dumps(short), flush=True)
                 if "begin" in line:
@@ -239,6 +244,18 @@ def dry(given: argparse.Namespace) -> None:
                     say(
                         {"case": g.name, "schedule": str(schedule), "us": round(us, 2), "refused": "" if good else made}
                     )
+
+
+def keep(path: Path) -> None:
+    """Put a file of results, without single samples, into the records of the repository."""
+    lines = read(path)
+    kept = [x for x in lines if x.get("record") == "environment"][:1]
+    for x in lines:
+        if x.get("record") == "case" and "ratio" in x:
+            short = ("record", "group", "case", "library_us", "weft_us", "ratio", "tflops", "weft_name", "library_name")
+            kept.append({k: x[k] for k in short})
+    to = RESULTS / "nvidia-h200" / "gemm.jsonl"
+    to.write_text("".join(json.dumps(x) + "\n" for x in kept))
 
 
 def summary(lines: Iterable[Line]) -> None:
@@ -281,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=230.0, help="when to stop (230)")
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
     parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--keep", metavar="FILE", help="no GPU: put results of such a run into benchmarks/results")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
@@ -288,6 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.groups = given.groups or [x for x in GROUPS if x != "exhaustive"]
     if unknown := set(given.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    if given.keep:
+        keep(Path(given.keep))
+        return
     if given.dry:
         dry(given)
         return

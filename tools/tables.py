@@ -129,6 +129,13 @@ def gpu_memory() -> str:
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
 
 
+GEMM_GROUPS = {
+    "f16": "f16, nn and nt", "bf16": "bf16", "layouts": "f16, each layout", "epilogues": "what it does not fuse",
+    "fused": "what it fuses", "f32": "f32 without TF32", "tf32": "TF32", "exhaustive": "90 configurations",
+}  # fmt: skip
+"""Groups of `benchmarks.gemm_shapes` in words."""
+
+
 def gpu_kernels() -> str:
     """Kernels by themselves against the best library call: a line per suite and group."""
     rows: list[list[str]] = []
@@ -150,6 +157,7 @@ def gpu_kernels() -> str:
     add("convolutions", "cuDNN, then what follows it", "ratio_chain", lambda c: "batch 1")
     add("attention", "the best backend of torch", "ratio", lambda c: str(c["dtype"]))
     add("mlp", "the best of layers by cuBLASLt, eager and torch.compile", "ratio", lambda c: f"width {c['width']}")
+    add("gemm", "cuBLASLt, the best of 16 algorithms", "ratio", lambda c: GEMM_GROUPS[str(c["group"])])
     products = [x for x in records("nvidia-h200", "products") if x["record"] == "case" and x["who"] != "library"]
     best: dict[str, dict[str, object]] = {}
     for c in products:

@@ -19,7 +19,7 @@ CASES = [g.name for g in GROUPS["f32"][:3]]
 
 def line(case: str, **more: Any) -> str:
     times = {"weft_us": 2.0, "weft_name": "cuda(template=simt)", "library_us": 3.0, "ratio": 1.5, "tflops": 1.0}
-    return json.dumps({"group": "f32", "case": case, **times, **more})
+    return json.dumps({"record": "case", "group": "f32", "case": case, **times, **more})
 
 
 def child(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[list[str]]:
@@ -76,6 +76,19 @@ def test_a_case_that_always_hangs_is_given_up(
     lines = [json.loads(x) for x in out.read_text().splitlines()]
     assert [("poisoned" in x, "error" in x) for x in lines] == [(True, False)] * 2 + [(False, True), (False, False)]
     assert "no answer for 0.3 s" in capsys.readouterr().out
+
+
+def test_results_are_kept_without_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    lines = [json.dumps({"record": "environment", "device": "x"}), line("a", library_name="algorithm 1", all={"b": 1})]
+    path.write_text("\n".join([*lines, json.dumps({"poisoned": "c", "kernel": "k"})]) + "\n")
+    (tmp_path / "nvidia-h200").mkdir()
+    monkeypatch.setattr(gpu_gemm_lt, "RESULTS", tmp_path)
+    gpu_gemm_lt.main(["--keep", str(path)])
+    first, second = map(json.loads, (tmp_path / "nvidia-h200" / "gemm.jsonl").read_text().splitlines())
+    assert first["record"] == "environment"
+    assert second["ratio"] == 1.5
+    assert "all" not in second
 
 
 def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:
