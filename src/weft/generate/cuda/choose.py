@@ -132,8 +132,10 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         found.append(Form(threads=512, per_row=512))
     elif length <= 256:
         found += [Form(threads=128, per_row=32), Form(threads=128, per_row=8)]
-    elif rows >= 4 * facts.sms:
+    else:
         found.insert(1, Form(threads=128, per_row=32))  # a warp has a row to itself: no barriers
+        if rows < 4 * facts.sms and is_pair(graph):
+            found.insert(2, Form(threads=128, per_row=128, once=True))  # one barrier instead of two
     blocks = -(-rows // 32) if beside else rows
     clusters = [_cluster(length, c) for c in (4, 2, 8) if length >= c * 2048] if facts.capability >= 90 else []
     if blocks < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
