@@ -176,6 +176,23 @@ def test_only_gradients_that_are_needed_are_asked_for():
     assert engine.asked == [(False, *(True,) * 6), (True, *(False,) * 6)]
 
 
+def test_a_slope_alone_needs_no_gradients_of_parameters():
+    net = small(nn.SiLU()).double()
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    engine, parameters = ByTorch(layers), list(net.parameters())
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    for asked in ([x], [parameters[2]], [x, parameters[0]]):
+        wanted = torch.autograd.grad(net(x * 2).sum(), asked)
+        found = torch.autograd.grad(fused(engine, x * 2, parameters).sum(), asked)
+        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    assert engine.asked == [
+        (True, *(False,) * 6),
+        (False, False, False, True, False, False, False),
+        (True, True, *(False,) * 5),
+    ]
+
+
 def test_a_loss_of_gradients_has_gradients():
     net = small(Sine(2.0)).double()
     layers = layers_of(list(net))

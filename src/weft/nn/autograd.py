@@ -43,6 +43,26 @@ def by_composite(
     return [next(found) if need else None for need in needs]
 
 
+def _asked(ctx: Any, others: int) -> tuple[bool, ...]:
+    """Which inputs behind the first `others` get a gradient in this backward pass.
+
+    `needs_input_grad` says which could: `torch.autograd.grad(y, x)` asks for that of x alone, however many parameters
+    require one, and then the sums over rows are not computed.
+    """
+    needs = ctx.needs_input_grad[others:]
+    nodes = [node for node, _ in ctx.next_functions]
+    if len(nodes) != len(needs):
+        return tuple(needs)
+    return tuple(need and _is_executed(node) for need, node in zip(needs, nodes, strict=True))
+
+
+def _is_executed(node: Any) -> bool:
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf that was asked for by itself, of which the engine does not tell
+        return True
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, engine: Engine, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -53,7 +73,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         x, *parameters = ctx.saved_tensors
-        needs = tuple(ctx.needs_input_grad[1:])
+        needs = _asked(ctx, 1)
         return (None, *_Gradient.apply(ctx.engine, needs, cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
 
 
@@ -77,7 +97,8 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         dy, *inputs = ctx.saved_tensors
-        wanted = [t for t, need in zip((dy, *inputs), ctx.needs_input_grad[2:], strict=True) if need]
+        needs = _asked(ctx, 2)
+        wanted = [t for t, need in zip((dy, *inputs), needs, strict=True) if need]
         again = torch.is_grad_enabled()
         given = [(i, c) for i, c in enumerate(cotangents) if c is not None]
         if not given or not wanted:
@@ -92,4 +113,4 @@ class _Gradient(torch.autograd.Function):
                 [g for g, _ in pairs], wanted, [c for _, c in pairs], create_graph=again, allow_unused=True
             )
         found = iter(second)
-        return (None, None, *(next(found) if need else None for need in ctx.needs_input_grad[2:]))
+        return (None, None, *(next(found) if need else None for need in needs))
