@@ -16,6 +16,7 @@ from weft.orchestrate.attention import attention_groups
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
+from weft.orchestrate.narrow import narrow_groups
 from weft.orchestrate.opaque import call_members
 from weft.orchestrate.separable import separable_groups
 from weft.orchestrate.stored import Stored, stored_root
@@ -264,7 +265,7 @@ def _add_siblings(
 
 
 def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]) -> None:
-    """Several contractions in one kernel."""
+    """Several contractions in one kernel, or one with casts in front of it."""
     graph = found.graph
     for members, sink in (*attention_groups(graph, stored), *separable_groups(graph, stored)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
@@ -276,6 +277,11 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
             rejected["too many inputs"] += 1
         elif not only or members & only:
             found.add(stored, members, (sink,), Kind.GROUP, -1)
+    for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
+        if stored.inputs_of(members).bit_count() > limits.max_inputs:
+            rejected["too many inputs"] += 1
+        elif not only or members & only:
+            found.add(stored, members, written, Kind.GROUP, -1)
 
 
 def _weights(graph: Graph, stored: Stored) -> Mask:

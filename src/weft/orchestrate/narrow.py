@@ -1,0 +1,39 @@
+"""Products of integers with the casts that widen their operands from 8 bits: the tensor cores take the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from weft.ir.graph import Graph, Mask, NodeId, bits
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.orchestrate.stored import Stored, stored_root
+
+BYTES = frozenset({DType.I8, DType.U8})
+
+
+def narrow_groups(
+    graph: Graph, stored: Stored, known: Iterable[tuple[Mask, tuple[NodeId, ...]]]
+) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
+    """(members, what is written) of every known group with such a product, with the casts in front of it."""
+    casts = {v: found for v in bits(stored.work) if (found := _casts(graph, stored, v))}
+    for members, written in known if casts else ():
+        for v, found in casts.items():
+            inside = members | found
+            if members >> v & 1 and inside != members and not stored.dag.missing(inside):
+                yield inside, written
+
+
+def _casts(graph: Graph, stored: Stored, node: NodeId) -> Mask:
+    """The casts that are both operands of a product in i32; 0 where one is none, or is read by others."""
+    if CATEGORY[graph.nodes[node].prim] is not Category.LINEAR or graph.type_of(node).dtype is not DType.I32:
+        return 0
+    found = 0
+    for operand in graph.nodes[node].inputs:
+        v = stored_root(graph, operand)
+        record = graph.nodes[v]
+        widens = record.prim is Prim.CAST and graph.type_of(record.inputs[0]).dtype in BYTES
+        if not widens or not stored.work >> v & 1 or stored.dag.consumers[v] & ~(1 << node) or stored.results >> v & 1:
+            return 0
+        found |= 1 << v
+    return found

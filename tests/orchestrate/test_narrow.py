@@ -1,0 +1,53 @@
+"""Products of 8-bit integers as candidates: with the casts that widen their operands, and what follows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.fission.quantize import qlinear_matmul
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.passes import clean_up
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Candidate
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.legality import EnumerationLimits
+
+
+def quantised(*, read_again: bool = False, rows: int = 64) -> Graph:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.I8, (rows, 1024)))
+    w = b.constant(np.random.default_rng(0).integers(-128, 128, (1024, 1024)).astype(np.int8))
+    scales = [b.constant(np.array(v, np.float32)) for v in (0.1, 0.2, 0.3)]
+    zero = b.constant(np.array(0, np.int8))
+    y = qlinear_matmul(b, x, scales[0], zero, w, scales[1], zero, scales[2], zero)
+    assert not isinstance(y, Declined)
+    outputs = [y, b.apply(Prim.ABS, b.cast(x, DType.I32))] if read_again else [y]
+    return clean_up(b.build(outputs), strict=False).graph
+
+
+def with_bytes(graph: Graph, *, attention: bool = True) -> list[Candidate]:
+    """Candidates with the product that read its operands in 8 bits."""
+    found = enumerate_candidates(graph, EnumerationLimits(attention=attention)).candidates
+    product = next(i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL)
+    return [
+        c for c in found if c.members >> product & 1 and sum(graph.type_of(i).dtype is DType.I8 for i in c.inputs) == 2
+    ]
+
+
+def test_the_product_and_what_follows_take_the_casts_in():
+    graph = quantised()
+    found = with_bytes(graph)
+    assert len(found) >= 2
+    whole = max(found, key=lambda c: c.members.bit_count())
+    assert whole.outputs == graph.outputs
+    assert not [i for i in whole.inputs if graph.type_of(i).dtype is DType.I32]
+
+
+def test_not_on_a_cpu():
+    assert with_bytes(quantised(), attention=False) == []
+
+
+def test_a_cast_that_others_read_stays_outside():
+    assert with_bytes(quantised(read_again=True)) == []
