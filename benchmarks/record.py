@@ -75,6 +75,10 @@ class Record:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(json.dumps(x) + "\n" for x in self.lines))
 
+    def known(self) -> set[str]:
+        """Cases of the runs before this one."""
+        return {str(x["case"]) for x in self._old if x.get("record") == "case"}
+
     def keep(self, cases: Iterable[str]) -> None:
         """Carry over old lines of cases that are not run now, so that a partial run loses nothing."""
         wanted = set(cases)
