@@ -29,6 +29,8 @@ from weft.generate.expr import c_type
 from weft.ir.graph import NodeId
 
 WARP = 32
+SQUARES = 1
+"""Number of the stage of the squares, which follows that of the sum."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
 
@@ -80,18 +82,19 @@ class Moments(Rows):
         return not any(self.segment.stages[k].reductions for k in space.stages)
 
     def _read_ahead(self) -> None:
+        if self._pair is None and self.repeated:
+            self._read_row_values()  # of inputs only: the launch before this one need not have ended
         if self._pair is None or self.repeated:
             super()._read_ahead()
 
     def _stage(self, number: int, stage: Stage) -> None:
-        if self._pair is None:
-            super()._stage(number, stage)
-        elif number == 0:
-            self._moments()
-        elif number > 1:
-            super()._stage(number, stage)
-            if not self.text.accesses.frozen:
-                self._note_row_values()
+        if self._pair is not None and number <= SQUARES:
+            if number == 0:
+                self._moments()
+            return
+        super()._stage(number, stage)
+        if not (stage.reductions or self.text.accesses.frozen):
+            self._note_row_values()
 
     def _note_row_values(self) -> None:
         """What an element needs of its row: read before the exchange in the second pass."""
@@ -105,6 +108,10 @@ class Moments(Rows):
         }
         self.text.carried.setdefault(self.draft.entry, {}).setdefault(-1, set()).update(found)
 
+    def _read_row_values(self) -> None:
+        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
+            self.body.value(node, place)
+
     def _moments(self) -> None:
         graph, put = self.scene.graph, self.nest.put
         assert self._pair is not None
@@ -114,8 +121,7 @@ class Moments(Rows):
         sums, squared, shift, count = self._pass(graph.nodes[total].inputs[0])
         if not self.repeated:
             super()._read_ahead()
-        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
-            self.body.value(node, place)
+        self._read_row_values()
         names = self._exchange_moments(sums, squared, shift, count)
         for number, root in enumerate((total, squares)):
             dtype = graph.type_of(graph.nodes[root].inputs[0]).dtype
