@@ -45,6 +45,7 @@ CASES = {
     "logic": (lambda x, b: (torch.logical_and(x, b), torch.logical_not(x), torch.logical_xor(x, b)), X, B),
     "bits": (lambda i: (i & 6, i | 1, i ^ 3, ~i), N),
     "bits of bools": (lambda b: (b & b, ~b), B),
+    "product of bytes": (lambda i: torch._int_mm(i.to(torch.int8).repeat(16, 8), i.t().to(torch.int8).repeat(8, 8)), N),
     "clamp": (lambda x: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(max=-0.5), x.clamp(1, -1)), X),
     "clamp int": (lambda i: (i.clamp(-2, 3), i.clamp(max=2.5)), N),
     "clamp by tensors": (lambda x: torch.clamp(x, x - 1, x * 0.5), X),

@@ -16,7 +16,7 @@ from weft.ir.types import DType
 
 
 def matmul(c: Call) -> NodeId:
-    """mm, bmm, matmul, mv, dot: NumPy's product."""
+    """mm, _int_mm, bmm, matmul, mv, dot: NumPy's product in the result's type."""
     left = c.ref("self" if "self" in c.arguments else "input")
     right = c.ref(next(n for n in ("mat2", "other", "vec", "tensor") if n in c.arguments))
     return c.one("matmul", c.b.cast(left, c.out.dtype), c.b.cast(right, c.out.dtype))
@@ -425,7 +425,7 @@ def resize_linear(k: int, antialias: bool = False) -> Handler:
 
 
 TABLE: Mapping[str, Handler] = {
-    **{f"aten.{n}.default": matmul for n in ("mm", "bmm", "matmul", "mv", "dot")},
+    **{f"aten.{n}.default": matmul for n in ("mm", "_int_mm", "bmm", "matmul", "mv", "dot")},
     "aten.addmm.default": addmm,
     "aten.addmv.default": addmv,
     "aten.einsum.default": einsum,
