@@ -43,17 +43,19 @@ def by_composite(
     return [next(found) if need else None for need in needs]
 
 
-def _asked(ctx: Any, others: int) -> tuple[bool, ...]:
-    """Which inputs behind the first `others` get a gradient in this backward pass.
+def _asked(ctx: Any, *, before: int) -> tuple[bool, ...]:
+    """Which tensors get a gradient in this backward pass: `before` of them stand in front of the parameters.
 
     `needs_input_grad` says which could: `torch.autograd.grad(y, x)` asks for that of x alone, however many parameters
-    require one, and then the sums over rows are not computed.
+    require one, and then the sums over rows are not computed. Of several parameters, one that is asked for brings all.
     """
-    needs = ctx.needs_input_grad[others:]
+    needs = ctx.needs_input_grad[before:]  # as many inputs are no tensors
     nodes = [node for node, _ in ctx.next_functions]
     if len(nodes) != len(needs):
         return tuple(needs)
-    return tuple(need and _is_executed(node) for need, node in zip(needs, nodes, strict=True))
+    found = [need and _is_executed(node) for need, node in zip(needs[:before], nodes[:before], strict=True)]
+    rest = any(need and _is_executed(node) for need, node in zip(needs[before:], nodes[before:], strict=True))
+    return (*found, *(need and rest for need in needs[before:]))
 
 
 def _is_executed(node: Any) -> bool:
@@ -73,7 +75,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         x, *parameters = ctx.saved_tensors
-        needs = _asked(ctx, 1)
+        needs = _asked(ctx, before=1)
         return (None, *_Gradient.apply(ctx.engine, needs, cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
 
 
@@ -97,7 +99,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         dy, *inputs = ctx.saved_tensors
-        needs = _asked(ctx, 2)
+        needs = _asked(ctx, before=2)
         wanted = [t for t, need in zip((dy, *inputs), needs, strict=True) if need]
         again = torch.is_grad_enabled()
         given = [(i, c) for i, c in enumerate(cotangents) if c is not None]

@@ -50,26 +50,27 @@ class FusedMLP(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Columns of x are its last dimension; the result has the type that the module would give."""
-        run = self._run(x)
+        parameters = self._in_order()
+        run = self._run(x, parameters)
         if isinstance(run, Declined):
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
         rows = x.reshape(-1, x.shape[-1])
         rows = rows.to(run.dtype) if rows.dtype not in (run.dtype, torch.float32) else rows
         rows = _dense(rows)
         with torch.autocast("cuda", enabled=False), torch.cuda.device(x.device):
-            y = fused(run, rows, self._in_order())
+            y = fused(run, rows, parameters)
         y = y.reshape(*x.shape[:-1], y.shape[-1])
         # autocast computes this one in float32
         return y.float() if torch.is_autocast_enabled("cuda") and run.layers.acts[-1].kind == "softplus" else y
 
     def why_not(self, x: torch.Tensor) -> str | None:
         """Why this input goes through the modules one by one; None: it goes through the kernels."""
-        run = self._run(x)
+        run = self._run(x, self._in_order())
         return run.reason if isinstance(run, Declined) else None
 
     def why_no_fused_backward(self, x: torch.Tensor) -> str | None:
         """Why gradients for this input are computed by torch, from a forward pass done again; None: by the kernels."""
-        run = self._run(x)
+        run = self._run(x, self._in_order())
         if isinstance(run, Declined):
             return run.reason
         found = run.kernels.backward_refused()
@@ -79,13 +80,13 @@ class FusedMLP(nn.Sequential):
         """Read the parameters anew at the next call: they were changed behind autograd's back."""
         self._images.clear()
 
-    def _run(self, x: torch.Tensor) -> _Run | Declined:
+    def _run(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Run | Declined:
         """What computes the result for x, or why nothing does."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return Declined("the module is being traced")
         if x.device.type != "cuda":
             return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
-        dtype = self._dtype(x)
+        dtype = _type_of_products(x, parameters)
         if isinstance(dtype, Declined):
             return dtype
         layers = self._layers()
@@ -98,9 +99,9 @@ class FusedMLP(nn.Sequential):
             return Declined(f"{rows} rows")
         if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
             return Declined("a transform of functions, or forward-mode gradients")
-        if any(p.is_inference() for p in self.parameters()):
+        if any(p.is_inference() for p in parameters):
             return Declined("parameters made in inference mode, which have no version")
-        if any(p.device != x.device for p in self.parameters()):
+        if any(p.device != x.device for p in parameters):
             return Declined(f"parameters that are not on {x.device}")
         if max(layers.widths) > WIDEST:
             return Declined(f"{max(layers.widths)} columns; kernels take up to {WIDEST}")
@@ -116,26 +117,27 @@ class FusedMLP(nn.Sequential):
         layers = [m for m in self._modules.values() if isinstance(m, nn.Linear)]
         return [p for m in layers for p in m._parameters.values() if p is not None]
 
-    def _dtype(self, x: torch.Tensor) -> torch.dtype | Declined:
-        """In which products are computed."""
-        types = {p.dtype for p in self.parameters()}
-        if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            if x.dtype not in DTYPES or not types <= set(DTYPES):
-                return Declined(f"{x.dtype} under autocast")
-            return dtype if dtype in (torch.float16, torch.bfloat16) else Declined(f"autocast to {dtype}")
-        if types != {x.dtype}:
-            return Declined(f"an input of {x.dtype} and parameters of {', '.join(sorted(map(str, types)))}")
-        if x.dtype not in (torch.float16, torch.bfloat16):
-            return Declined(f"{x.dtype} outside of autocast; kernels multiply float16 and bfloat16")
-        return x.dtype
-
     def _layers(self) -> Layers | Declined:
         modules = list(self._modules.values())
         for name, m in self.named_children():
             if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
                 return Declined(f"module {name} has hooks")
         return layers_of(modules)
+
+
+def _type_of_products(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.dtype | Declined:
+    """In which products are computed, or why in none that kernels know."""
+    types = {p.dtype for p in parameters}
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        if x.dtype not in DTYPES or not types <= set(DTYPES):
+            return Declined(f"{x.dtype} under autocast")
+        return dtype if dtype in (torch.float16, torch.bfloat16) else Declined(f"autocast to {dtype}")
+    if types != {x.dtype}:
+        return Declined(f"an input of {x.dtype} and parameters of {', '.join(sorted(map(str, types)))}")
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return Declined(f"{x.dtype} outside of autocast; kernels multiply float16 and bfloat16")
+    return x.dtype
 
 
 class _Run:
@@ -159,9 +161,9 @@ class _Run:
 
     def reads(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """All parameters in the type of the products, in one buffer; copied if they have changed."""
-        places = self.kernels.net.places()
+        places = self.kernels.places
         if self._flat is None:
-            count, device = self.kernels.net.elements, parameters[0].device
+            count, device = self.kernels.elements, parameters[0].device
             self._flat = torch.zeros(count, dtype=self.dtype, device=device)
             self._views = [self._flat[p.offset : p.offset + p.size].view(p.shape) for p in places]
         current = torch.cuda.current_stream()
@@ -226,10 +228,10 @@ class _Run:
             dx = torch.empty_like(x) if needs[0] else None
             sums = None
             if any(needs[1:]):
-                sums = torch.empty(self.kernels.net.elements, dtype=kind, device=x.device)
+                sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device)
             made.run(x, dy, self._image(made, flat), dx, sums)
             found: list[torch.Tensor | None] = [dx]
-            for place, p, need in zip(self.kernels.net.places(), parameters, needs[1:], strict=True):
+            for place, p, need in zip(self.kernels.places, parameters, needs[1:], strict=True):
                 part = None if sums is None or not need else sums[place.offset : place.offset + place.size]
                 found.append(None if part is None else part.view(place.shape).to(p.dtype))
             return found

@@ -130,6 +130,7 @@ class Kernels:
 
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc) -> None:
         self.net, self.facts, self.nvrtc = net, facts, nvrtc
+        self.places, self.elements = net.places(), net.elements
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
@@ -237,7 +238,7 @@ class Kernels:
     def _time_backward(self, found: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor) -> float:
         dx, image = torch.empty_like(x), found.image(flat)
         found.pack(flat, image)
-        sums = torch.empty(self.net.elements, dtype=torch.float32, device=x.device)
+        sums = torch.empty(self.elements, dtype=torch.float32, device=x.device)
         needed = sums if found.plan.partial_bytes else None
         return _least(lambda: found.run(x, dy, image, dx, needed))
 
