@@ -14,7 +14,7 @@ from weft.device.cuda.record import GpuFacts
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
-from weft.ir.prims import CATEGORY, FREE, Category
+from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, LibraryCall, Schedule
@@ -29,6 +29,8 @@ FIRST_ON_GPU, FIRST_CALLS_ON_GPU = 2, 3
 """The same on a GPU, of generated kernels and of library calls where nothing is generated."""
 LIBRARY_FROM_US = 7.0
 """On a GPU, products whose estimate is below this are first tried without the library: it seldom won there."""
+_CATEGORIES = {str(p.value): "" if p in FREE else CATEGORY[p].value for p in Prim}
+"""By the primitive's name (enumerations hash slowly); empty for free ones."""
 
 
 @dataclass
@@ -94,12 +96,13 @@ class Entry:
     def family(self) -> str:
         """Problems that miss their estimates alike: same product, shapes and formats, or same mix of categories."""
         graph = self.problem.graph
-        for node in graph.nodes:
+        names = {_CATEGORIES[n.prim._value_] for n in graph.nodes}
+        for node in graph.nodes if Category.LINEAR.value in names else ():
             if CATEGORY[node.prim] is Category.LINEAR:
                 operands = " ".join(str(graph.type_of(i)) for i in node.inputs)
                 formats = {f.value for f in self.problem.input_formats + self.problem.output_formats}
                 return f"{node.prim.value} {operands} {node.attrs} {sorted(formats)}"
-        categories = sorted({CATEGORY[n.prim].value for n in graph.nodes if n.prim not in FREE})
+        categories = sorted(names - {""})
         size = sum(graph.type_of(o).nbytes for o in graph.outputs).bit_length()
         mixed = len(set(self.problem.input_formats + self.problem.output_formats))
         return f"{categories} {mixed} 2^{size // 3 * 3}"
