@@ -149,18 +149,26 @@ def child(given: argparse.Namespace) -> None:
     bad = {(x["poisoned"], x["kernel"]) for x in known if "poisoned" in x}
     left = [(group, g) for group in given.groups for g in GROUPS[group] if (group, g.name) not in done]
     left = [x for x in left if given.only in x[1].name]
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 2)) as pool:
-        waiting: list[tuple[str, Gemm, list[tuple[float, Schedule, CudaSource, Future[Any]]]]] = []
-        for group, g in left:
-            allowed = replace(facts, tf32=group == "tf32")
-            made = [
-                x
-                for x in kernels_of(g, allowed, given.kernels, every=given.every)
-                if (g.name, f"weft {x[1]}") not in bad
-            ]
-            jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
-            waiting.append((group, g, jobs))
-        for group, g, jobs in waiting:
+    ahead: queue.Queue[tuple[str, Gemm, list[tuple[float, Schedule, CudaSource, Future[Any]]]]] = queue.Queue()
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) - 2)) as pool, ThreadPoolExecutor(1) as writer:
+
+        def write() -> None:
+            for group, g in left:
+                allowed = replace(facts, tf32=group == "tf32")
+                made = kernels_of(g, allowed, given.kernels, every=given.every)
+                made = [x for x in made if (g.name, f"weft {x[1]}") not in bad]
+                jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
+                ahead.put((group, g, jobs))
+
+        writing = writer.submit(write)
+        for _ in left:
+            while True:
+                try:
+                    group, g, jobs = ahead.get(timeout=0.5)
+                    break
+                except queue.Empty:
+                    if writing.done():
+                        writing.result()  # raises what it ended with
             say({"begin": g.name, "group": group})
             built = [(us, s, k, job.result()) for us, s, k, job in jobs]
             say(measure(g, group, built, facts.l2_bytes, say))
