@@ -25,13 +25,16 @@ from typing import cast
 import torch
 from torch import nn
 
-from weft.device.cuda.facts import profile
-from weft.device.cuda.nvrtc import find_nvrtc
-from weft.generate.cuda.training import Gradient, Network, gradient, shapes
+from weft.device.cuda.facts import gpu_facts, profile
+from weft.device.cuda.nvrtc import CompileJob, find_nvrtc
+from weft.generate.cuda import templates
+from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
+from weft.kernels.source import CudaSource
 from weft.nn import FusedMLP, Sine
 from weft.nn.layers import Layers, layers_of
+from weft.options import Options
 
 ACTS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid,
@@ -72,7 +75,9 @@ CHECKS = (
     Case(20_000, (40, 256, 200, 256, 24), "tanh"), Case(50_001, (128,) * 12, "silu", "f16"),
 )  # fmt: skip
 TIMES = (
-    *(Case(1 << r, (w,) * (d + 1)) for r, d in ((18, 4), (20, 4), (12, 4), (18, 8), (15, 4)) for w in (64, 32, 128)),
+    Case(1 << 18, (64,) * 5), Case(1 << 18, (128,) * 5), Case(1 << 18, (32,) * 5), Case(1 << 20, (64,) * 5),
+    Case(1 << 12, (64,) * 5), Case(1 << 18, (64,) * 5, "silu"), Case(1 << 18, (128,) * 9), Case(1 << 20, (32,) * 5),
+    *(Case(1 << r, (w,) * (d + 1)) for r, d in ((20, 4), (12, 4), (18, 8), (15, 4)) for w in (128, 64, 32)),
     *(Case(1 << 18, (w,) * 5, act) for w in (64, 128) for act in ("silu", "gelu")),
     Case(1 << 18, (16,) * 5), Case(1 << 18, (256,) * 5), Case(1 << 18, (2, *(64,) * 4, 3), "sin"),
     Case(1 << 18, (63, *(128,) * 4, 4)),
@@ -275,6 +280,32 @@ def parts(c: Case, x: torch.Tensor) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda x: -x[1])[:7])
 
 
+def compile_all(cases: Sequence[Case]) -> int:
+    """All kernels into the cache at once, on all cores; returns how many."""
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        return 0
+    facts = gpu_facts(None, calibrate=False)
+    texts: dict[str, tuple[str, ...]] = {}
+    for c in cases:
+        layers = layers_of(list(network(c)))
+        assert isinstance(layers, Layers)
+        dtype = DType(c.dtype)
+        for given in {DType.F32, dtype} if c.autocast else {dtype}:
+            net = Network(layers.widths, layers.acts, layers.biases, dtype, given)
+            problem = forward_problem(net, c.rows)
+            found = templates.schedules(problem, facts)
+            for schedule in () if isinstance(found, Declined) else found:
+                source = templates.emit(problem, schedule)
+                if isinstance(source, CudaSource):
+                    texts[source.text] = source.flags
+            sums = DType.F32 if c.autocast else dtype
+            plans = [gradient(net, facts, s, dtype=sums) for s in shapes(net, facts) or (None,)]
+            texts |= {p.text: () for p in plans if isinstance(p, Gradient)}
+    nvrtc.compile_many([CompileJob(t, facts.arch, f) for t, f in texts.items()], cache_dir=Options().cache)
+    return len(texts)
+
+
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Ratios to FusedMLP."""
     lines = [f"{'case':52} {'fused us':>18} {'eager x':>14} {'compile x':>14}   (forward, step; host included)"]
@@ -313,7 +344,8 @@ def dry() -> int:
                     print(f"{c.name}: {arch}: {plan.reason}")
                     continue
                 cubin = nvrtc.compile(plan.text, arch=arch)
-                used = {e.name.rsplit("_")[-1]: cubin.of(e.name) for e in (plan.chain, plan.sums, plan.finish)}
+                entries = (plan.chain, plan.finish) if plan.inside else (plan.chain, plan.sums, plan.finish)
+                used = {e.name.rsplit("_")[-1]: cubin.of(e.name) for e in entries}
                 spills = {k: r.spill_stores for k, r in used.items() if r.spill_stores or r.stack_bytes}
                 bad += bool(spills)
                 registers = {k: r.registers for k, r in used.items()}
@@ -327,6 +359,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after so many")
     parser.add_argument("--check", action="store_true", help="errors only")
+    parser.add_argument("--times", action="store_true", help="times only")
+    parser.add_argument("--cases", type=int, default=100, help="times of the first so many cases")
+    parser.add_argument("--compiled", type=int, default=3, help="torch.compile in the first so many cases (3)")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
@@ -334,7 +369,9 @@ def main() -> int:
         return int(dry() > 0)
     started = time.perf_counter()
     right = True
-    for c in (c for c in CHECKS if given.only in c.name):
+    checks = [] if given.times else [c for c in CHECKS if given.only in c.name]
+    print(f"{compile_all(checks)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
+    for c in checks:
         try:
             row = check(c)
         except Exception as error:
@@ -349,7 +386,7 @@ def main() -> int:
             f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
             flush=True,
         )
-    for test in (changed_weights_are_seen, second_derivatives):
+    for test in () if given.times else (changed_weights_are_seen, second_derivatives):
         try:
             good = test()
         except Exception as error:
@@ -357,12 +394,14 @@ def main() -> int:
             good = False
         right = right and good
     rows = []
-    for i, c in enumerate([] if given.check else [c for c in TIMES if given.only in c.name]):
+    timed = [] if given.check else [c for c in TIMES if given.only in c.name][: given.cases]
+    print(f"{compile_all(timed)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
+    for i, c in enumerate(timed):
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows")
             break
         try:
-            rows.append(measure(c, compiled=not given.no_compile and i < 6))
+            rows.append(measure(c, compiled=not given.no_compile and i < given.compiled))
         except Exception as error:
             print(f"FAILED {c.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             right = False

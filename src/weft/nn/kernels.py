@@ -31,6 +31,10 @@ KEPT_BYTES = 1 << 30
 _TRIALS, _LAUNCHES, _REMEMBERED = 3, 4, 64
 WIDEST = 256
 """Columns that the kernels take."""
+_MANY = 1 << 14
+"""Rows from which the shapes of gradients are measured anew."""
+_DIFFERENCE = 0.02
+"""Of the gradients of two shapes, as a share of their norm: a shape that differs by more is not used."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 
@@ -106,23 +110,36 @@ class Backward:
     ) -> None:
         """Dense tensors; dx and gradients are written as far as the kernels were made for them."""
         plan = self.plan
+        if plan.inside and gradients is not None:
+            partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
+            shares = self._share(x, dy, image, partial, dx)
+            self.launch(plan.finish, plan.finish.blocks, partial.data_ptr(), gradients.data_ptr(), shares)
+            return
         step = 16 * plan.tiles
         rows = len(x)
         chunk = max(step, limit // plan.record * 16 // step * step) if gradients is not None else rows
         kept = torch.empty(plan.kept_bytes(min(chunk, rows)), dtype=torch.uint8, device=x.device)
         partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
         for at in range(0, rows, chunk):
-            n = min(chunk, rows - at)
-            groups = -(-plan.count(n) // plan.tiles)
-            addresses = [t[at : at + n].data_ptr() for t in (x, dy)]
-            to = 0 if dx is None else dx[at : at + n].data_ptr()
-            chain = plan.chain
-            self.launch(chain, groups, *addresses, image.data_ptr(), kept.data_ptr(), to, n)
+            part = slice(at, at + min(chunk, rows - at))
+            self._share(x[part], dy[part], image, kept, None if dx is None else dx[part])
             if gradients is not None:
-                more = int(at > 0)
-                self.launch(plan.sums, plan.sums.blocks, kept.data_ptr(), partial.data_ptr(), plan.count(n), more)
+                tiles, more = plan.count(part.stop - at), int(at > 0)
+                self.launch(plan.sums, plan.sums.blocks, kept.data_ptr(), partial.data_ptr(), tiles, more)
         if gradients is not None:
-            self.launch(plan.finish, plan.finish.blocks, partial.data_ptr(), gradients.data_ptr())
+            places = partial.data_ptr(), gradients.data_ptr()
+            self.launch(plan.finish, plan.finish.blocks, *places, plan.shares)
+
+    def _share(
+        self, x: torch.Tensor, dy: torch.Tensor, image: torch.Tensor, kept: torch.Tensor, dx: torch.Tensor | None
+    ) -> int:
+        """`chain` for these rows; returns its blocks."""
+        entry = self.plan.chain
+        groups = self.plan.count(len(x)) // self.plan.tiles
+        blocks = max(1, min(entry.blocks, -(-groups * 32 // entry.threads) if self.plan.inside else groups))
+        places = [t.data_ptr() for t in (x, dy, image, kept)]
+        self.launch(entry, blocks, *places, 0 if dx is None else dx.data_ptr(), len(x))
+        return blocks
 
 
 class Kernels:
@@ -134,7 +151,7 @@ class Kernels:
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
-        self._backwards: dict[tuple[bool, bool, DType], Backward | Declined] = {}
+        self._backwards: dict[tuple[bool, bool, DType, bool], Backward | Declined] = {}
 
     def refused(self, rows: int) -> Declined | None:
         """Why the forward pass of so many rows is no kernel, as far as can be said without compiling one."""
@@ -195,11 +212,12 @@ class Kernels:
     ) -> Backward | Declined:
         """For gradients of these, those of parameters in `dtype`; the tensors are read to find the fastest shape."""
         key = inputs, parameters, dtype
-        if key not in self._backwards:
+        known = *key, len(x) >= _MANY
+        if known not in self._backwards:
             if torch.cuda.is_current_stream_capturing():
                 return Declined("gradients are met first while a CUDA graph is captured")
-            self._backwards[key] = self._built(x, dy, flat, key)
-        return self._backwards[key]
+            self._backwards[known] = self._built(x, dy, flat, key)
+        return self._backwards[known]
 
     def backward_refused(self) -> Declined | None:
         """Why gradients are not computed by kernels, as far as can be said without compiling one."""
@@ -219,28 +237,42 @@ class Kernels:
             plans.append(plan)
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
         best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles")
+        wanted: list[torch.Tensor] = []
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
         whole = [(p, r) for p, r in compiled if not r.of(p.chain.name).spill_stores]
         for plan, result in whole or compiled:
             try:
                 module = Module(result.path)
-                entries = (plan.pack, plan.chain, plan.sums, plan.finish)[: 4 if parameters else 2]
+                entries = [plan.pack, plan.chain]
+                if parameters:
+                    entries += [plan.finish] if plan.inside else [plan.sums, plan.finish]
                 made = Backward(plan, {e.name: module.function(e.name) for e in entries})
                 for e in entries:
                     made.functions[e.name].prepare(e.shared_bytes)
-                seconds = self._time_backward(made, x, dy, flat) if len(plans) > 1 else 0.0
+                seconds, got = self._tried(made, x, dy, flat, key) if len(plans) > 1 else (0.0, [])
             except WeftError:  # this device has too little for the shape; the others may do
                 continue
-            if seconds < best[0]:
+            wanted = wanted or got
+            if seconds < best[0] and all(map(_near, got, wanted)):
                 best = seconds, made
         return best[1]
 
-    def _time_backward(self, found: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor) -> float:
-        dx, image = torch.empty_like(x), found.image(flat)
-        found.pack(flat, image)
-        sums = torch.empty(self.elements, dtype=torch.float32, device=x.device)
-        needed = sums if found.plan.partial_bytes else None
-        return _least(lambda: found.run(x, dy, image, dx, needed))
+    def _tried(
+        self, made: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, key: tuple[bool, bool, DType]
+    ) -> tuple[float, list[torch.Tensor]]:
+        """(shortest time, gradients)."""
+        dx, image = torch.zeros_like(x), made.image(flat)
+        made.pack(flat, image)
+        kind = flat.dtype if key[2] is not DType.F32 else torch.float32
+        sums = torch.zeros(self.elements, dtype=kind, device=x.device) if key[1] else None
+        seconds = _least(lambda: made.run(x, dy, image, dx, sums))
+        return seconds, [dx] if sums is None else [dx, sums]
+
+
+def _near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether gradients of two shapes differ by what the order of sums explains."""
+    size = float(wanted.float().norm())
+    return not math.isfinite(size) or float((found.float() - wanted.float()).norm()) <= _DIFFERENCE * size
 
 
 def _least(call: Callable[[], object]) -> float:

@@ -46,7 +46,9 @@ def network(
 
 
 def text_of(g: Gradient, *, parameters: bool = True) -> Text:
-    counts = ((g.pack, 2), (g.chain, 6), (g.sums, 4), (g.finish, 2))[: 4 if parameters else 2]
+    counts = [(g.pack, 2), (g.chain, 6)]
+    if parameters:
+        counts += [(g.finish, 3)] if g.inside else [(g.sums, 4), (g.finish, 3)]
     return Text(
         g.text,
         tuple(
@@ -146,6 +148,7 @@ class Runner:
         assert image.intact() and flat.intact()
         partial, out = Buffer(g.partial_bytes), Buffer(4 * net.elements)
         pieces = []
+        shares = 1
         for at in range(0, len(x), chunk):
             rows = min(chunk, len(x) - at)
             ins = [Buffer(rows * net.widths[0] * net.given.itemsize), Buffer(2 * rows * net.widths[-1])]
@@ -157,13 +160,17 @@ class Runner:
             for b in everything:
                 self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
             addresses = [b.address for b in (*ins, image, kept, dx)]
-            self._start(g.chain, [*addresses, rows], min(self.blocks, g.count(rows) // g.tiles))
+            blocks = min(self.blocks, g.count(rows) // g.tiles)
+            shares = blocks if g.inside else g.shares
+            if g.inside:
+                addresses[3] = partial.address
+            self._start(g.chain, [*addresses, rows], blocks)
             pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.widths[0]), Format.ROW))
-            if sums:
+            if sums and not g.inside:
                 self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)
             assert all(b.intact() for b in everything), "a guard zone was written"
         if sums:
-            self._start(g.finish, [partial.address, out.address], g.finish.blocks)
+            self._start(g.finish, [partial.address, out.address, shares], g.finish.blocks)
             assert out.intact() and partial.intact()
         values = out.data.view(np.float32)
         return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]

@@ -13,6 +13,8 @@ from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.network import Network
 
+_BEHIND = 1024
+"""Bytes behind the last value that may be read."""
 PANEL = 8
 """Sixteens of the summed columns in a panel of streamed weights."""
 
@@ -29,6 +31,8 @@ class Shape:
     """Blocks of a multiprocessor."""
     slots: int
     """Panels of streamed weights in shared memory; 0: all weights stay there."""
+    inside: bool = False
+    """Values stay in shared memory too, and the sums over rows are those of the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,33 @@ class Plan:
     def vector_bytes(self) -> int:
         """Of all biases."""
         return self.image_bytes - self.vectors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Rows from sixteen m on and columns from n on of the gradient of a layer's weights."""
+
+    layer: int
+    m: int
+    n: int
+    kind: tuple[int, int, bool]
+    """How many sixteens, and whether the bias is summed too."""
+
+    @property
+    def registers(self) -> int:
+        """Of a lane."""
+        rows, columns, bias = self.kind
+        return rows * columns * 8 + (4 * rows if bias else 0)
+
+
+def items_inside(net: Network) -> list[Item]:
+    """Two by two sixteens each, whether there are so many or not."""
+    return [
+        Item(layer, m, n, (2, 2, True))
+        for layer in range(net.depth)
+        for m in range(0, net.width(layer + 1) // 16, 2)
+        for n in range(0, net.width(layer) // 16, 2)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +198,15 @@ class Chain:
     @property
     def shared_bytes(self) -> int:
         """Of a block."""
-        slots = self.shape.slots
-        return slots * panel_bytes(self.net) + self.plan.vector_bytes if slots else self.plan.image_bytes
+        s = self.shape
+        if s.inside:
+            return self.plan.image_bytes + s.warps * s.tiles * self.plan.record + _BEHIND
+        return s.slots * panel_bytes(self.net) + self.plan.vector_bytes if s.slots else self.plan.image_bytes
+
+    @property
+    def results(self) -> int:
+        """Of a warp, where sums are added inside."""
+        return -(-len(items_inside(self.net)) // self.shape.warps)
 
     def text(self, entry: str) -> str:
         """CUDA C++."""
@@ -176,7 +214,10 @@ class Chain:
         x = storage(net.given)
         threads = 32 * s.warps
         head = "for (w_rows turn = blockIdx.x; turn < turns; turn += gridDim.x) {"
-        if s.slots:
+        if s.inside:
+            place = [f"const bool live = true; const w_rows row0 = (turn * {s.warps} + warp) * {16 * s.tiles};"]
+            turns = f"(tiles + {s.warps - 1}) / {s.warps}"
+        elif s.slots:
             live = "const bool live = turn * {0} + warp < tiles; const w_rows tile = live ? turn * {0} + warp : 0;"
             place = [live.format(s.warps), f"const w_rows row0 = live ? tile * {16 * s.tiles} : rows;"]
             turns = f"(tiles + {s.warps - 1}) / {s.warps}"
@@ -199,13 +240,21 @@ class Chain:
             *self._weights(entry, threads),
             f"const {x}* const x = (const {x}*)x_; const u16* const dy = (const u16*)dy_;",
             "const w_rows first = (w_rows)blockIdx.x + (w_rows)warp * gridDim.x; (void)first;",
+            *self._begin(entry),
             f"#pragma unroll 1\n{head}",
             *place,
             f"const w_rows record = {plan.record};",
-            f"char* const kept = (char*)kept_ + {room} * {s.tiles} * record;",
+            (
+                f"char* const kept = (char*)sm + {plan.image_bytes} + warp * {s.tiles * plan.record};"
+                if s.inside
+                else f"char* const kept = (char*)kept_ + {room} * {s.tiles} * record;"
+            ),
             *self._up(),
             *self._down(),
-            "}\n}\n",
+            *self._sums(),
+            "}",
+            *self._end(),
+            "}\n",
         ]
         return "\n".join(lines)
 
@@ -221,7 +270,49 @@ class Chain:
         """Whether the sums of the last layer are needed."""
         return self.net.acts[-1].keeps != 0
 
+    def _begin(self, entry: str) -> list[str]:
+        """Sums of the block, where they are added inside."""
+        if not self.shape.inside:
+            return []
+        p = self.results
+        table = f"{entry}_at[3 * (i * {self.shape.warps} + warp)"
+        return [
+            f"float sums[{p}][2][4][4], biases[{p}][2][4]; int left[{p}], right[{p}], used[{p}];",
+            f"#pragma unroll\nfor (int i = 0; i < {p}; ++i) {{",
+            f"left[i] = {table}], right[i] = {table} + 1], used[i] = {table} + 2]; w_zero<4, 2>(sums[i]);",
+            "#pragma unroll\nfor (int e = 0; e < 8; ++e) biases[i][e / 4][e % 4] = 0.0f;\n}",
+        ]
+
+    def _sums(self) -> list[str]:
+        s = self.shape
+        if not s.inside:
+            return []
+        place = f"base + {self.plan.image_bytes}u, {self.plan.record}u"
+        call = f"w_shared_sums<{self.results}, {s.warps * s.tiles}>"
+        return ["__syncthreads();", f"{call}(sums, biases, {place}, left, right, used, lane);", "__syncthreads();"]
+
+    def _end(self) -> list[str]:
+        s = self.shape
+        if not s.inside:
+            return []
+        size = 32 * items_inside(self.net)[0].registers
+        return [
+            # the sums of all blocks lie side by side
+            "const int most = gridDim.x;",
+            f"float* const to = (float*)kept_ + ((w_rows)warp * most + blockIdx.x) * {size};",
+            f"w_put_sums<{self.results}>(to, sums, biases, used, (w_rows)most * {s.warps * size}, lane);",
+        ]
+
     def _table(self, entry: str) -> list[str]:
+        if self.shape.inside:
+            plan = self.plan
+            rows = [
+                (plan.gradients[x.layer] + 512 * x.m, plan.kept[x.layer] + 512 * x.n, 1 + (x.n == 0))
+                for x in items_inside(self.net)
+            ]
+            rows += [(0, 0, 0)] * (self.results * self.shape.warps - len(rows))
+            numbers = ",".join(str(v) for row in rows for v in row)
+            return [f"__device__ __align__(16) const int {entry}_at[] = {{{numbers}}};"]
         if not self.shape.slots:
             return []
         numbers = ",".join(f"{p.offset},{p.pieces},{p.step},{p.size // 16}" for p in self._order())

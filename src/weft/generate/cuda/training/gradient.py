@@ -21,7 +21,7 @@ from pathlib import Path
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
-from weft.generate.cuda.training.chain import Chain, Plan, Shape, pack, panel_bytes
+from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes
 from weft.generate.cuda.training.network import Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -32,6 +32,7 @@ _WIDEST_TILES = 128
 """Columns of all tiles of a warp where those are several."""
 _SLOTS = 4
 """Panels of weights in shared memory where they are streamed."""
+_INSIDE = tuple(Shape(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
 _ONES = {DType.F16: "0x3c003c00u", DType.BF16: "0x3f803f80u"}
 
 
@@ -51,8 +52,8 @@ class Gradient:
     """Entries take addresses, and numbers as if they were addresses.
 
     pack(parameters, image), chain(x, gradient of the result, image, kept, gradient of x, rows),
-    sums(kept, partial, tiles, more), finish(partial, gradients of the parameters). `more` adds to what the sums of
-    earlier rows left in `partial`.
+    sums(kept, partial, tiles, more), finish(partial, gradients of the parameters, shares). `more` adds to what the
+    sums of earlier rows left in `partial`. Where blocks add inside there are no sums, and `kept` is `partial`.
     """
 
     text: str
@@ -66,6 +67,10 @@ class Gradient:
     """Tiles that a warp takes at once: `kept` is rounded up to that."""
     partial_bytes: int
     image_bytes: int
+    inside: bool = False
+    """Whether the blocks of `chain` add the sums themselves."""
+    shares: int = 1
+    """Of all rows, at most: what `finish` adds."""
 
     def kept_bytes(self, rows: int) -> int:
         """Of `kept` for so many rows; without gradients of parameters a warp has room for what it works on."""
@@ -75,23 +80,6 @@ class Gradient:
     def count(self, rows: int) -> int:
         """Tiles of so many rows."""
         return -(-rows // (16 * self.tiles)) * self.tiles
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """Rows [m, m + 16 M) and columns [n, n + 16 N) of the gradient of a layer's weights."""
-
-    layer: int
-    m: int
-    n: int
-    kind: tuple[int, int, bool]
-    """Sixteens M and N, and whether the bias is summed too."""
-
-    @property
-    def registers(self) -> int:
-        """Of a lane."""
-        rows, columns, bias = self.kind
-        return rows * columns * 8 + (4 * rows if bias else 0)
 
 
 @cache
@@ -122,8 +110,8 @@ def gradient(
         if not found:
             return Declined(f"{max(net.widths)} columns need more registers or shared memory than there are")
         shape = found[0]
-    items = _items(net)
-    slices = max(1, -(-3 * facts.sms // len(items)))
+    items = items_inside(net) if shape.inside else _items(net)
+    slices = facts.sms if shape.inside else max(1, -(-3 * facts.sms // len(items)))
     seed = hashlib.sha256(f"{net}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
     names = {what: f"k{seed}_{what}" for what in ("pack", "chain", "sums", "finish")}
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
@@ -131,15 +119,18 @@ def gradient(
     parts = [
         prelude(),
         mlp_header(),
-        f"#undef W_ONES\n#define W_ONES {_ONES[net.dtype]}\n",
+        f"#undef W_ONES\n#define W_ONES {_ONES[net.dtype]}\n#undef W_EARLY\n#define W_EARLY {int(not shape.inside)}\n",
         _header().replace("W_KIND", net.dtype.value),
         *(act.text(name, net.dtype) for act, name in acts.items()),
         pack(net, plan, names["pack"]),
         chain.text(names["chain"]),
     ]
     shared = partial = 0
-    if parameters:
-        parts += [_sums(plan, items, slices, names["sums"]), _finish(net, items, slices, names["finish"], dtype)]
+    if shape.inside:
+        parts.append(_finish(net, items, names["finish"], dtype))
+        partial = 128 * slices * sum(x.registers for x in items)
+    elif parameters:
+        parts += [_sums(plan, items, slices, names["sums"]), _finish(net, items, names["finish"], dtype)]
         shared = max(_WARPS * _STAGES * (x.kind[0] + x.kind[1]) * 512 for x in items)
         partial = 128 * slices * sum(x.registers for x in items)
     total = 32 * sum(x.registers for x in items)
@@ -153,6 +144,8 @@ def gradient(
         shape.tiles,
         partial,
         plan.image_bytes,
+        shape.inside,
+        slices,
     )
 
 
@@ -172,8 +165,9 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
             if fits and plan.image_bytes <= facts.shared_per_block and min(registers, 255) <= room:
                 found.append(Shape(tiles, warps, resident, 0))
                 break
+    inside = [x for x in _INSIDE if parameters and _fits_inside(net, plan, x, facts)]
     if found:
-        return found
+        return [*found, *inside[:2]]
     for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)):
         registers = 56 + tiles * (widest // 2 + widest // 4)
         slots = min(_SLOTS, (facts.shared_per_block - plan.vector_bytes) // panel_bytes(net))
@@ -183,18 +177,27 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
     return found[:2]
 
 
-def _items(net: Network) -> list[_Item]:
+def _fits_inside(net: Network, plan: Plan, shape: Shape, facts: GpuFacts) -> bool:
+    """Whether values of a block's rows fit beside the weights, and its sums into registers."""
+    chain = Chain(net, plan, {}, shape, inputs=True, parameters=True)
+    widest = max(net.width(i) for i in range(net.depth + 1))
+    registers = 56 + shape.tiles * (widest // 2 + widest // 4) + 43 * chain.results
+    room = min(255, facts.registers_per_sm // (32 * shape.warps))
+    return chain.shared_bytes <= facts.shared_per_block and registers <= room
+
+
+def _items(net: Network) -> list[Item]:
     found = []
     for layer in range(net.depth):
         rows, columns = net.width(layer + 1) // 16, net.width(layer) // 16
         for m in range(0, rows, _TILE):
             for n in range(0, columns, _TILE):
                 kind = min(_TILE, rows - m), min(_TILE, columns - n), n == 0 and net.biases[layer]
-                found.append(_Item(layer, m, n, kind))
+                found.append(Item(layer, m, n, kind))
     return sorted(found, key=lambda x: x.kind, reverse=True)
 
 
-def _kinds(items: list[_Item]) -> list[tuple[tuple[int, int, bool], int, int]]:
+def _kinds(items: list[Item]) -> list[tuple[tuple[int, int, bool], int, int]]:
     """(kind, first item, past the last)."""
     found: list[tuple[tuple[int, int, bool], int, int]] = []
     for i, item in enumerate(items):
@@ -205,7 +208,7 @@ def _kinds(items: list[_Item]) -> list[tuple[tuple[int, int, bool], int, int]]:
     return found
 
 
-def _starts(items: list[_Item], slices: int) -> list[int]:
+def _starts(items: list[Item], slices: int) -> list[int]:
     """Where the partial sums of each kind begin, in floats."""
     found = []
     at = 0
@@ -215,7 +218,7 @@ def _starts(items: list[_Item], slices: int) -> list[int]:
     return found
 
 
-def _sums(plan: Plan, items: list[_Item], slices: int, entry: str) -> str:
+def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
     table = [(plan.gradients[x.layer] + 512 * x.m, plan.kept[x.layer] + 512 * x.n) for x in items]
     numbers = ",".join(f"{a},{b}" for a, b in table)
     lines = [
@@ -243,32 +246,38 @@ def _sums(plan: Plan, items: list[_Item], slices: int, entry: str) -> str:
     return "\n".join((*lines, "}\n"))
 
 
-def _finish(net: Network, items: list[_Item], slices: int, entry: str, dtype: DType) -> str:
+def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
     kind = storage(dtype)
     rows = []
     for x in items:
         weight, bias = net.place(x.layer)
         k, n = weight.shape[1], weight.shape[0]
-        rows.append((weight.offset, bias.offset if bias else 0, n, k, 16 * x.m, 16 * x.n))
+        at = bias.offset if bias and x.n == 0 else -1
+        rows.append((weight.offset, at, n, k, 16 * x.m, 16 * x.n))
     table = ",".join(str(v) for row in rows for v in row)
     value = "s" if dtype is DType.F32 else f"(u16)w_narrow2_{dtype.value}(s, 0.0f)"
     lines = [
         f"__device__ __align__(16) const int {entry}_at[] = {{{table}}};",
-        f'extern "C" __global__ void __launch_bounds__(256) {entry}(const void* partial_, void* out_) {{',
+        f'extern "C" __global__ void __launch_bounds__(256) {entry}(',
+        "const void* partial_, void* out_, const void* shares_) {",
+        "const int shares = (int)(u64)shares_;",
         "w_wait(); w_release();",
         "int i = blockIdx.x * 256 + threadIdx.x;",
         f"{kind}* const out = ({kind}*)out_;",
     ]
-    for (form, first, last), start in zip(_kinds(items), _starts(items, slices), strict=True):
+    at = 0
+    for form, first, last in _kinds(items):
+        start = f"{at}ll * shares"
+        at += (last - first) * 32 * items[first].registers
         m, n, biased = form
         size = items[first].registers * 32
         products = m * n * 8
         lines += [
             f"if (i < {(last - first) * size}) {{",
             f"const int item = i / {size}, at = i % {size}, lane = at % 32, r = at / 32;",
-            f"const float* const from = (const float*)partial_ + {start}u + item * {slices * size}u + at;",
+            f"const float* const from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at;",
             "float s = 0.0f;",
-            f"#pragma unroll 8\nfor (int p = 0; p < {slices}; ++p) s += from[(long long)p * {size}];",
+            f"#pragma unroll 8\nfor (int p = 0; p < shares; ++p) s += from[(long long)p * {size}];",
             f"const int* const of = {entry}_at + ({first} + item) * 6;",
             "const int g = lane >> 2, q = lane & 3;",
             f"if (r < {products}) {{",
@@ -277,7 +286,7 @@ def _finish(net: Network, items: list[_Item], slices: int, entry: str, dtype: DT
             f"if (row < of[2] && column < of[3]) out[of[0] + row * of[3] + column] = {value};",
             "} else {",
             f"const int b = r - {products}, row = of[4] + b / 4 * 16 + b % 4 / 2 * 8 + g;",
-            f"if (q == 0 && b % 2 == 0 && row < of[2]) out[of[1] + row] = {value};" if biased else "",
+            f"if (q == 0 && b % 2 == 0 && of[1] >= 0 && row < of[2]) out[of[1] + row] = {value};" if biased else "",
             "}\nreturn; }",
             f"i -= {(last - first) * size};",
         ]

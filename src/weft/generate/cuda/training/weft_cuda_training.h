@@ -131,7 +131,7 @@ template <class A, int N, int T> W_FN void w_last(u32 (&dz)[T][N][4], const floa
 }
 // What is kept of the layer below, read before the product as far as registers go.
 template <class A, int K, int T> struct w_early {
-  enum { EARLY = A::KEEP != 0 && K * T <= 8 };
+  enum { EARLY = W_EARLY && A::KEEP != 0 && K * T <= 8 };
   u32 word[EARLY ? T : 1][EARLY ? 2 * K : 1][2];
   W_FN static u32 from(const char* kept, w_rows record, int m, int c, int half, int lane) {
     return *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
@@ -262,4 +262,46 @@ W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_row
     W_EACH(out[at] = d[i][c][e], out[at] = b[i][e])
   }
 #undef W_EACH
+}
+
+// The same for values in shared memory, kept by the warps of a block for TILES tiles: each warp has P results of 2 by 2
+// sixteens; where a value ends before, what lies behind it is read and its sums are nobody's.
+template <int P, int TILES>
+W_FN void w_shared_sums(float (&d)[P][2][4][4], float (&b)[P][2][4], u32 kept, u32 record, const int (&left)[P],
+                        const int (&right)[P], const int (&used)[P], int lane) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    if (used[p] == 0) continue;
+#pragma unroll 2
+    for (int tile = 0; tile < TILES; ++tile) {
+      const u32 at = kept + tile * record + (lane & 7) * 16;
+      u32 r[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) w_matrices_transposed(r[j], at + right[p] + ((2 * j + (lane >> 4)) * 2 + (lane >> 3 & 1)) * 128);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        u32 a[4];
+        w_matrices_transposed(a, at + left[p] + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) w_mma_W_KIND(d[p][i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[p][i][2 * j + 1], a, r[j][2], r[j][3]);
+        if (used[p] == 2) w_mma_W_KIND(b[p][i], a, W_ONES, W_ONES);
+      }
+    }
+  }
+}
+template <int P> W_FN void w_put_sums(float* to, const float (&d)[P][2][4][4], const float (&b)[P][2][4], const int (&used)[P], w_rows step, int lane) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    if (used[p] == 0) continue;
+    float* const out = to + p * step + lane;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[((i * 4 + c) * 4 + e) * 32] = d[p][i][c][e];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[(32 + i * 4 + e) * 32] = b[p][i][e];
+    }
+  }
 }
