@@ -3,7 +3,8 @@
 Three sets, each run under two poisons (the third is also the set that is timed):
 
 * INTEGERS: whole numbers in {-2..2}. Where sums stay exact the result must be bit-equal, so that a lost or doubled
-  slice of a reduction shows at zero tolerance.
+  slice of a reduction shows at zero tolerance. In a chain of products the second operands hold ones only, and few of
+  them: else the values double and double until 16-bit floats overflow, where rounding decides which are infinite.
 * ADVERSARIAL: normal values with large, tiny, denormal, signed zero, NaN and infinite ones planted at random and
   around multiples of 16 (tile edges). Only the NaN / +Inf / -Inf / finite classes are compared there, and whole
   values where no rounding is involved.
@@ -62,7 +63,14 @@ class Role:
     root: bool = False
     """Reaches a root or a logarithm without passing through a reduction."""
     scale: float = 1.0
+    thinned: int = 0
+    """Terms of the sums in a chain of products, of which few may count; 0: no such."""
 
+
+CHAIN = 3
+"""Products that follow one another from here on make a chain."""
+FEW = 2.0
+"""Terms that count, on average, in a sum of a chain."""
 
 _DOMAIN_LIMITED = frozenset({Prim.SQRT, Prim.RSQRT, Prim.LOG, Prim.LOG1P, Prim.POW, Prim.ACOSH})
 
@@ -70,6 +78,7 @@ _DOMAIN_LIMITED = frozenset({Prim.SQRT, Prim.RSQRT, Prim.LOG, Prim.LOG1P, Prim.P
 def roles(graph: Graph) -> tuple[Role, ...]:
     """One role per input, found by walking back from the operands that need something."""
     found = {i: Role() for i in graph.inputs}
+    chained = _products_in_a_row(graph) >= CHAIN
     for node in graph.nodes:
         if node.prim in (Prim.GATHER, Prim.TAKE_ALONG) and isinstance(node.attrs, a.GatherAttrs):
             size = graph.type_of(node.inputs[0]).shape[node.attrs.axis]
@@ -96,7 +105,17 @@ def roles(graph: Graph) -> tuple[Role, ...]:
             k = _contracted(graph, node.inputs, node.attrs)
             for i in _sources(graph, node.inputs[1], found, through_arithmetic=False):
                 found[i].scale = 1.0 / math.sqrt(max(k, 1))
+                found[i].thinned = k if chained else 0
     return tuple(found[i] for i in graph.inputs)
+
+
+def _products_in_a_row(graph: Graph) -> int:
+    """The most products on a way from an input to an output."""
+    found: list[int] = []
+    for node in graph.nodes:
+        before = max((found[j] for j in node.inputs), default=0)
+        found.append(before + (node.prim in (Prim.MATMUL, Prim.CONV)))
+    return max(found, default=0)
 
 
 def _contracted(graph: Graph, operands: tuple[int, ...], attrs: a.Attrs) -> int:
@@ -164,6 +183,9 @@ def _tensor(
         whole = torch.randint(-2, 3, t.shape, generator=g, device=g.device)
         if role.root and domain is not Domain.ZERO_MEAN:
             whole = whole.abs() + 1
+        if role.thinned > FEW:
+            kept = torch.rand(t.shape, generator=g, device=g.device) < FEW / role.thinned
+            whole = torch.where(kept, torch.where(whole < 0, -1, 1), 0)
         return whole.to(dtype)
     values = _floats(t, role, domain, g)
     if kind is InputSet.ADVERSARIAL:
