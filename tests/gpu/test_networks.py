@@ -174,7 +174,8 @@ torch.cuda.reset_peak_memory_stats()
 error = float((exe(x)[0].float() - want).norm() / want.norm())
 torch.cuda.synchronize()
 print(json.dumps({
-    "error": error, "chosen": compiled.record.chosen, "calls": sum(s.kernel.schedule.generator == "library" for s in exe.plan.steps),
+    "error": error, "chosen": compiled.record.chosen,
+    "calls": sum(s.kernel.schedule.generator == "library" for s in exe.plan.steps),
     "weights": sum(p.nbytes for p in module.parameters()), "arena": exe.memory.arena_bytes, "x": x.nbytes,
     "peak": torch.cuda.max_memory_allocated() - held, "kept": torch.cuda.memory_reserved() - kept,
     "plan": [str(s.kernel.schedule) for s in exe.plan.steps],
