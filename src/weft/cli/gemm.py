@@ -127,7 +127,7 @@ def _dry(problems: list[Gemm], limit: int, options: Options) -> Iterator[Result]
 
 def _measured(problems: list[Gemm], limit: int, against: str, options: Options, screen: Screen) -> Iterator[Result]:
     from weft.pipeline import progress_line
-    from weft.pipeline.gpu import survey
+    from weft.pipeline.gpu import device_of, survey
     from weft.tune.store import Database
     from weft.tune.tuner import ProblemTrial, Progress, Tuner
 
@@ -135,6 +135,8 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
         raise OptionError(option="--device", problem=f"{options.device!r} is no GPU: cuda or cuda:N")
     if not torch.cuda.is_available():
         raise DeviceError(problem="weft gemm measures on an NVIDIA GPU, and this torch sees none; --dry-run needs none")
+    if ":" in options.device:
+        torch.cuda.set_device(device_of(options))
     facts, nvrtc, _ = survey(options)
     if nvrtc is None:
         raise DeviceError(problem="weft gemm needs NVRTC, the CUDA compiler as a library")
