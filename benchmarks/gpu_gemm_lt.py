@@ -266,6 +266,25 @@ def keep(path: Path) -> None:
     to.write_text("".join(json.dumps(x) + "\n" for x in kept))
 
 
+def quality(lines: Iterable[Line], facts: GpuFacts, few: int = 16) -> dict[str, float]:
+    """By case of a run with `--every`: the fastest of the few that the model chooses now, over the fastest of all.
+
+    Configurations that were not measured do not count; a case of whose few none was, is infinite.
+    """
+    cases = {g.name: g for g in GROUPS["exhaustive"]}
+    found = {}
+    for x in lines:
+        g = cases.get(x.get("case", ""))
+        times = {k.removeprefix("weft "): us for k, us in x.get("all", {}).items() if k.startswith("weft ")}
+        if g is None or not times:
+            continue
+        problem = g.problem()
+        ranked = space(problem, facts)
+        chosen = [] if isinstance(ranked, Declined) else [str(s) for _, s in pruned(problem, facts, ranked, few)]
+        found[g.name] = min((times[s] for s in chosen if s in times), default=math.inf) / min(times.values())
+    return found
+
+
 def summary(lines: Iterable[Line]) -> None:
     """A table of all cases, then geometric mean and least ratio of each group."""
     kept = {(x["group"], x["case"]): x for x in lines if "case" in x}
@@ -307,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--keep", metavar="FILE", help="no GPU: put results of such a run into benchmarks/results")
+    parser.add_argument("--quality", metavar="FILE", help="no GPU: how good the model's 16 are, by a run with --every")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
@@ -316,6 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     if given.keep:
         keep(Path(given.keep))
+        return
+    if given.quality:
+        for case, ratio in quality(read(Path(given.quality)), profile("h200")).items():
+            print(f"{case:40} {ratio:.3f}")
         return
     if given.dry:
         dry(given)

@@ -91,6 +91,18 @@ def test_results_are_kept_without_samples(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "all" not in second
 
 
+def test_the_quality_of_the_model_is_the_best_of_its_few_over_the_best_of_all() -> None:
+    g = GROUPS["exhaustive"][1]
+    facts = profile("h200")
+    ranked = [str(s) for _, s, _ in gpu_gemm_lt.kernels_of(g, facts, 24, every=True)]
+    times = {f"weft {s}": 10.0 + i for i, s in enumerate(ranked)} | {"library algorithm 0": 1.0}
+    case = {"case": g.name, "all": times}
+    assert gpu_gemm_lt.quality([case, {"poisoned": "x"}], facts) == {g.name: 1.0}
+    late = {**times, f"weft {ranked[20]}": 5.0}  # not among the model's sixteen
+    assert gpu_gemm_lt.quality([{**case, "all": late}], facts) == {g.name: 2.0}
+    assert gpu_gemm_lt.quality([{**case, "all": late}], facts, few=3)[g.name] == 2.0
+
+
 def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(line(CASES[0]) + "\n" + line(CASES[1])[:30])
