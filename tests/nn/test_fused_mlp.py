@@ -75,6 +75,28 @@ def test_only_a_sequence_is_wrapped():
         FusedMLP(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
+def test_a_part_of_it_is_one_too():
+    net = FusedMLP(small(nn.ReLU()))
+    part = net[:3]
+    assert isinstance(part, FusedMLP) and part[0] is net[0] and len(part) == 3
+    x = torch.randn(4, 3)
+    assert torch.equal(net[3:](part(x)), net(x))
+
+
+def test_torch_compile_sees_the_modules():
+    net = FusedMLP(small(nn.SiLU()))
+    x = torch.randn(4, 3)
+    seen: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        seen.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), net(x))
+    assert len(seen) == 1
+
+
 def test_why_not_says_the_device():
     assert FusedMLP(small(nn.ReLU())).why_not(torch.randn(4, 3)) == "the input is on cpu; kernels are for CUDA devices"
 

@@ -3,22 +3,80 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
-from benchmarks.gpu_mlp_training import CHECKS, Case, changed_weights_are_seen, check, network, second_derivatives
+from benchmarks.gpu_mlp_training import (
+    CHECKS,
+    Case,
+    changed_weights_are_seen,
+    check,
+    compile_all,
+    network,
+    second_derivatives,
+)
 from torch import nn
 
-from weft.nn import FusedMLP
+from weft.device.cuda.facts import gpu_facts
+from weft.generate.cuda.training import Activation, Network, shapes
+from weft.ir.types import DType
+from weft.nn import FusedMLP, kernels
+from weft.nn.kernels import Backward, kernels_of
 
-pytestmark = pytest.mark.gpu
+# the first product of a thread for backward passes says that it has no context yet, whoever asks for it
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+
+ACTS = ("relu", "silu", "gelu", "tanh", "sigmoid", "gelu_tanh", "sin", "softplus", "elu", "leaky_relu")
+
+
+def random_case(seed: int) -> Case:
+    rng = random.Random(seed)
+    sizes = [(rng.randint(1, 40), rng.randint(1, 256), 16 * rng.randint(1, 8)) for _ in range(rng.randint(3, 9))]
+    widths = tuple(rng.choice(x) for x in sizes)
+    rows = rng.choice([1, 15, 16, 17, 127, 1000, 4097, rng.randint(1, 20_000)])
+    return Case(rows, widths, rng.choice(ACTS), rng.choice(["bf16", "f16"]), autocast=rng.random() < 0.7)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    compile_all([*CHECKS, *(random_case(seed) for seed in range(20))])
 
 
 @pytest.mark.parametrize("case", CHECKS, ids=lambda c: c.name)
-def test_near_float64_and_equal_bits(case: Case):
+def test_near_float64_and_equal_bits(case: Case, compiled: None):
     row = check(case)
     assert row["why_not"] is None
     assert row["right"] and row["equal_bits"] and row["types"], row
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_networks(seed: int, compiled: None):
+    row = check(random_case(seed))
+    assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(20, 200, 20))
+def test_many_random_networks(first: int):
+    cases = [random_case(seed) for seed in range(first, first + 20)]
+    compile_all(cases)
+    rows = [check(c) for c in cases]
+    assert all(r["why_not"] is None and r["right"] and r["equal_bits"] and r["types"] for r in rows), rows
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_all_shapes_agree(width: int, monkeypatch: pytest.MonkeyPatch):
+    case = Case(3001, (width,) * 5, "silu")
+    net = Network((width,) * 5, (*(Activation("silu"),) * 3, Activation()), (True,) * 4, DType.BF16, DType.F32)
+    found = shapes(net, gpu_facts(None, calibrate=False))
+    assert any(s.inside for s in found) and not all(s.inside for s in found)
+    for shape in found:
+        kernels_of.cache_clear()
+        monkeypatch.setattr(kernels, "shapes", lambda *a, chosen=shape, **k: [chosen])
+        row = check(case)
+        assert row["right"] and row["equal_bits"], (shape, row)
+    kernels_of.cache_clear()
 
 
 def test_training_with_a_gradient_scaler():
@@ -76,8 +134,16 @@ def test_views_and_other_streams(net: FusedMLP):
 
 
 def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
-    from weft.nn.kernels import Backward
-
+    outside = [
+        s
+        for s in shapes(
+            net._run(torch.ones(1, 16, device="cuda").bfloat16(), net._in_order()).kernels.net,
+            gpu_facts(None, calibrate=False),
+        )
+        if not s.inside
+    ]
+    kernels_of.cache_clear()
+    monkeypatch.setattr(kernels, "shapes", lambda *a, **k: outside[:1])
     x = torch.randn(5000, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     whole = torch.autograd.grad(net(x).float().square().sum(), [x, *net.parameters()])
     monkeypatch.setattr(Backward.run, "__defaults__", (1 << 20,))

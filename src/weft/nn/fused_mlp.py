@@ -36,16 +36,17 @@ class FusedMLP(nn.Sequential):
             y = net(x)  # x: (..., 3); y: (..., 1), bf16
     """
 
-    def __init__(self, sequential: nn.Sequential) -> None:
+    def __init__(self, sequential: nn.Sequential | OrderedDict[str, nn.Module]) -> None:
         """Takes over the modules of `sequential`, which stays usable and shares the parameters.
 
         Raises:
-            TypeError: it is no `nn.Sequential`.
+            TypeError: it is neither an `nn.Sequential` nor what one is made of.
         """
-        if not isinstance(sequential, nn.Sequential):
+        if not isinstance(sequential, nn.Sequential | OrderedDict):
             raise TypeError(f"FusedMLP wraps an nn.Sequential, not a {type(sequential).__name__}")
-        super().__init__(OrderedDict(sequential._modules.items()))
-        self.train(sequential.training)
+        modules = sequential._modules if isinstance(sequential, nn.Sequential) else sequential
+        super().__init__(OrderedDict(modules.items()))
+        self.train(sequential.training if isinstance(sequential, nn.Sequential) else True)
         self._images = _Images()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
 
 from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
-from weft.generate.cuda.training import Activation, Gradient, Network, Shape, gradient, shapes
+from weft.generate.cuda.training import KINDS, Activation, Gradient, Network, Shape, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -32,6 +33,17 @@ CASES: dict[str, tuple[Network, int]] = {
 }
 
 
+def _any(seed: int) -> tuple[Network, int]:
+    rng = random.Random(seed)
+    widths = tuple(rng.choice([rng.randint(1, 70), 16 * rng.randint(1, 4)]) for _ in range(rng.randint(2, 6)))
+    numbers = {"leaky_relu": (0.1,), "elu": (1.0,), "softplus": (1.0, 20.0), "sin": (1.5,)}
+    acts = tuple(Activation(k, numbers.get(k, ())) for k in rng.choices(sorted(KINDS), k=len(widths) - 1))
+    dtype = rng.choice([DType.F16, DType.BF16])
+    biases = tuple(rng.random() < 0.8 for _ in acts)
+    return Network(widths, acts, biases, dtype, rng.choice([dtype, DType.F32])), rng.randint(1, 90)
+
+
+CASES |= {f"any {seed}": _any(seed) for seed in range(8)}
 INSIDE = {f"{name}, inside": shape for name, shape in (
     ("three to one", Shape(1, 4, 1, 0, inside=True)), ("ragged", Shape(1, 2, 1, 0, inside=True)),
     ("layers alike", Shape(2, 2, 1, 0, inside=True)), ("each its own", Shape(1, 8, 1, 0, inside=True)),
