@@ -41,6 +41,7 @@ def random_form(seed: int) -> Form:
         once=rng.random() < 0.5,
         corners=rng.random() < 0.5,
         whole=rng.random() < 0.5,
+        apart=rng.random() < 0.3,
     )
 
 
@@ -130,6 +131,37 @@ LONG = {
 
 def test_long_rows() -> None:
     check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
+
+
+def norm_up(height: int, width: int) -> Problem:
+    """A norm whose result is gathered twice along both axes."""
+    b = GraphBuilder()
+    x = b.input(f32(1, 16, height, width))
+    n, shape = float(height * width), (1, 16, height, width)
+    d = b.apply(Prim.SUB, x, b.broadcast(b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, x, [2, 3]), n), shape))
+    v = b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [2, 3]), n)
+    y = b.apply(Prim.MUL, d, b.broadcast(b.apply(Prim.RSQRT, b.apply(Prim.ADD, v, 1e-5)), shape))
+    for axis, size in ((2, 2 * height), (3, 2 * width)):
+        y = b.add(Prim.GATHER, y, b.input(TensorType(DType.I64, (size,))), attrs=a.GatherAttrs(axis))
+    return problem(b.build([y]), f"norm-up-{height}", Format.LAST)
+
+
+def test_what_is_indexed_is_read_in_batches() -> None:
+    p = norm_up(12, 25)
+    x = np.random.default_rng(3).standard_normal((1, 16, 12, 25)).astype(np.float32)
+    inputs = [x, np.arange(24) // 2, np.arange(50) // 2]
+    forms = (
+        Form(threads=64, columns=2, parts=3, spread=2),
+        Form(threads=64, columns=2, parts=3, spread=2, once=True),
+        Form(threads=32, columns=2, cluster=2, once=True),
+        Form(threads=64, columns=2, parts=3, once=True, apart=True),
+    )
+    batch = [trial(p, form.schedule(), inputs) for form in forms]
+    for one in batch[:3]:
+        text = one.source.text.split("w_index c = 0u")[-1]
+        assert text.index("w_ldv<4>(in0") < text.index("out0")
+    assert [len(one.source.launches) for one in batch] == [2, 2, 1, 3]
+    check(batch)
 
 
 def test_one_pass_is_one() -> None:

@@ -101,6 +101,11 @@ CASES: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "odd": (product((2, 3, 33, 17), (2, 3, 17, 19), weight=False), anything),
     "broadcast batch": (product((2, 3, 33, 16), (3, 16, 24), weight=False), anything),
     "f32 batched": (product((3, 50, 44), (3, 44, 20), weight=False, dtype=F32), anything),
+    "f32, left transposed": (product((40, 48), (40, 72), weight=False, turn_left=True, dtype=F32), anything),
+    "f32, both transposed": (
+        product((2, 41, 36), (2, 72, 41), weight=False, turn_left=True, turn_right=True, dtype=F32),
+        anything,
+    ),
     "sums of f16 stored in f32": (product((20, 40), (40, 24), out=F32), anything),
 }
 TF32: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
@@ -111,6 +116,9 @@ TF32: dict[str, tuple[Problem, Callable[[Schedule], bool]]] = {
     "few rows": (product((16, 520), (24, 520), turn_right=True, dtype=F32), fragments),
     "odd": (product((2, 3, 33, 17), (2, 3, 17, 19), weight=False, dtype=F32), fragments),
     "batched, transposed": (product((3, 50, 40), (3, 72, 40), weight=False, turn_right=True, dtype=F32), fragments),
+    "nn": (product((3, 50, 44), (3, 44, 68), weight=False, dtype=F32), fragments),
+    "tn": (product((40, 48), (40, 72), weight=False, turn_left=True, dtype=F32), fragments),
+    "1x1 of a row-major image": (convolution(2, 12, 8, 8, 24, 1, fin=ROW, dtype=F32), fragments),
     "split over blocks": (convolution(1, 512, 4, 5, 16, 3, 1, 1, dtype=F32), split),
     "split over a cluster": (convolution(1, 512, 4, 5, 16, 3, 1, 1, dtype=F32), clustered),
 }

@@ -200,6 +200,14 @@ class CudaBody(Body):
         self._memo[placed.level][key] = Placed(Value(name, DType.I64), placed.level)
         return Index(0, ((Loaded(name, size, lanes=False, depends=depends), 1),))
 
+    def declare(self, place: Place) -> None:
+        """The indices that a place names and that are read at run time."""
+        asked = {name: key for key, name in self.wide.names.items()} if self.wide is not None else {}
+        for index in place:
+            for loaded in index.loaded():
+                number, (*where, size) = asked[loaded.name]
+                self.run_time(-(1 << 20) - number, tuple(where), size.const)
+
     def known(self, node: NodeId, place: Place) -> Placed | None:
         """The value, if it is at hand."""
         for memo in reversed(self._memo):

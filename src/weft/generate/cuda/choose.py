@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
@@ -145,9 +146,9 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
         feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
         divided = _in_parts(problem, facts, beside=beside) if feeds else []
-        once = _once(problem, facts, beside=beside)
         if is_pair(graph):
-            return list(dict.fromkeys([*once[:2], *divided, *once[2:], *spread[: 3 - len(divided)], *found]))[:8]
+            norms = _norms(problem, facts, operand.nbytes, divided, beside=beside)
+            return list(dict.fromkeys([*norms, *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         if _run(problem, largest):
             found = [*divided, *spread[: 3 - len(divided)], *found]
@@ -158,7 +159,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             found = [*alone, *divided[::-1], *clusters, *spread[: 3 - len(divided)], *found]
     elif is_pair(graph) and length > MOST_HELD:
         divided = _in_parts(problem, facts, beside=beside) if beside else []
-        found = [*_once(problem, facts, beside=beside), *divided, *found, Form(threads=256, fuse=False)]
+        found = [*divided, *_once(problem, facts, beside=beside), *found, Form(threads=256, fuse=False)]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters, *found]
     elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
@@ -166,16 +167,33 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     elif dependent and (beside or length > 4096):
         once = _once(problem, facts, beside=beside) if is_pair(graph) and length >= 512 else []
         divided = _in_parts(problem, facts, beside=beside) if beside and length >= 512 else []
-        found = [*once[:2], *divided, *once[2:], *found]
+        found = [*divided, *once[:1], *found]
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
     return list(dict.fromkeys(found))[:8]
 
 
-def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
+def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *, beside: bool) -> list[Form]:
+    """Ways to mean and variance of few long rows, of so many bytes as f32: unlike each other first.
+
+    Two launches beat clusters at most sizes, whose blocks start and meet slowly; from where the L2 cache no longer
+    holds what is read twice, an elementwise kernel of its own is worth a third.
+    """
+    once = _in_parts(problem, facts, beside=beside, once=True)
+    clusters = _once(problem, facts, beside=beside)
+    apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= LARGE_BYTES // 2 else []
+    if size >= LARGE_BYTES:
+        return [*apart, *divided[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
+    if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece
+        divided = divided[::-1]
+    return [*divided[:1], *apart, *once[:1], *clusters[:2], *divided[1:], *once[1:]]
+
+
+def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, once: bool = False) -> list[Form]:
     """Long rows in parts, each of which a block keeps in registers: enough of them for all multiprocessors, and few.
 
-    What follows repeats the sums over parts in each of its blocks, so that many parts cost.
+    With `once` it goes through them in one pass and need not keep them. What follows repeats the sums over parts in
+    each of its blocks, so that many parts cost.
     """
     graph = problem.graph
     long = long_reductions(graph)
@@ -195,7 +213,6 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         lanes = run
         groups = max(1, rows * run * operand.dtype.itemsize // 256)  # read as 16 bits: lines of 128 bytes
         per_turn = max(1, THREADS * rows * run // (groups * 64))
-    once = is_pair(graph)
     most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if once else 1)
     sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
@@ -244,7 +261,8 @@ def _once(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         cycles = -(-blocks // resident) * EXCHANGE + (2 * read + stored) / (min(blocks, facts.sms) * L2_BYTES)
         per_row = 0 if columns else threads
         ranked.append((cycles, Form(threads, columns=columns, per_row=per_row, cluster=cluster, once=True)))
-    return [form for _, form in sorted(ranked, key=lambda x: x[0])]
+    # measured: what lies beside each other matters more than the number of blocks
+    return [form for _, form in sorted(ranked, key=lambda x: (-x[1].columns, x[0]))]
 
 
 def _run(problem: Problem, node: NodeId) -> int:

@@ -86,7 +86,7 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
     slots = [(draft.name("held"), draft.name("key")) for _ in found.gathers]
     for held, key in slots:
         nest.put(f"{kind} {held}[{part.lanes}];")
-        nest.put(f"w_index {key} = {size}u;")
+        nest.put(f"w_index {key};")
     for item in range(items):
         at = []
         for k in range(part.lanes):
@@ -118,12 +118,13 @@ def _column(
     (held, key), (other, others) = slots
     place = places[0]
     index = body.run_time(body.graph.nodes[node].inputs[1], (place[found.axis],), size).text()
-    with body.block(f"if ({index} != {key})"):
-        if other != held:
+    first = item == 0  # nothing is there yet: the reads of all columns are on their way together
+    with body.block("" if first else f"if ({index} != {key})"):
+        if other != held and not first:
             with body.block(f"if ({index} == {others})"):
                 for k in range(len(places)):
                     body.nest.put(f"{held}[{k}] = {other}[{k}];")
-        with body.block("else" if other != held else ""):
+        with body.block("else" if other != held and not first else ""):
             name = f"{held}_{item}"
             body.nest.put(f"const w_index {name} = {index};")
             body.know(name)

@@ -34,6 +34,8 @@ class Form:
     """Elementwise kernels go through shared memory where input and output run along different axes."""
     parts: int = 1
     """Parts into which the longest rows are cut; each is reduced by itself, all of them by whoever needs the result."""
+    apart: bool = False
+    """What follows the reductions element by element has a launch of its own, whatever `fuse` says."""
     corners: bool = False
     """A thread's vectors stand beside each other along an axis of gathers, see `corners`."""
     whole: bool = False
@@ -53,5 +55,5 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1, "once": False, "corners": False, "whole": False}
+LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False}
 """Parameters that schedules of old do not have, and what they mean by that."""

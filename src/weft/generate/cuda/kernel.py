@@ -82,7 +82,8 @@ class CudaText:
         self.layout = Layout(graph, live)
         self.roots = choose_roots(graph, live, keep=self.form.keep)
         stages, self.reads = build_stages(graph, self.layout, self.roots, frozenset())
-        self.segments = build_segments(self.layout, stages, self.reads, fuse=self.form.fuse, cut=cut)
+        form = self.form
+        self.segments = build_segments(self.layout, stages, self.reads, fuse=form.fuse, cut=cut, apart=form.apart)
         self.accesses = Accesses(self.form.vector)
         self.carried: dict[str, dict[int, set[tuple[NodeId, Place]]]] = {}
         """Per launch and stage the values that the first pass asked for."""

@@ -196,7 +196,7 @@ class Moments(Rows):
         """Names of sum and squares of each row of a thread."""
         put, rows, beside = self.nest.put, self.row_lanes, self.columns if self.by_columns else 1
         warps, every = self.draft.threads // WARP, rows * beside
-        words = 3 * warps * every + -(-warps // 4) * 4 + 2 * every + 3 * self.cluster * every
+        words = 3 * warps * every + -(-2 * warps // 4) * 4 + 2 * every + 3 * self.cluster * every
         memory, given, about, total, squares = (self.draft.name(p) for p in "mxsst")
         self.draft.shared.append(f"W_SHARED w_chunk<16> {memory}[{-(-words // 4)}];")
         put(f"w_f32 {given}[{2 * rows}] = {{{', '.join([*sums, *squared])}}}, {total}[{rows}], {squares}[{rows}];")

@@ -26,6 +26,7 @@ from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 CHUNK = 16
 """Bytes of neighbouring channels that a thread takes."""
 MOST_SHARED = 48 * 1024
+WARP = 32
 MAX_RADIUS = 8
 MAX_THREADS = 512
 MAX_ELEMENTS = 1 << 30
@@ -134,7 +135,8 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
     rows = cast("int", schedule.param("rows"))
     images, channels, height, width = p.shape
     lanes, parts, here, count = CHUNK // p.dtype.itemsize, -(-height // rows), rows * width, len(p.radii)
-    threads = min(MAX_THREADS, max(32, -(-max(height * width, count * here) // 64) * 32))
+    each = -(-here // WARP) * WARP  # a warp has one size of window
+    threads = min(MAX_THREADS, -(-max(height * width, count * each) // WARP) * WARP)
     kind = storage_type(p.dtype)
     outs = ", ".join(f"{kind}* __restrict__ out{k}" for k in range(len(p.outputs)))
 
@@ -142,9 +144,9 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
         """Into every output that has the piece."""
         lines = []
         for k, pieces in enumerate(p.outputs):
-            each = len(pieces) * channels
+            stride = len(pieces) * channels
             for at in (i for i, x in enumerate(pieces) if x == piece):
-                where = f"({position}) * {each}u + {at * channels}u + chunk * {lanes}u"
+                where = f"({position}) * {stride}u + {at * channels}u + chunk * {lanes}u"
                 lines.append(f"*(w_chunk<16>*)(out{k} + ({where})) = {value};")
         return " ".join(lines)
 
@@ -157,9 +159,9 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
             for i, line in enumerate(lines)
         )
 
-    turn = f"""  for (unsigned q = threadIdx.x; q < {count * here}u; q += {threads}u) {{
-    const unsigned i = q / {here}u, p = q % {here}u, y = p / {width}u, x = p % {width}u;
-    if (first + y >= {height}u) continue;
+    turn = f"""  for (unsigned q = threadIdx.x; q < {count * each}u; q += {threads}u) {{
+    const unsigned i = q / {each}u, p = q % {each}u, y = p / {width}u, x = p % {width}u;
+    if (p >= {here}u || first + y >= {height}u) continue;
 """
     down = [
         f"down[{i * here}u + p] = {s};" for i, s in enumerate(steps("plane + x", "(int)(first + y)", height, width))

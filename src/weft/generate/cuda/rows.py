@@ -401,8 +401,9 @@ class Rows(Team):
         if space.turns == 1 or any(key[0] == which for key in self.arrays):
             return []
         asked = self.text.carried.get(self.draft.entry, {}).get(number, set())
-        keys = [(which, *key) for key in asked if key[0] in self.scene.readable and not _at_run_time(key[1])]
-        return sorted(keys, key=repr) if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
+        keys = [(which, *key) for key in asked if key[0] in self.scene.readable]
+        order = sorted(keys, key=lambda k: (_at_run_time(k[2]), repr(k)))  # indices before what they are indices of
+        return order if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
 
     def _in_batches(self, number: int, stage: Stage, ahead: list[tuple[int, NodeId, Place]]) -> None:
         """A few turns at a time: first all reads, then all results."""
@@ -413,10 +414,16 @@ class Rows(Team):
                 self.arrays[key] = self.draft.name("h")
                 kind = c_type(self.scene.graph.type_of(key[1]).dtype)
                 self.nest.put(f"{kind} {self.arrays[key]}[{batch}];")
-            with self._turns(space, batch):
-                for key in ahead:
-                    self.nest.put(f"{self.arrays[key]}[u] = {self.body.value(key[1], key[2]).value.name};")
-            self.kept |= set(ahead)
+            for late in (False, True):
+                keys = [key for key in ahead if _at_run_time(key[2]) is late]
+                if not keys:
+                    continue
+                with self._turns(space, batch):
+                    self._recall(number, space)
+                    for key in keys:
+                        self.body.declare(key[2])
+                        self.nest.put(f"{self.arrays[key]}[u] = {self.body.value(key[1], key[2]).value.name};")
+                self.kept |= set(keys)
             with self._turns(space, batch) as inside:
                 self._recall(number, space)
                 for r in range(self.row_lanes):

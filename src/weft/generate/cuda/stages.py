@@ -83,13 +83,18 @@ def build_segments(
     *,
     fuse: bool,
     cut: frozenset[NodeId],
+    apart: bool = False,
 ) -> list[Segment]:
-    """Stages in runs. `cut`: roots whose readers may not share a run with them; `fuse`: dependent reductions may."""
+    """Stages in runs. `cut`: roots whose readers may not share a run with them; `fuse`: dependent reductions may.
+
+    `apart`: elementwise stages are runs of their own.
+    """
     segments: list[Segment] = []
     for stage in stages:
         segment = Segment([stage], stage.free if stage.reductions else None)
         last = segments[-1] if segments else None
-        if fuse and last is not None and _continues(layout, last, stage, reads, cut):
+        alone = apart and not stage.reductions
+        if fuse and not alone and last is not None and _continues(layout, last, stage, reads, cut):
             last.stages.append(stage)
         else:
             segments.append(segment)

@@ -24,6 +24,16 @@ W_FN w_f32 w_middle(w_f32 a, w_f32 b, w_f32 c) {
   const w_f32 low = a < b ? a : b, high = a < b ? b : a;
   return c < low ? low : c > high ? high : c;
 }
+// 1 / n within a unit in the last place; 0 for nothing.
+W_FN w_f32 w_share_of(w_f32 n) {
+#ifdef __CUDA_ARCH__
+  w_f32 y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(n));
+  return n > 0.0f ? y : 0.0f;
+#else
+  return n > 0.0f ? 1.0f / n : 0.0f;
+#endif
+}
 // Sums of V values over the lanes that differ in the bits from LOW to M: each lane is left with some of the sums, of
 // which `run` gives the first's number.
 template <int V, int M, int LOW> struct w_fold {
@@ -62,9 +72,9 @@ W_FN void w_join(const w_f32 (&n)[K], const w_f32 (&m)[K], const w_f32 (&q)[K], 
 #pragma unroll
   for (int k = 0; k < K; ++k) count += n[k], sum += n[k] * m[k];
   count = w_sum_lanes<EVERY>(count), sum = w_sum_lanes<EVERY>(sum);
-  mean = count > 0.0f ? sum / count : 0.0f;
+  mean = sum * w_share_of(count);
 #pragma unroll
-  for (int k = 0; k < K; ++k) squares += q[k] + (n[k] > 0.0f ? n[k] * (m[k] - mean) * (m[k] - mean) : 0.0f);
+  for (int k = 0; k < K; ++k) squares += q[k] + n[k] * (m[k] - mean) * (m[k] - mean);
   squares = w_sum_lanes<EVERY>(squares);
 }
 // ROWS rows of each thread, of BESIDE threads beside each other: sums about `shift`, their squares, how many.
@@ -74,7 +84,7 @@ W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, u
                     w_f32 (&sum)[ROWS], w_f32 (&squares)[ROWS]) {
   constexpr int WARPS = THREADS / 32, EVERY = ROWS * BESIDE, SLOTS = 32 / EVERY;
   w_f32 *parts = memory, *shifts = parts + 2 * WARPS * EVERY, *counts = shifts + WARPS * EVERY;
-  w_f32 *last = counts + (WARPS + 3) / 4 * 4, *peers = last + 2 * EVERY;
+  w_f32 *last = counts + (2 * WARPS + 3) / 4 * 4, *peers = last + 2 * EVERY;
   const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, at = warp * BESIDE + lane % BESIDE;
   typedef w_fold<2 * ROWS, 16, BESIDE> Fold;
   const unsigned first = Fold::run(x);
@@ -84,7 +94,7 @@ W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, u
   if (lane < BESIDE) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) shifts[at * ROWS + r] = shift[r];
-    counts[warp] = n;
+    counts[2 * warp] = n, counts[2 * warp + 1] = w_share_of(n);
   }
   if constexpr (CLUSTER > 1) w_cluster_wait();
   w_sync();
@@ -97,10 +107,10 @@ W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, u
     for (int k = 0; k < K; ++k) {
       const unsigned w = slot + k * SLOTS, v = (w < WARPS ? w : 0u) * BESIDE + row / ROWS;
       const w_f32 a = parts[v * (2 * ROWS) + row % ROWS], b = parts[v * (2 * ROWS) + ROWS + row % ROWS];
-      ns[k] = w < WARPS ? counts[w] : 0.0f;
-      const w_f32 off = ns[k] > 0.0f ? a / ns[k] : 0.0f;
+      const w_f32 *const c = counts + 2 * (w < WARPS ? w : 0u), off = a * c[1];
+      ns[k] = w < WARPS ? c[0] : 0.0f;
       ms[k] = shifts[v * ROWS + row % ROWS] + off;
-      qs[k] = ns[k] > 0.0f ? b - a * off : 0.0f;
+      qs[k] = w < WARPS ? b - a * off : 0.0f;
     }
     w_join<EVERY>(ns, ms, qs, count, total, mean, q);
     if constexpr (CLUSTER == 1) {

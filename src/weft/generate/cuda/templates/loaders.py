@@ -274,8 +274,39 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
     )
 
 
+def _across(lines: int, bk: int, threads: int, name: str, place: str, inside: str, first: str) -> Loader:
+    """f32 whose neighbours are `lines` of the tile: four of them at four elements of the sum, turned in registers.
+
+    `place` and `inside` are C text of the address and existence of four lines from `at` on at element `k`; lines of the
+    tile begin at `first`. Threads take two neighbouring pieces of a line and four of the sum, so that reads fill sectors
+    and writes different banks.
+    """
+    chunks = bk // 4
+    count = lines // 4 * chunks
+    rounds = -(-count // threads)
+    where = f"const int l4 = (x & 1) + x / {2 * chunks} * 2, k4 = x / 2 % {chunks};"
+    read = (
+        f'{where} const int at = {first} + l4 * 4; _Pragma("unroll") for (int e = 0; e < 4; ++e)'
+        f" {{ const int k = kb * {bk} + k4 * 4 + e; w_read_if({name}[i][e], {place}, {inside}); }}"
+    )
+    turned = (
+        f"w_store16(to + ((l4 * 4 + {j}) * {chunks} + {swizzle(f'l4 * 4 + {j}', 'k4', chunks)}) * 16, make_uint4("
+        + ", ".join(f"{name}[i][{e}].{f}" for e in range(4))
+        + "));"
+        for j, f in enumerate("xyzw")
+    )
+    return Loader(
+        setup=f"uint4 {name}[{rounds}][4];\n",
+        begin=each(count, threads, read),
+        end=each(count, threads, f"{where} {' '.join(turned)}"),
+    )
+
+
 def _elements(p: Product, tile: Tile) -> Loader:
     c = p.c
+    if p.a_across:
+        offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'at')} + k * {c.a_walk.channel}"
+        return _across(tile.bm, tile.bk, tile.threads, "ra", f"A + {offset}", f"at < {p.m} && k < {p.k}", "m0")
     if c.pack is None and c.kernel == (1, 1) and c.a_walk.channel == 1 and _in_words(p, c.a):
         chunks = tile.bk // p.chunk
         offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')}"
@@ -399,6 +430,9 @@ def load_w(p: Product, tile: Tile) -> Loader:
         row = f"n0 + x / {chunks}"
         place = f"{base} + ({row}) * {walk.channel}"
         return _runs(p, tile, tile.bn, "w", "", place, f"{row} < {p.n}", _size(p, c.w))
+    if p.w_across:
+        place = f"W + {base} + at + k * {c.w_k}"
+        return _across(tile.bn, tile.bk, tile.threads, "rw", place, f"at < {p.n} && k < {p.k}", "n0")
     kind = storage(p.dtype)
     count = tile.bn * chunks
     rounds = -(-count // tile.threads)

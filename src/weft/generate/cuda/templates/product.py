@@ -61,6 +61,16 @@ class Product:
     """Integers of 8 bits in memory with sums in i32: their types, left and right; `dtype` is the left one."""
 
     @property
+    def a_across(self) -> bool:
+        """True for rows of f32 that are neighbours where the sum's elements are not: four are read at once, and turned."""
+        return self.dtype is DType.F32 and self.a_load == "elements" and _rows_together(self.c, self.rows, 4)
+
+    @property
+    def w_across(self) -> bool:
+        """The same for columns of the right operand."""
+        return self.dtype is DType.F32 and self.w_load == "elements" and _columns_together(self.c, 4)
+
+    @property
     def tensor(self) -> bool:
         """True where tensor cores multiply."""
         return self.tf32 or self.dtype is not DType.F32
@@ -188,25 +198,37 @@ def _a_load(c: Contraction, rows: Sequence[int], chunk: int) -> ALoad:
             return "rows"
         if c.ic % chunk == 0:
             return "taps"
-    last = rows[-1] if rows else 0
-    if c.pack is None and c.kernel == (1, 1) and rows and c.dims[last] % chunk == 0 and walk.dims[last] == 1:
-        others = [walk.dims[i] for i in range(len(c.dims)) if i != last and c.dims[i] > 1]
-        if chunk == 8 and _aligned(chunk, walk.offset, walk.channel, group, *others):
-            return "columns"
-    return "elements"
+    return "columns" if chunk == 8 and _rows_together(c, rows, chunk) else "elements"
+
+
+def _rows_together(c: Contraction, rows: Sequence[int], chunk: int) -> bool:
+    """Whether every chunk of rows of a is aligned in memory, element by element of the sum."""
+    walk, last = c.a_walk, rows[-1] if rows else 0
+    if c.pack is not None or c.kernel != (1, 1) or not rows or c.dims[last] % chunk or walk.dims[last] != 1:
+        return False
+    others = [walk.dims[i] for i in range(len(c.dims)) if i != last and c.dims[i] > 1]
+    return _aligned(chunk, walk.offset, walk.channel, walk.group if c.groups > 1 else 0, *others)
 
 
 def _w_load(c: Contraction, chunk: int) -> WLoad:
     if c.w_const:
         return "packed"
     walk = c.w_walk
-    outer = [step for step, n in zip(walk.dims, c.dims, strict=True) if n > 1]
-    outer += [walk.group] if c.groups > 1 else []
-    if c.w_k == 1 and _aligned(chunk, walk.offset, walk.channel, *outer):
+    if c.w_k == 1 and _aligned(chunk, walk.offset, walk.channel, *_outer(c)):
         return "nk"
-    if walk.channel == 1 and c.oc % chunk == 0 and chunk == 8 and _aligned(chunk, walk.offset, c.w_k, *outer):
-        return "kn"
-    return "elements"
+    return "kn" if chunk == 8 and _columns_together(c, chunk) else "elements"
+
+
+def _outer(c: Contraction) -> list[int]:
+    """Steps of w between products."""
+    found = [step for step, n in zip(c.w_walk.dims, c.dims, strict=True) if n > 1]
+    return [*found, c.w_walk.group] if c.groups > 1 else found
+
+
+def _columns_together(c: Contraction, chunk: int) -> bool:
+    """Whether every chunk of columns of w is aligned in memory, element by element of the sum."""
+    walk = c.w_walk
+    return walk.channel == 1 and c.oc % chunk == 0 and _aligned(chunk, walk.offset, c.w_k, *_outer(c))
 
 
 def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> str:
