@@ -62,7 +62,7 @@ class Product:
 
     @property
     def a_across(self) -> bool:
-        """True for rows of f32 that are neighbours where the sum's elements are not: four are read at once, and turned."""
+        """True for rows of f32 that are neighbours where elements of the sum are not: four are read at once."""
         return self.dtype is DType.F32 and self.a_load == "elements" and _rows_together(self.c, self.rows, 4)
 
     @property
