@@ -1,0 +1,38 @@
+"""Candidates become problems: nothing of the process is changed by that."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from weft.device.cuda.facts import GpuFacts
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.orchestrate.alternatives import find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline.problems import collect, without_collection
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_as_before(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ValueError, match="inside"), without_collection():
+            assert not gc.isenabled()
+            raise ValueError("inside")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_families_tell_products_from_the_rest() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 64)))
+    y = b.apply(Prim.EXP, b.add(Prim.MATMUL, x, x))
+    alternatives = find_alternatives(b.build([y]), strict=False)
+    found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
+    entries = collect(alternatives.graph, found, alternatives, GpuFacts()).entries.values()
+    assert {e.family.split()[0] for e in entries} == {"matmul", "['elementwise']"}
