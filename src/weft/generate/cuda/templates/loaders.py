@@ -277,9 +277,9 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
 def _across(lines: int, bk: int, threads: int, name: str, place: str, inside: str, first: str) -> Loader:
     """f32 whose neighbours are `lines` of the tile: four of them at four elements of the sum, turned in registers.
 
-    `place` and `inside` are C text of the address and existence of four lines from `at` on at element `k`; lines of the
-    tile begin at `first`. Threads take two neighbouring pieces of a line and four of the sum: reads fill sectors, writes
-    meet different banks.
+    `place` and `inside` are C text of the address and existence of four lines from `at` on at element `k`; the tile's
+    begin at `first`. Threads take two neighbouring pieces of a line and four of the sum: reads fill sectors, writes meet
+    different banks.
     """
     chunks = bk // 4
     count = lines // 4 * chunks
