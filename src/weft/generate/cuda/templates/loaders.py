@@ -278,7 +278,7 @@ def _across(lines: int, bk: int, threads: int, name: str, place: str, inside: st
     """f32 whose neighbours are `lines` of the tile: four of them at four elements of the sum, turned in registers.
 
     `place` and `inside` are C text of the address and existence of four lines from `at` on at element `k`; the tile's
-    begin at `first`. Threads take two neighbouring pieces of a line and four of the sum: reads fill sectors, writes meet
+    begin at `first`. Threads take two neighbouring pieces of a line and four of the sum: reads fill sectors, and writes
     different banks.
     """
     chunks = bk // 4
