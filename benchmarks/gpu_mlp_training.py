@@ -27,7 +27,7 @@ from torch import nn
 
 from weft.device.cuda.facts import gpu_facts, profile
 from weft.device.cuda.nvrtc import CompileJob, find_nvrtc
-from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -294,9 +294,9 @@ def compile_all(cases: Sequence[Case]) -> int:
         for given in {DType.F32, dtype} if c.autocast else {dtype}:
             net = Network(layers.widths, layers.acts, layers.biases, dtype, given)
             problem = forward_problem(net, c.rows)
-            found = templates.schedules(problem, facts)
+            found = mlp.schedules(problem, facts)
             for schedule in () if isinstance(found, Declined) else found:
-                source = templates.emit(problem, schedule)
+                source = mlp.emit(problem, schedule)
                 if isinstance(source, CudaSource):
                     texts[source.text] = source.flags
             sums = DType.F32 if c.autocast else dtype

@@ -186,7 +186,7 @@ class _Run:
     ) -> tuple[Forward, list[torch.Tensor]] | Declined:
         """The forward kernel for the rows of x, and its image of the weights."""
         self.reads(parameters)
-        forward = self.kernels.forward(x, self._views)
+        forward = self.kernels.forward(x, self._views, lambda first: [self.composite(first, self._views)])
         if isinstance(forward, Declined):
             return forward
         rows = len(x)
@@ -223,7 +223,14 @@ class _Run:
             make_current(x.device)
             flat, dy = self.reads(parameters), _dense(dy)
             kind = self._type(parameters)
-            made = self.kernels.backward(x, dy, flat, inputs=needs[0], parameters=any(needs[1:]), dtype=DTYPES[kind])
+            inputs, sums_wanted = needs[0], any(needs[1:])
+
+            def reference(first: torch.Tensor) -> list[torch.Tensor]:
+                return self._reference(first, x[: len(first)], inputs=inputs, parameters=sums_wanted)
+
+            made = self.kernels.backward(
+                x, dy, flat, reference, inputs=inputs, parameters=sums_wanted, dtype=DTYPES[kind]
+            )
             if isinstance(made, Declined):
                 return by_composite(self, dy, x, parameters, needs)
             dx = torch.empty_like(x) if needs[0] else None
@@ -236,6 +243,16 @@ class _Run:
                 part = None if sums is None or not need else sums[place.offset : place.offset + place.size]
                 found.append(None if part is None else part.view(place.shape).to(p.dtype))
             return found
+
+    def _reference(self, dy: torch.Tensor, x: torch.Tensor, *, inputs: bool, parameters: bool) -> list[torch.Tensor]:
+        """Gradients by torch: that of x, and those of the parameters at their places; zeros where none is wanted."""
+        views = [v.detach() for v in self._views]
+        dx, *others = by_composite(self, dy, x, views, [inputs, *([parameters] * len(views))])
+        sums = torch.zeros(self.kernels.elements, dtype=torch.float32, device=x.device)
+        for place, found in zip(self.kernels.places, others, strict=True):
+            if found is not None:
+                sums[place.offset : place.offset + place.size] = found.reshape(-1).float()
+        return [torch.zeros_like(x) if dx is None else dx, sums]
 
     def _image(self, made: Backward, flat: torch.Tensor) -> torch.Tensor:
         """Of the weights as the kernels of gradients read them."""

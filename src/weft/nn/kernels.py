@@ -16,7 +16,7 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda, Prepared
-from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
 from weft.generate.cuda.training.gradient import Entry
 from weft.ir.declined import Declined
@@ -33,8 +33,12 @@ WIDEST = 256
 """Columns that the kernels take."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
-_DIFFERENCE = 0.02
-"""Of the gradients of two shapes, as a share of their norm: a shape that differs by more is not used."""
+VERIFIED = 2048
+"""Rows whose results are compared with torch's before a kernel is used."""
+_FAR = 0.3
+"""Share of their norm by which results may differ: far more than rounding does, far less than a wrong kernel."""
+Reference = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+"""First rows of an input, or of the gradient of a result -> what torch's operations give for them."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 
@@ -163,69 +167,94 @@ class Kernels:
         if rows not in self._refusals:
             if len(self._refusals) >= 16 * KEPT_FORWARDS:
                 self._refusals.clear()
-            schedules = templates.schedules(forward_problem(self.net, rows), self.facts)
+            schedules = mlp.schedules(forward_problem(self.net, rows), self.facts)
             self._refusals[rows] = schedules if isinstance(schedules, Declined) else None
         return self._refusals[rows]
 
-    def forward(self, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> Forward | Declined:
-        """For the rows of x; parameters `flat` are read to find the fastest schedule."""
+    def forward(self, x: torch.Tensor, flat: Sequence[torch.Tensor], reference: Reference) -> Forward | Declined:
+        """For the rows of x: the fastest schedule, with these parameters, whose first rows are those of `reference`."""
         rows = len(x)
         found = self._forwards.get(rows)
         if found is None:
-            found = self._measured(x, flat)
+            found = self._measured(x, flat, reference)
             while len(self._forwards) >= KEPT_FORWARDS:
                 self._forwards.popitem(last=False)
             self._forwards[rows] = found
         self._forwards.move_to_end(rows)
         return found
 
-    def _measured(self, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> Forward | Declined:
+    def _measured(self, x: torch.Tensor, flat: Sequence[torch.Tensor], reference: Reference) -> Forward | Declined:
         problem = forward_problem(self.net, len(x))
-        schedules = templates.schedules(problem, self.facts)
+        schedules = mlp.schedules(problem, self.facts)
         if isinstance(schedules, Declined):
             return schedules
-        sources = [s for x in schedules if isinstance(s := templates.emit(problem, x), CudaSource)]
+        sources = [s for x in schedules if isinstance(s := mlp.emit(problem, x), CudaSource)]
         jobs = [CompileJob(s.text, self.facts.arch, s.flags) for s in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
-        best: tuple[float, Forward | Declined] = math.inf, Declined("no forward kernel compiles")
+        best: tuple[float, Forward | Declined] = math.inf, Declined("no forward kernel compiles and is right")
+        wanted = reference(x[:VERIFIED])
         for source, result in zip(sources, results, strict=True):
             if not isinstance(result, CompiledCubin):
                 continue
             try:
                 forward = Forward(BoundCuda(source, result.path))
-                seconds = self._time(forward, x, flat)
+                seconds = self._time(forward, x, flat, wanted)
             except WeftError:  # this device has too little for the schedule; the others may do
                 continue
             if seconds < best[0]:
                 best = seconds, forward
         return best[1]
 
-    def _time(self, forward: Forward, x: torch.Tensor, flat: Sequence[torch.Tensor]) -> float:
+    def _time(
+        self, forward: Forward, x: torch.Tensor, flat: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+    ) -> float:
+        """The shortest; infinite for a wrong result."""
         parameters = [p.data_ptr() for p in flat]
         image = forward.image()
         y = torch.empty(len(x), self.net.widths[-1], dtype=flat[0].dtype, device=x.device)
         forward.pack(parameters, image)
-        return _least(lambda: forward.run(x, image, y))
+        forward.run(x, image, y)
+        return _least(lambda: forward.run(x, image, y)) if _near(y[:VERIFIED], wanted[0], _FAR) else math.inf
 
     def backward(
-        self, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, *, inputs: bool, parameters: bool, dtype: DType
+        self,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        flat: torch.Tensor,
+        reference: Reference,
+        *,
+        inputs: bool,
+        parameters: bool,
+        dtype: DType,
     ) -> Backward | Declined:
-        """For gradients of these, those of parameters in `dtype`; the tensors are read to find the fastest shape."""
+        """For gradients of these, those of parameters in `dtype`.
+
+        The fastest shape for these tensors whose gradients, for the first rows of x and another dy, are those of
+        `reference`: that of x, and those of the parameters at their places.
+        """
         key = inputs, parameters, dtype
         known = *key, len(x) >= _MANY
         if known not in self._backwards:
             if torch.cuda.is_current_stream_capturing():
                 return Declined("gradients are met first while a CUDA graph is captured")
-            self._backwards[known] = self._built(x, dy, flat, key)
+            self._backwards[known] = self._built(x, dy, flat, reference, key)
         return self._backwards[known]
 
     def backward_refused(self) -> Declined | None:
-        """Why gradients are not computed by kernels, as far as can be said without compiling one."""
+        """Why gradients are not computed by kernels, as far as is known without compiling one."""
+        tried = [x for x in self._backwards.values() if isinstance(x, Declined)]
+        if tried:
+            return tried[-1]
         found = gradient(self.net, self.facts)
         return found if isinstance(found, Declined) else None
 
     def _built(
-        self, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, key: tuple[bool, bool, DType]
+        self,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        flat: torch.Tensor,
+        reference: Reference,
+        key: tuple[bool, bool, DType],
     ) -> Backward | Declined:
         inputs, parameters, dtype = key
         plans: list[Gradient] = []
@@ -236,8 +265,9 @@ class Kernels:
                 return plan
             plans.append(plan)
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
-        best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles")
-        wanted: list[torch.Tensor] = []
+        best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles and is right")
+        trial = _normal_like(dy[:VERIFIED])
+        wanted = reference(trial)
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
         whole = [(p, r) for p, r in compiled if not r.of(p.chain.name).spill_stores]
         for plan, result in whole or compiled:
@@ -249,30 +279,46 @@ class Kernels:
                 made = Backward(plan, {e.name: module.function(e.name) for e in entries})
                 for e in entries:
                     made.functions[e.name].prepare(e.shared_bytes)
-                seconds, got = self._tried(made, x, dy, flat, key) if len(plans) > 1 else (0.0, [])
+                seconds = self._tried(made, x, dy, flat, key, trial, wanted)
             except WeftError:  # this device has too little for the shape; the others may do
                 continue
-            wanted = wanted or got
-            if seconds < best[0] and all(map(_near, got, wanted)):
+            if seconds < best[0]:
                 best = seconds, made
         return best[1]
 
     def _tried(
-        self, made: Backward, x: torch.Tensor, dy: torch.Tensor, flat: torch.Tensor, key: tuple[bool, bool, DType]
-    ) -> tuple[float, list[torch.Tensor]]:
-        """(shortest time, gradients)."""
-        dx, image = torch.zeros_like(x), made.image(flat)
+        self,
+        made: Backward,
+        x: torch.Tensor,
+        dy: torch.Tensor,
+        flat: torch.Tensor,
+        key: tuple[bool, bool, DType],
+        trial: torch.Tensor,
+        wanted: Sequence[torch.Tensor],
+    ) -> float:
+        """The shortest time; infinite if the gradients for `trial` are not those that are wanted."""
+        inputs, parameters, kind = key
+        dtype = torch.float32 if kind is DType.F32 else flat.dtype
+        image = made.image(flat)
         made.pack(flat, image)
-        kind = flat.dtype if key[2] is not DType.F32 else torch.float32
-        sums = torch.zeros(self.elements, dtype=kind, device=x.device) if key[1] else None
-        seconds = _least(lambda: made.run(x, dy, image, dx, sums))
-        return seconds, [dx] if sums is None else [dx, sums]
+        dx = torch.zeros_like(x) if inputs else None
+        sums = torch.zeros(self.elements, dtype=dtype, device=x.device) if parameters else None
+        made.run(x[: len(trial)], trial, image, dx, sums)
+        right = dx is None or _near(dx[: len(trial)], wanted[0], _FAR)
+        right = right and (sums is None or _near(sums, wanted[1], _FAR))
+        return _least(lambda: made.run(x, dy, image, dx, sums)) if right else math.inf
 
 
-def _near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether gradients of two shapes differ by what the order of sums explains."""
+def _normal_like(x: torch.Tensor) -> torch.Tensor:
+    """Random numbers that are the same each time and leave torch's own generator alone."""
+    generator = torch.Generator(x.device).manual_seed(0)
+    return torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32).to(x.dtype)
+
+
+def _near(found: torch.Tensor, wanted: torch.Tensor, share: float) -> bool:
+    """Whether the difference has at most that share of the norm, or there is nothing to compare with."""
     size = float(wanted.float().norm())
-    return not math.isfinite(size) or float((found.float() - wanted.float()).norm()) <= _DIFFERENCE * size
+    return not math.isfinite(size) or float((found.float() - wanted.float()).norm()) <= share * size + 1e-30
 
 
 def _least(call: Callable[[], object]) -> float:

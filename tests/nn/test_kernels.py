@@ -1,0 +1,86 @@
+"""What is done with kernels before they are used, without a GPU: wrong ones are refused, whatever their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+
+from weft.device.cuda.facts import profile
+from weft.device.cuda.nvrtc import Nvrtc
+from weft.generate.cuda.training import Activation, Network
+from weft.ir.types import DType
+from weft.nn import kernels
+from weft.nn.kernels import Backward, Kernels, _near, _normal_like
+
+NET = Network((4, 8, 2), (Activation("relu"), Activation()), (True, True), DType.BF16, DType.BF16)
+
+
+class Fake:
+    """Writes what it is told to."""
+
+    def __init__(self, dx: float, sums: float) -> None:
+        self.values = dx, sums
+
+    def image(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def pack(self, flat: torch.Tensor, image: torch.Tensor) -> None:
+        pass
+
+    def run(self, x: torch.Tensor, dy: torch.Tensor, image: torch.Tensor, dx: torch.Tensor, sums: torch.Tensor) -> None:
+        for to, value in zip((dx, sums), self.values, strict=True):
+            if to is not None:
+                to[: len(x) if to is dx else None] = value
+
+
+@pytest.mark.parametrize(
+    ("dx", "sums", "key", "right"),
+    [
+        (1.0, 2.0, (True, True), True),
+        (1.1, 2.1, (True, True), True),
+        (0.0, 2.0, (True, True), False),
+        (1.0, -2.0, (True, True), False),
+        (float("nan"), 2.0, (True, True), False),
+        (9.0, 2.0, (False, True), True),
+        (1.0, 9.0, (True, False), True),
+    ],
+)
+def test_wrong_gradients_are_refused(
+    monkeypatch: pytest.MonkeyPatch, dx: float, sums: float, key: tuple[bool, bool], right: bool
+):
+    monkeypatch.setattr(kernels, "_least", lambda call: 5.0)
+    made = Kernels(NET, profile("h200"), cast("Nvrtc", None))
+    x, dy, flat = torch.ones(3000, 4).bfloat16(), torch.ones(3000, 2).bfloat16(), torch.zeros(made.elements)
+    wanted = torch.ones(2048, 4), torch.full((made.elements,), 2.0)
+    fake = cast("Backward", Fake(dx, sums))
+    found = made._tried(fake, x, dy, flat, (*key, DType.F32), dy[:2048], wanted)
+    assert found == (5.0 if right else float("inf"))
+
+
+def test_what_cannot_be_compared_is_taken():
+    one = torch.ones(4)
+    assert _near(one, torch.full((4,), float("inf")), 0.1)
+    assert _near(torch.zeros(4), torch.zeros(4), 0.1) and not _near(one, torch.zeros(4), 0.1)
+
+
+def test_trials_are_the_same_each_time_and_leave_the_generator_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    x = torch.empty(5, 2, dtype=torch.float16)
+    assert torch.equal(_normal_like(x), _normal_like(x)) and float(_normal_like(x).std()) > 0.3
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_rows_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    asked: Callable[[Network], Kernels] = lambda net: Kernels(net, profile("h200"), cast("Nvrtc", None))  # noqa: E731
+    assert asked(NET).refused(100) is None and asked(NET).backward_refused() is None
+    wide = Network((4, 300, 2), NET.acts, NET.biases, DType.BF16, DType.BF16)
+    refused = asked(wide).refused(100)
+    assert refused is not None and "300 columns" in refused.reason
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captured = asked(NET).refused(100)
+    assert captured is not None and "while a CUDA graph is captured" in captured.reason
