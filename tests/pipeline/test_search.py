@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -18,7 +19,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST, Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
-from weft.pipeline.stream import Inline, stream
+from weft.pipeline.stream import Inline, Learning, stream
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
@@ -98,7 +99,7 @@ def test_the_first_kernels_go_first_and_the_others_where_it_matters(posed: tuple
 
 
 def test_a_search_cut_short_has_measured_what_saves_most(posed: tuple[Alternatives, Problems]) -> None:
-    whole, cut = Machine(posed[1]), Machine(posed[1])
+    whole = Machine(posed[1])
     run(posed, whole)
     alternatives, _ = posed
     again = collect(
@@ -112,36 +113,32 @@ def test_a_search_cut_short_has_measured_what_saves_most(posed: tuple[Alternativ
     assert 1 <= len(known.best_us) <= BATCH
     first = [key for key, _ in whole.asked]
     assert set(known.best_us) == set(first[: len(known.measurements)])
-    assert cut.asked == []
 
 
-def test_late_plans_are_made_of_what_is_known(posed: tuple[Alternatives, Problems]) -> None:
+def test_last_plans_are_made_of_what_is_known_and_of_library_calls(posed: tuple[Alternatives, Problems]) -> None:
     alternatives, problems = posed
-    early, late = Machine(problems), Machine(problems)
-    for machine, spent in ((early, 0.0), (late, 1.0)):
-        fresh = collect(
-            alternatives.graph,
-            enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates,
-            alternatives,
-            FACTS,
-        )
-        machine.problems = fresh
-        left = iter(range(12))
-        stream(
-            alternatives.graph,
-            fresh,
-            alternatives,
-            machine,
-            OPTIONS,
-            out_of_time=lambda left=left: next(left, None) is None,
-            spent=lambda spent=spent: spent,
-            say=lambda line: None,
-            batch=BATCH,
-            late=0.5,
-            solver=Inline(),
-        )
-    # at raised prices what is unknown is asked for less
-    assert len({k for k, _ in late.asked}) <= len({k for k, _ in early.asked})
+    machine = Machine(problems)
+    left = iter(range(8))
+    stream(
+        alternatives.graph,
+        problems,
+        alternatives,
+        machine,
+        OPTIONS,
+        out_of_time=lambda: next(left, None) is None,
+        spent=lambda: 1.0,
+        say=lambda line: None,
+        batch=BATCH,
+        last=0.5,
+        solver=Inline(),
+    )
+    assert machine.asked
+    first = [problems.entries[key] for key, _ in machine.asked]
+    assert all(e.essential for e in first), "a group that nobody measured cannot be in a last plan"
+    prices = [Learning(weight=math.inf).price(e) * len(e.uses) for e in first]
+    assert prices[0] == max(prices), "the dearest goes first"
+    group = next(e for e in problems.entries.values() if not e.essential)
+    assert math.isinf(Learning(weight=math.inf).price(group)) and math.isfinite(Learning().price(group))
 
 
 def test_without_time_nothing_is_asked(posed: tuple[Alternatives, Problems]) -> None:

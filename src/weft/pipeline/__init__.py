@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
-from weft.pipeline.stream import BATCH, BATCH_ON_CPU, LATE, LATE_ON_CPU, Inline, stream
+from weft.pipeline.stream import BATCH, BATCH_ON_CPU, LAST, LATE, LATE_ON_CPU, Inline, stream
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -298,6 +299,7 @@ def measure(
         say=partial(say, "measure"),
         batch=BATCH if setting.on_gpu else BATCH_ON_CPU,
         late=LATE if setting.on_gpu else LATE_ON_CPU,
+        last=math.inf if setting.on_gpu else LAST,
         solver=None if setting.on_gpu else Inline(),
     )
     known.reused = lookups

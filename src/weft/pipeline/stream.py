@@ -27,6 +27,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, select
+from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
 
@@ -45,6 +46,10 @@ PRICES = (0.95, 0.85, 0.75)
 LATE, LATE_ON_CPU, LATE_PRICE = 0.8, 0.4, 1.4
 """Share of the budget after which the plan is first made with this factor. A CPU measures some three problems a second,
 and large networks have hundreds in their plans."""
+LAST, LAST_PRICE = 0.75, math.inf
+"""On a CPU, the share of the budget after which plans are first made as they are in the end: of what was measured, and
+of library calls whose guesses are dear. Then the dearest of these calls are measured."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -86,6 +91,8 @@ class Learning(Known):
         known = self.best_us.get(entry.problem.key)
         if known is not None:
             return known
+        if math.isinf(self.weight):
+            return UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) if entry.essential else math.inf
         return max(entry.bound_us, entry.estimate_us * math.exp(self._expected(entry)) * self.weight)
 
     def _expected(self, entry: Entry) -> float:
@@ -115,18 +122,22 @@ def stream(
     say: Callable[[str], None],
     batch: int = BATCH,
     late: float = LATE,
+    last: float = math.inf,
     solver: Executor | None = None,
 ) -> Known:
     """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
 
-    `spent` says which share of the budget is gone, from 0 to 1; from `late` on plans are first made of what is known.
+    `spent` says which share of the budget is gone, from 0 to 1; from `late` on plans are first made of what is known,
+    and from `last` on as they are in the end.
     `solver`: None: a thread.
 
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
     with ThreadPoolExecutor(1) as thread:
-        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, late, say, batch, solver or thread)
+        asking = Asking(
+            graph, problems, alternatives, options, out_of_time, spent, (late, last), say, batch, solver or thread
+        )
         while not out_of_time():
             before = asking.number
             for m in measure(asking.batches()):
@@ -171,7 +182,7 @@ class Asking:
         options: Options,
         out_of_time: Callable[[], bool],
         spent: Callable[[], float],
-        late: float,
+        turns: tuple[float, float],
         say: Callable[[str], None],
         batch: int,
         solver: Executor,
@@ -181,7 +192,8 @@ class Asking:
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
         self._options, self._batch, self._solver = options, batch, solver
-        self._out_of_time, self._spent, self._late, self._say = out_of_time, spent, late, say
+        self._out_of_time, self._spent, self._say = out_of_time, spent, say
+        self._late, self._last_from = turns
         self._flying: dict[str, Entry] = {}
         self._asked: set[tuple[str, bool]] = set()
         self._queue: list[_Wish] = []
@@ -243,8 +255,11 @@ class Asking:
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        if len(self._prices) == len(PRICES) and self._spent() >= self._late:
+        spent = self._spent()
+        if len(self._prices) == len(PRICES) and spent >= self._late:
             self._prices, self._level = (LATE_PRICE, *PRICES), 0
+        if len(self._prices) == len(PRICES) + 1 and spent >= self._last_from:
+            self._prices, self._level = (LAST_PRICE, LATE_PRICE, *PRICES), 0
         self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = False
@@ -276,7 +291,8 @@ class Asking:
         known = self.known
         wanted = unmeasured(found.chosen, owners, known)
         saving = savings(known, offers, owners)
-        first = sorted(wanted.values(), key=lambda e: -saving(e))
+        dear = math.isinf(known.weight)
+        first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
         self._queue = [_Wish(e, e.widened) for e in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
