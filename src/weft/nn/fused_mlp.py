@@ -149,6 +149,8 @@ class _Run:
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._versions: object = None
+        self._held: list[torch.Tensor] = []
+        """What was copied: while it is held no other tensor has its identity and its address."""
         self._stamp = 0
         self._blocks: torch.Tensor | None = None
         self._blocks_stamp = 0
@@ -173,11 +175,11 @@ class _Run:
         self._stream = current
         # a graph that is replayed changes parameters without a new version
         self._captured = self._captured or torch.cuda.is_current_stream_capturing()
-        versions = [(p.data_ptr(), p._version) for p in parameters]
+        versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
         if self._captured or versions != self._versions:
             with torch.no_grad():
                 torch._foreach_copy_(self._views, [p.detach() for p in parameters])
-            self._versions = versions
+            self._versions, self._held = versions, list(parameters)
             self._stamp += 1
         return self._flat
 
