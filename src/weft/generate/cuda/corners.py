@@ -87,6 +87,7 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
     for held, key in slots:
         nest.put(f"{kind} {held}[{part.lanes}];")
         nest.put(f"w_index {key};")
+    places = []
     for item in range(items):
         at = []
         for k in range(part.lanes):
@@ -95,6 +96,10 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
             values[lane] = values[lane] * part.lanes + k
             at.append({key: index.substitute(values) for key, index in part.at.items()})
         noted, _ = _note(scene, part, at)
+        places.append((at, noted))
+        for node in found.gathers:  # all indices are read before anything is stored
+            _index(body, found, node, noted[node], size)
+    for item, (at, noted) in enumerate(places):
         for number, node in enumerate(found.gathers):
             _column(body, found, node, noted[node], (slots[number], slots[(number + 1) % len(slots)]), size, item)
             for k, place in enumerate(noted[node]):
@@ -103,6 +108,10 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
         for one in at:
             walk(scene, body, part.stage, one, no_reduction)
         body.flush()
+
+
+def _index(body: CudaBody, found: Corners, node: NodeId, places: Sequence[Place], size: int) -> str:
+    return body.run_time(body.graph.nodes[node].inputs[1], (places[0][found.axis],), size).text()
 
 
 def _column(
@@ -116,8 +125,7 @@ def _column(
 ) -> None:
     """What a gather reads: as it is, or what the other one has, or computed."""
     (held, key), (other, others) = slots
-    place = places[0]
-    index = body.run_time(body.graph.nodes[node].inputs[1], (place[found.axis],), size).text()
+    index = _index(body, found, node, places, size)
     first = item == 0  # nothing is there yet: the reads of all columns are on their way together
     with body.block("" if first else f"if ({index} != {key})"):
         if other != held and not first:
