@@ -280,8 +280,8 @@ def parts(c: Case, x: torch.Tensor) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda x: -x[1])[:7])
 
 
-def compile_all(cases: Sequence[Case]) -> int:
-    """All kernels into the cache at once, on all cores; returns how many."""
+def compile_all(cases: Sequence[Case], *, wide: bool = True) -> int:
+    """All kernels into the cache at once, on all cores; `wide`: inputs under autocast are f32. Returns how many."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         return 0
@@ -291,17 +291,17 @@ def compile_all(cases: Sequence[Case]) -> int:
         layers = layers_of(list(network(c)))
         assert isinstance(layers, Layers)
         dtype = DType(c.dtype)
-        for given in {DType.F32, dtype} if c.autocast else {dtype}:
-            net = Network(layers.widths, layers.acts, layers.biases, dtype, given)
-            problem = forward_problem(net, c.rows)
-            found = mlp.schedules(problem, facts)
-            for schedule in () if isinstance(found, Declined) else found:
-                source = mlp.emit(problem, schedule)
-                if isinstance(source, CudaSource):
-                    texts[source.text] = source.flags
-            sums = DType.F32 if c.autocast else dtype
-            plans = [gradient(net, facts, s, dtype=sums) for s in shapes(net, facts) or (None,)]
-            texts |= {p.text: () for p in plans if isinstance(p, Gradient)}
+        given = DType.F32 if c.autocast and wide else dtype
+        net = Network(layers.widths, layers.acts, layers.biases, dtype, given)
+        problem = forward_problem(net, c.rows)
+        found = mlp.schedules(problem, facts)
+        for schedule in () if isinstance(found, Declined) else found:
+            source = mlp.emit(problem, schedule)
+            if isinstance(source, CudaSource):
+                texts[source.text] = source.flags
+        sums = DType.F32 if c.autocast else dtype
+        plans = [gradient(net, facts, s, dtype=sums) for s in shapes(net, facts) or (None,)]
+        texts |= {p.text: () for p in plans if isinstance(p, Gradient)}
     nvrtc.compile_many([CompileJob(t, facts.arch, f) for t, f in texts.items()], cache_dir=Options().cache)
     return len(texts)
 
@@ -395,7 +395,9 @@ def main() -> int:
         right = right and good
     rows = []
     timed = [] if given.check else [c for c in TIMES if given.only in c.name][: given.cases]
-    print(f"{compile_all(timed)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
+    print(
+        f"{compile_all(timed, wide=False)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True
+    )
     for i, c in enumerate(timed):
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows")

@@ -139,7 +139,7 @@ def gradient(
         Entry(names["pack"], 256, -(-plan.packed // 256)),
         Entry(names["chain"], 32 * shape.warps, shape.resident * facts.sms, chain.shared_bytes),
         Entry(names["sums"], 32 * _WARPS, slices * len(items), shared),
-        Entry(names["finish"], 256, -(-total // 256)),
+        Entry(names["finish"], 256, -(-total // 32)),
         plan.record,
         shape.tiles,
         partial,
@@ -247,6 +247,7 @@ def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
 
 
 def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
+    """A warp of a block adds an eighth of the shares of 32 results; the first one adds the eighths."""
     kind = storage(dtype)
     rows = []
     for x in items:
@@ -262,8 +263,9 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
         "const void* partial_, void* out_, const void* shares_) {",
         "const int shares = (int)(u64)shares_;",
         "w_wait(); w_release();",
-        "int i = blockIdx.x * 256 + threadIdx.x;",
+        "int i = blockIdx.x * 32 + threadIdx.x % 32; const int part = threadIdx.x / 32;",
         f"{kind}* const out = ({kind}*)out_;",
+        "const float* from = 0; w_rows step = 0; int to = -1;",
     ]
     at = 0
     for form, first, last in _kinds(items):
@@ -273,21 +275,34 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
         size = items[first].registers * 32
         products = m * n * 8
         lines += [
-            f"if (i < {(last - first) * size}) {{",
+            f"if (i >= 0 && i < {(last - first) * size}) {{",
             f"const int item = i / {size}, at = i % {size}, lane = at % 32, r = at / 32;",
-            f"const float* const from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at;",
-            "float s = 0.0f;",
-            f"#pragma unroll 8\nfor (int p = 0; p < shares; ++p) s += from[(long long)p * {size}];",
+            f"from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at; step = {size};",
             f"const int* const of = {entry}_at + ({first} + item) * 6;",
             "const int g = lane >> 2, q = lane & 3;",
             f"if (r < {products}) {{",
             f"const int row = of[4] + r / {8 * n} * 16 + r % 4 / 2 * 8 + g;",
             f"const int column = of[5] + r / 4 % {2 * n} * 8 + 2 * q + r % 2;",
-            f"if (row < of[2] && column < of[3]) out[of[0] + row * of[3] + column] = {value};",
+            "if (row < of[2] && column < of[3]) to = of[0] + row * of[3] + column;",
             "} else {",
             f"const int b = r - {products}, row = of[4] + b / 4 * 16 + b % 4 / 2 * 8 + g;",
-            f"if (q == 0 && b % 2 == 0 && of[1] >= 0 && row < of[2]) out[of[1] + row] = {value};" if biased else "",
-            "}\nreturn; }",
+            "if (q == 0 && b % 2 == 0 && of[1] >= 0 && row < of[2]) to = of[1] + row;" if biased else "",
+            "}\n}",
             f"i -= {(last - first) * size};",
         ]
+    lines += [
+        "__shared__ float eighths[8][32];",
+        "float s = 0.0f;",
+        "const int end = shares * (part + 1) / 8;",
+        "if (to >= 0)",
+        "#pragma unroll 8",
+        "for (int p = shares * part / 8; p < end; ++p) s += from[p * step];",
+        "eighths[part][threadIdx.x % 32] = s;",
+        "__syncthreads();",
+        "if (part == 0 && to >= 0) {",
+        "#pragma unroll",
+        "for (int p = 1; p < 8; ++p) s += eighths[p][threadIdx.x];",
+        f"out[to] = {value};",
+        "}",
+    ]
     return "\n".join((*lines, "}\n"))
