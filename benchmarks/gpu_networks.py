@@ -175,7 +175,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
     r = exe.record
     record.add(
         {
-            "record": "case", "suite": "networks", "case": f"{name}/b{batch}/{dtype}",
+            "record": "case", "suite": record.path.stem, "case": f"{name}/b{batch}/{dtype}",
             "weft_ms": ms["weft"], "peers_ms": peers, "best_peer": best,
             "speedup_best": round(peers[best] / ms["weft"], 3) if best else 0.0,
             "floor_ms": round(floor_ms(exe, dtype), 5),
@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1000, help="runs that must give the same bits")
     parser.add_argument("--library", action="store_true", help="compile without tuning too")
     parser.add_argument("--cold-only", action="store_true", help="do not compile once more from the tuning database")
+    parser.add_argument("--suite", default="networks", help="name of the record; one for each commit that is compared")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
     given = parser.parse_args()
     if given.all:
@@ -240,7 +241,7 @@ def main() -> None:
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
     warnings.simplefilter("ignore")
     device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
-    record = Record(FOLDER.format(device), "networks")
+    record = Record(FOLDER.format(device), given.suite)
     cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
     record.keep(f"{n}/b{b}/{d}" for n, b, d in cases)
     failed = []

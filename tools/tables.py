@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -64,9 +65,9 @@ def networks() -> str:
     return markdown(head, rows) + "\n\n" + note
 
 
-def gpu_networks() -> str:
+def gpu_networks(suite: str = "networks") -> str:
     """The networks on a GPU; each peer's faster memory format counts."""
-    lines = records("nvidia-h200", "networks")
+    lines = records("nvidia-h200", suite)
     cases = sorted((x for x in lines if x["record"] == "case"), key=lambda x: (_batch(x), str(x["case"])))
     if not cases:
         return "_not measured yet: `make gpu-bench`_"
@@ -245,9 +246,10 @@ def conformance() -> str:
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
     "gpu-networks": gpu_networks,
+    "gpu-networks-later": partial(gpu_networks, "networks-later"),
     "gpu-memory": gpu_memory,
     "gpu-kernels": gpu_kernels,
     "gpu-faults": gpu_faults,
