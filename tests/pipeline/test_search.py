@@ -63,7 +63,7 @@ class Machine:
             yield Measurement(*key, verdict, (entry.estimate_us * (0.5 + share),))
 
 
-def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000) -> Known:
+def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000, *, spent: float = 0.0) -> Known:
     alternatives, problems = posed
     left = iter(range(rounds))
     return stream(
@@ -73,9 +73,10 @@ def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 10
         machine,
         OPTIONS,
         out_of_time=lambda: next(left, None) is None,
-        spent=lambda: 0.0,
+        spent=lambda: spent,
         say=lambda line: None,
         batch=BATCH,
+        last=0.5,
         solver=Inline(),
     )
 
@@ -116,22 +117,9 @@ def test_a_search_cut_short_has_measured_what_saves_most(posed: tuple[Alternativ
 
 
 def test_last_plans_are_made_of_what_is_known_and_of_library_calls(posed: tuple[Alternatives, Problems]) -> None:
-    alternatives, problems = posed
+    problems = posed[1]
     machine = Machine(problems)
-    left = iter(range(8))
-    stream(
-        alternatives.graph,
-        problems,
-        alternatives,
-        machine,
-        OPTIONS,
-        out_of_time=lambda: next(left, None) is None,
-        spent=lambda: 1.0,
-        say=lambda line: None,
-        batch=BATCH,
-        last=0.5,
-        solver=Inline(),
-    )
+    run(posed, machine, rounds=8, spent=1.0)
     assert machine.asked
     first = [problems.entries[key] for key in dict.fromkeys(key for key, _ in machine.asked)][: machine.batches[0]]
     assert all(e.essential for e in first), "a group that nobody measured cannot be in a last plan"
