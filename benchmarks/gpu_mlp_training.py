@@ -370,7 +370,8 @@ def main() -> int:
     started = time.perf_counter()
     right = True
     checks = [] if given.times else [c for c in CHECKS if given.only in c.name]
-    print(f"{compile_all(checks)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
+    count = compile_all(checks)
+    print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
     for c in checks:
         try:
             row = check(c)
@@ -395,9 +396,8 @@ def main() -> int:
         right = right and good
     rows = []
     timed = [] if given.check else [c for c in TIMES if given.only in c.name][: given.cases]
-    print(
-        f"{compile_all(timed, wide=False)} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True
-    )
+    count = compile_all(timed, wide=False)
+    print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
     for i, c in enumerate(timed):
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows")

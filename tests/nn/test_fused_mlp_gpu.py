@@ -118,6 +118,17 @@ def test_a_graph_reads_the_weights_of_its_replay(net: FusedMLP):
     assert float((y - eager).abs().max()) < 0.1
 
 
+def test_inference_mode_first(net: FusedMLP):
+    x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        first = net(x).clone()
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    assert not torch.equal(net(x), first)
+    net(x).sum().backward()
+    assert net[0].weight.grad is not None
+
+
 def test_views_and_other_streams(net: FusedMLP):
     wide = torch.randn(100, 40, device="cuda", dtype=torch.bfloat16)
     x = wide[:, 3:19]
@@ -134,14 +145,8 @@ def test_views_and_other_streams(net: FusedMLP):
 
 
 def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
-    outside = [
-        s
-        for s in shapes(
-            net._run(torch.ones(1, 16, device="cuda").bfloat16(), net._in_order()).kernels.net,
-            gpu_facts(None, calibrate=False),
-        )
-        if not s.inside
-    ]
+    run = net._run(torch.ones(1, 16, device="cuda", dtype=torch.bfloat16), net._in_order())
+    outside = [s for s in shapes(run.kernels.net, gpu_facts(None, calibrate=False)) if not s.inside]
     kernels_of.cache_clear()
     monkeypatch.setattr(kernels, "shapes", lambda *a, **k: outside[:1])
     x = torch.randn(5000, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)

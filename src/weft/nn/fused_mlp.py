@@ -167,8 +167,9 @@ class _Run:
         places = self.kernels.places
         if self._flat is None:
             count, device = self.kernels.elements, parameters[0].device
-            self._flat = torch.zeros(count, dtype=self.dtype, device=device)
-            self._views = [self._flat[p.offset : p.offset + p.size].view(p.shape) for p in places]
+            with torch.inference_mode(mode=False):  # it is written again in any mode
+                self._flat = torch.zeros(count, dtype=self.dtype, device=device)
+                self._views = [self._flat[p.offset : p.offset + p.size].view(p.shape) for p in places]
         current = torch.cuda.current_stream()
         if self._stream is not None and self._stream != current and not torch.cuda.is_current_stream_capturing():
             current.wait_stream(self._stream)
