@@ -90,7 +90,7 @@ def gpu_networks(suite: str = "networks") -> str:
              f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} / {c.get('warm_s', 0.0):.1f} s",
              f"{compiled:.0f} s", _memory(c), _differing(c), str(c["plan"]), str(c.get("why_lost", ""))]
         )  # fmt: skip
-    for batch, values in sorted(ratios.items()):
+    for batch, values in sorted(x for x in ratios.items() if len(x[1]) > 2):
         name = f"geometric mean, batch {batch} ({len(values)} networks)"
         rows.append([name, "", "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 8])
     head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "max-autotune in a graph",
