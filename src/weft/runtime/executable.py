@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from weft.device.launch import NativeKernel, Pointers, pointer_array
+from weft.device.pages import HUGE, ask_for_huge_pages
 from weft.device.toolchain import HostCompiler
 from weft.errors import InvalidGraphError, UserError
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
@@ -106,13 +107,17 @@ class Executable:
         self._direct_outputs = self._choose_direct_outputs()
         self.memory = self._allocate()
         self._patches: list[_Patch] = []
-        self._packed: list[torch.Tensor] = []
+        self._weights = _Pool([n for i in sorted(self._native) for n in self._source(i).packed_bytes])
         self._packs: list[Callable[[], None]] = []
         self._launches = self._bind()
         self._pack_weights()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
 
     # -- what is stored where
+
+    def _source(self, i: int) -> KernelSource:
+        """The kernel of a native step."""
+        return cast("KernelSource", self.plan.steps[i].kernel)
 
     def _all_native(self, key: Key) -> bool:
         return all(i in self._native for i in self._values.readers.get(key, []))
@@ -142,7 +147,7 @@ class Executable:
             lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
         self._workspaces: dict[int, int] = {}
         for i in self._native:
-            size = cast("KernelSource", self.plan.steps[i].kernel).workspace_bytes
+            size = self._source(i).workspace_bytes
             if size:
                 self._workspaces[i] = len(lifetimes)
                 lifetimes.append(Lifetime(size, i, i))
@@ -197,7 +202,7 @@ class Executable:
         return Runner(self.linked.compiler, self.linked.cache_dir)
 
     def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[Pointers]]:
-        source = cast("KernelSource", step.kernel)
+        source = self._source(i)
         kernel = NativeKernel(self.linked.objects[source.sha256], source.entry)
         skipped = set(source.replaces_weights)
         inputs = pointer_array([0] * len(step.inputs))
@@ -209,8 +214,7 @@ class Executable:
         outputs = pointer_array([0] * len(step.outputs))
         for slot, key in enumerate(step.outputs):
             self._point(outputs, slot, key)
-        buffers = [_aligned(size) for size in source.packed_bytes]
-        packed = pointer_array([b.data_ptr() for b in buffers])
+        packed = pointer_array([self._weights.take(size) for size in source.packed_bytes])
 
         def pack() -> None:
             kernel.pack(inputs, packed)
@@ -218,7 +222,6 @@ class Executable:
                 inputs[slot] = 0
 
         self._packs.append(pack)
-        self._packed += buffers
         workspace = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
         arrays = [inputs, outputs, packed]
         addresses = [ctypes.addressof(x) for x in arrays]
@@ -341,10 +344,33 @@ class Executable:
         return len(self.plan.steps)
 
 
+@final
+class _Pool:
+    """Repacked weights, side by side in one piece of memory."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """For pieces of these sizes in bytes."""
+        self._memory = _aligned(sum(_rounded(n) for n in sizes))
+        self._used = 0
+
+    def take(self, size: int) -> int:
+        """Address of the next piece, at a 64-byte boundary."""
+        address = self._memory.data_ptr() + self._used
+        self._used += _rounded(size)
+        return address
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def _aligned(size: int) -> torch.Tensor:
-    """Uninitialised bytes at a 64-byte boundary."""
-    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    skip = -raw.data_ptr() % ALIGNMENT
+    """Uninitialised bytes at a 64-byte boundary, large ones at that of a huge page and in such pages."""
+    unit = HUGE if size >= HUGE else ALIGNMENT
+    raw = torch.empty(size + unit, dtype=torch.uint8)
+    skip = -raw.data_ptr() % unit
+    if unit == HUGE:
+        ask_for_huge_pages(raw.data_ptr() + skip, size)
     return raw[skip : skip + size]
 
 
