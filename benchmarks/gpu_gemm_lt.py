@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.gemm_shapes import GROUPS
 from benchmarks.record import RESULTS, environment
@@ -42,6 +42,7 @@ from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
 
 Line = dict[str, Any]
+T = TypeVar("T")
 TRIES = 3
 """Of a case whose kernels end the process."""
 
@@ -162,18 +163,22 @@ def child(given: argparse.Namespace) -> None:
 
         writing = writer.submit(write)
         for _ in left:
-            while True:
-                try:
-                    group, g, jobs = ahead.get(timeout=0.5)
-                    break
-                except queue.Empty:
-                    if writing.done():
-                        writing.result()  # raises what it ended with
+            group, g, jobs = next_of(ahead, writing)
             say({"begin": g.name, "group": group})
             built = [(us, s, k, job.result()) for us, s, k, job in jobs]
             say(measure(g, group, built, facts.l2_bytes, say))
             torch.cuda.empty_cache()
     say({"end": len(left)})
+
+
+def next_of(ahead: queue.Queue[T], writing: Future[None]) -> T:
+    """What the writer has ready next; raises what it ended with."""
+    while True:
+        try:
+            return ahead.get(timeout=0.5)
+        except queue.Empty:
+            if writing.done():
+                writing.result()
 
 
 def read(path: Path) -> list[Line]:
