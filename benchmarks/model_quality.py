@@ -1,6 +1,6 @@
 """How good the model of a GPU is, judged by what was measured: ranks, regret, bounds and the sign of fusions.
 
-    python -m benchmarks.model_quality                                     the recorded table, which `make test` replays
+    python -m benchmarks.model_quality [--later]                           recorded tables, which `make test` replays
     python -m benchmarks.model_quality --database F --facts F [--record F] [--networks A,B,...]
 
 `F` is a tuning database (`tuning.sqlite3`) and the record of the GPU it belongs to (`facts/gpu-*.json`), both as they
@@ -34,6 +34,8 @@ from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
 from weft.tune.store import FILE_NAME, Database
 
 RECORDED = Path(__file__).parent / "results" / "nvidia-h200" / "kernels.json"
+LATER = RECORDED.with_name("kernels-later.json")
+"""Of twenty searches that had more templates to choose from."""
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance-model.md"
 NOTICED = 0.05
 """Differences below this are noise."""
@@ -286,9 +288,9 @@ def _percent(share: float) -> str:
     return "none" if math.isnan(share) else f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
-def write_document(quality: Quality, path: Path = DOCUMENT) -> None:
-    """Replace what stands between `<!-- table: model-quality -->` and `<!-- end -->`."""
-    pattern = re.compile(r"(<!-- table: model-quality -->\n).*?(<!-- end -->)", re.DOTALL)
+def write_document(quality: Quality, path: Path = DOCUMENT, name: str = "model-quality") -> None:
+    """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->`."""
+    pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     text, count = pattern.subn(lambda m: f"{m[1]}{markdown(quality)}\n{m[2]}", path.read_text())
     if count != 1:
         raise ValueError(f"{path.name} has no place for the table")
@@ -318,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", type=Path, help="a tuning.sqlite3; default: the recorded table")
     parser.add_argument("--facts", type=Path, help="the facts/gpu-*.json beside it")
     parser.add_argument("--networks", default="", help="what was tuned, in order, separated by commas")
+    parser.add_argument("--later", action="store_true", help="the later of the two recorded tables")
     parser.add_argument("--record", type=Path, help="write the table of kernels here")
     parser.add_argument("--document", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     given = parser.parse_args(arguments)
@@ -326,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.database is not None:
         table = read_database(given.database, given.facts, [x for x in given.networks.split(",") if x])
     else:
-        table = load_table(RECORDED)
+        table = load_table(LATER if given.later else RECORDED)
     if not table.cases:
         parser.error("the database holds no kernel that was right")
     if given.record is not None:
@@ -336,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(to_json(quality))
     if given.document:
         write_document(quality)
+        write_document(judge(load_table(LATER)), name="model-quality-later")
     return int(quality.violations > 0)
 
 

@@ -13,6 +13,7 @@ from benchmarks.fusions import fusions
 from benchmarks.measured import Case, Table, Timed, load_table, problem_of, table_of
 from benchmarks.model_quality import (
     DOCUMENT,
+    LATER,
     RECORDED,
     Quality,
     judge,
@@ -50,6 +51,16 @@ def test_the_document_holds_the_figures_of_the_recorded_table(quality: Quality) 
     """A change of a formula shows here: `python -m benchmarks.model_quality --document` writes what it leads to."""
     found = re.search(r"<!-- table: model-quality -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None and found[1] == markdown(quality)
+
+
+def test_the_later_table_bounds_hold_and_its_figures_stand_in_the_document() -> None:
+    quality = judge(load_table(LATER))
+    found = re.search(r"<!-- table: model-quality-later -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
+    assert found is not None and found[1] == markdown(quality)
+    ranked = quality.ranking["all that a model ranks"]
+    assert quality.candidates >= 5000 and quality.violations == 0
+    assert ranked.recall_8 >= 0.7 and ranked.regret_8 <= 0.03 and ranked.regret_8_p90 <= 0.1
+    assert quality.estimates["all"].spearman >= 0.9
 
 
 def test_gates(quality: Quality) -> None:
