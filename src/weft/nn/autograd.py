@@ -61,7 +61,10 @@ def _asked(ctx: Any, *, before: int) -> tuple[bool, ...]:
 def _is_executed(node: Any) -> bool:
     try:
         return node is not None and bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # a leaf that was asked for by itself, of which the engine does not tell
+    except (
+        RuntimeError,
+        AttributeError,
+    ):  # a leaf asked for by itself is not told of, nor is anything by another torch
         return True
 
 
