@@ -59,12 +59,10 @@ def _asked(ctx: Any, *, before: int) -> tuple[bool, ...]:
 
 
 def _is_executed(node: Any) -> bool:
+    tell = getattr(torch._C, "_will_engine_execute_node", None)
     try:
-        return node is not None and bool(torch._C._will_engine_execute_node(node))
-    except (
-        RuntimeError,
-        AttributeError,
-    ):  # a leaf asked for by itself is not told of, nor is anything by another torch
+        return node is not None and (tell is None or bool(tell(node)))
+    except RuntimeError:  # a leaf that was asked for by itself, of which the engine does not tell
         return True
 
 
