@@ -19,7 +19,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST, Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
-from weft.pipeline.stream import Inline, Learning, stream
+from weft.pipeline.stream import Inline, Learning, Pace, stream
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
@@ -75,8 +75,7 @@ def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 10
         out_of_time=lambda: next(left, None) is None,
         spent=lambda: spent,
         say=lambda line: None,
-        batch=BATCH,
-        last=0.5,
+        pace=Pace(batch=BATCH, late=0.8, last=0.5),
         solver=Inline(),
     )
 

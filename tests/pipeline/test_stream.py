@@ -23,7 +23,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
-from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, stream
+from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, Pace, stream
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
@@ -68,7 +68,7 @@ def run(posed: tuple[Alternatives, Problems], machine: Machine, *, rounds: int =
         out_of_time=lambda: next(left, None) is None,
         spent=lambda: 0.5,
         say=lambda line: None,
-        batch=6,
+        pace=Pace(batch=6, late=0.8),
     )
     assert isinstance(known, Learning)
     return known

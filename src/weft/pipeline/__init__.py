@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
-from weft.pipeline.stream import BATCH, BATCH_ON_CPU, LAST, LATE, LATE_ON_CPU, Inline, stream
+from weft.pipeline.stream import ON_CPU, ON_GPU, Inline, stream
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -297,9 +296,7 @@ def measure(
         out_of_time=out_of_time,
         spent=spent,
         say=partial(say, "measure"),
-        batch=BATCH if setting.on_gpu else BATCH_ON_CPU,
-        late=LATE if setting.on_gpu else LATE_ON_CPU,
-        last=math.inf if setting.on_gpu else LAST,
+        pace=ON_GPU if setting.on_gpu else ON_CPU,
         solver=None if setting.on_gpu else Inline(),
     )
     known.reused = lookups

@@ -37,18 +37,36 @@ SORT_WEIGHT = 1.0
 """Of what is known of the sort, in measurements of a family."""
 FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
-BATCH, BATCH_ON_CPU = 24, 12
-"""Problems that are asked for at a time."""
 GAP, SOLVER_S = 0.015, 1.5
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
-LATE, LATE_ON_CPU, LATE_PRICE = 0.8, 0.4, 1.4
-"""Share of the budget after which the plan is first made with this factor. A CPU measures some three problems a second,
-and large networks have hundreds in their plans."""
-LAST, LAST_PRICE = 0.75, math.inf
-"""On a CPU, the share of the budget after which plans are first made as they are in the end: of what was measured, and
-of library calls whose guesses are dear. Then the dearest of these calls are measured."""
+LATE_PRICE, LAST_PRICE = 1.4, math.inf
+"""Factors of plans made first when time gets short; with the second, groups that nobody measured are out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a search spends its budget."""
+
+    batch: int
+    """Problems that are asked for at a time."""
+    late: float
+    """Share of the budget after which plans are first made of what is known, with `LATE_PRICE` on the rest."""
+    last: float = math.inf
+    """Share after which they are first made as they are in the end: of what was measured, and of library calls whose
+    guesses are dear. Then the dearest of these calls are measured."""
+
+    def prices(self, spent: float) -> tuple[float, ...]:
+        """Factors on predictions in their order, when that share of the budget is gone."""
+        last = (LAST_PRICE,) if spent >= self.last else ()
+        late = (LATE_PRICE,) if spent >= self.late else ()
+        return (*last, *late, *PRICES)
+
+
+ON_GPU = Pace(batch=24, late=0.8)
+ON_CPU = Pace(batch=12, late=0.4, last=0.75)
+"""A CPU measures some three problems a second, and large networks have hundreds in their plans."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -120,24 +138,18 @@ def stream(
     out_of_time: Callable[[], bool],
     spent: Callable[[], float],
     say: Callable[[str], None],
-    batch: int = BATCH,
-    late: float = LATE,
-    last: float = math.inf,
+    pace: Pace = ON_GPU,
     solver: Executor | None = None,
 ) -> Known:
     """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
 
-    `spent` says which share of the budget is gone, from 0 to 1; from `late` on plans are first made of what is known,
-    and from `last` on as they are in the end.
-    `solver`: None: a thread.
+    `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread.
 
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
     with ThreadPoolExecutor(1) as thread:
-        asking = Asking(
-            graph, problems, alternatives, options, out_of_time, spent, (late, last), say, batch, solver or thread
-        )
+        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, say, pace, solver or thread)
         while not out_of_time():
             before = asking.number
             for m in measure(asking.batches()):
@@ -182,18 +194,16 @@ class Asking:
         options: Options,
         out_of_time: Callable[[], bool],
         spent: Callable[[], float],
-        turns: tuple[float, float],
         say: Callable[[str], None],
-        batch: int,
+        pace: Pace,
         solver: Executor,
     ) -> None:
         self.known = Learning()
         self.number = 0
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
-        self._options, self._batch, self._solver = options, batch, solver
+        self._options, self._pace, self._solver = options, pace, solver
         self._out_of_time, self._spent, self._say = out_of_time, spent, say
-        self._late, self._last_from = turns
         self._flying: dict[str, Entry] = {}
         self._asked: set[tuple[str, bool]] = set()
         self._queue: list[_Wish] = []
@@ -215,13 +225,13 @@ class Asking:
             if self._stale and self._solving is None:
                 self._begin()
             wishes = self._ready()
-            if len(wishes) < self._batch and self._solving is not None:
+            if len(wishes) < self._pace.batch and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
             if not wishes and not self._stale and not self._dare():
                 return
             if wishes:
-                yield self._take(wishes[: self._batch])
+                yield self._take(wishes[: self._pace.batch])
 
     def _dare(self) -> bool:
         """Go on with more optimistic prices, if there are any."""
@@ -255,11 +265,9 @@ class Asking:
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        spent = self._spent()
-        if len(self._prices) == len(PRICES) and spent >= self._late:
-            self._prices, self._level = (LATE_PRICE, *PRICES), 0
-        if len(self._prices) == len(PRICES) + 1 and spent >= self._last_from:
-            self._prices, self._level = (LAST_PRICE, LATE_PRICE, *PRICES), 0
+        prices = self._pace.prices(self._spent())
+        if len(prices) > len(self._prices):
+            self._prices, self._level = prices, 0
         self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = False
