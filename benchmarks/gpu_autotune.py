@@ -18,24 +18,16 @@ import warnings
 
 import torch
 
-from benchmarks.gpu_networks import DTYPES, FOLDER, error_of, peer
-from benchmarks.models import NETWORKS, load
+from benchmarks.gpu_networks import error_of, peer, posed, record_of
+from benchmarks.models import NETWORKS
 from benchmarks.record import Record
-from weft.api import flat
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 
 
 def run_case(name: str, batch: int, dtype: str, record: Record, rounds: int) -> None:
     """Compile and time one network; one record."""
-    module, cpu_inputs = load(name, batch)
-    kind = DTYPES[dtype]
-    with torch.no_grad():
-        wide = [x.cuda().double() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
-        exact = flat(module.double().cuda()(*wide))
-    module = module.to(kind).cuda()
-    inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    module, inputs, exact = posed(name, batch, dtype)
     images = all(x.ndim == 4 for x in inputs)
     runs, compile_s, errors = {}, {}, {}
     for who, last in (("eager", False), *([("eager", True)] if images else []), ("autotune", images)):
@@ -68,8 +60,7 @@ def main() -> None:
         sys.exit("benchmarks.gpu_autotune: torch sees no NVIDIA GPU")
     warnings.simplefilter("ignore")
     began = time.monotonic()
-    device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
-    record = Record(FOLDER.format(device), "autotune")
+    record = record_of("autotune")
     wanted = [
         f"{name}/b{batch}/{dtype}"
         for batch in given.batch.split(",")

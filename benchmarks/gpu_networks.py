@@ -103,19 +103,29 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
     return max(flops / rate, weights / 4.8e12) * 1e3
 
 
-def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.Namespace) -> None:
-    """Compile, compare and time one network; one record."""
+def posed(name: str, batch: int, dtype: str) -> tuple[torch.nn.Module, list[torch.Tensor], Sequence[torch.Tensor]]:
+    """A network on the GPU, its inputs and its exact outputs in float64; TF32 is allowed where the type is that."""
     kind = DTYPES[dtype]
     module, cpu_inputs = load(name, batch)
-    reference = module.double()
     with torch.no_grad():
-        gpu_reference = reference.cuda()
         wide = [x.cuda().double() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
-        exact = flat(gpu_reference(*wide))
+        exact = flat(module.double().cuda()(*wide))
     module = module.to(kind).cuda()
     inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    return module, inputs, exact
+
+
+def record_of(suite: str) -> Record:
+    """The record of a suite on this GPU."""
+    device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
+    return Record(FOLDER.format(device), suite)
+
+
+def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.Namespace) -> None:
+    """Compile, compare and time one network; one record."""
+    module, inputs, exact = posed(name, batch, dtype)
     tf32 = dtype == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     options = weft.Options(budget_s=given.budget, device="cuda", allow_tf32=tf32)
     before = taken()
     held = allocated()
@@ -240,8 +250,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
     warnings.simplefilter("ignore")
-    device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
-    record = Record(FOLDER.format(device), given.suite)
+    record = record_of(given.suite)
     cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
     record.keep(f"{n}/b{b}/{d}" for n, b, d in cases)
     failed = []
