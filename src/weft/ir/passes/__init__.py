@@ -65,10 +65,10 @@ def clean_up(graph: Graph, *, strict: bool = False, verify: bool = False) -> Cle
             graph, num_changes = step.run(graph)
             if not num_changes:
                 idle[step.name] = graph
-            if num_changes:
-                log.append((step.name, num_changes))
-                if verify:
-                    verify_graph(graph, data=True)
+                continue
+            log.append((step.name, num_changes))
+            if verify:
+                verify_graph(graph, data=True)
         if len(log) == before:
             break
     return CleanUp(graph, tuple(log))
