@@ -10,7 +10,7 @@ Source: measuring on demand is A* with the estimate as heuristic; `weft.orchestr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import bits
@@ -40,19 +40,17 @@ class Known:
     reused: int = 0
     """Measurements that came from the database."""
 
-    def learn(self, entries: Sequence[Entry], found: Mapping[tuple[str, Schedule], Measurement]) -> None:
-        """Take in the measurements of some problems."""
-        self.measurements.update(found)
-        for entry in entries:
-            keys = [(entry.problem.key, schedule) for schedule, _ in entry.kernels or ()]
-            tried = [m for k in keys if (m := self.measurements.get(k)) is not None]
-            times = [m.median_us for m in tried if m.verdict is Verdict.OK]
-            if entry.kernels is None:
-                continue  # time ran out before it was made
-            if not times and (entry.more or len(tried) < len(keys)):
-                entry.widened = entry.widened or len(tried) >= entry.first  # none of the first was right
-                continue  # or time ran out before it was its turn
-            self.best_us[entry.problem.key] = min(times, default=math.inf)
+    def learn(self, entry: Entry) -> None:
+        """Take in what was measured of a problem."""
+        if entry.kernels is None:
+            return  # time ran out before it was made
+        keys = [(entry.problem.key, schedule) for schedule, _ in entry.kernels]
+        tried = [m for k in keys if (m := self.measurements.get(k)) is not None]
+        times = [m.median_us for m in tried if m.verdict is Verdict.OK]
+        if not times and (entry.more or len(tried) < len(keys)):
+            entry.widened = entry.widened or len(tried) >= entry.first  # none of the first was right
+            return  # or time ran out before it was its turn
+        self.best_us[entry.problem.key] = min(times, default=math.inf)
 
     def price(self, entry: Entry) -> float:
         """Measured time, or the optimistic prediction."""

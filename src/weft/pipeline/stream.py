@@ -96,7 +96,7 @@ class Learning(Known):
 
     def take(self, entry: Entry) -> None:
         """Take in what was measured of a problem."""
-        self.learn([entry], {})
+        self.learn(entry)
         best = self.best_us.get(entry.problem.key, math.inf)
         if math.isfinite(best) and entry.estimate_us > 0:
             off = math.log(max(best, 1e-3) / entry.estimate_us)
