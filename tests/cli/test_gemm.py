@@ -131,6 +131,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tuner(Invented):
         def __init__(self, *args: object, **named: object) -> None:
             super().__init__()
+            self.seconds = {"build": 0.0, "worker": 1.0, "run": 0.0}
 
         def __enter__(self) -> Self:
             return self
@@ -140,6 +141,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def measure(self, trials: Iterable[ProblemTrial], *, progress: Any) -> Iterator[Measurement]:  # type: ignore[override]
             yield from super().measure(trials)
+            self.seconds["worker"] += 2.0
+            self.seconds["run"] += 3.0
             progress(Progress(1, 16, 0, {Verdict.WRONG: 2}, 1, 0.1, 0.0))
 
     def against(g: Gemm, *args: object, **named: object) -> dict[str, object]:
@@ -167,6 +170,16 @@ def test_a_search_is_told_and_written(run: Any, tmp_path: Path) -> None:
     assert {f.name for f in place.iterdir()} == FILES
     assert json.loads((place / "parameters.json").read_text())["against"]["ratio"] == 1.25
     assert "stroke-dasharray" in (place / "search.svg").read_text()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_a_search_took_is_told_by_its_parts(run: Any) -> None:
+    first, second = (x["seconds"] for x in run("run", "--format", "json").data[:2])
+    assert (first["worker"], first["run"]) == (second["worker"], second["run"]) == (2.0, 3.0)
+    assert {"search", "rank", "emit", "measure", "build"} <= second.keys()
+    assert first.keys() - second.keys() == {"start", "survey"}  # once for all problems
+    assert abs(first["rank"] + first["emit"] + first["measure"] - first["search"]) < 0.01
+    assert ", worker 2.0 s, run 3.0 s" in run("MN=128", "K=256").out
 
 
 @pytest.mark.usefixtures("gpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 
+from weft.cli.age import age_s
 from weft.cli.show import Screen, microseconds, plain, print_pairs
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -137,7 +139,10 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
         raise DeviceError(problem="weft gemm measures on an NVIDIA GPU, and this torch sees none; --dry-run needs none")
     if ":" in options.device:
         torch.cuda.set_device(device_of(options))
+    before = {"start": age_s()}
+    began = time.monotonic()
     facts, nvrtc, _ = survey(options)
+    before["survey"] = time.monotonic() - began
     if nvrtc is None:
         raise DeviceError(problem="weft gemm needs NVRTC, the CUDA compiler as a library")
     with (
@@ -152,12 +157,15 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
             def measure(trials: Iterable[ProblemTrial], heard: object = listen) -> Iterator[Measurement]:
                 return tuner.measure(trials, progress=heard)  # type: ignore[arg-type]
 
+            waited = dict(tuner.seconds)
             try:
                 found = _one(g, facts, measure, limit, against, nvrtc, options)
             except WeftError as error:
                 yield g, error
                 continue
             screen.done()
+            found.parts = before | found.parts | {k: s - waited[k] for k, s in tuner.seconds.items()}
+            before = {}
             yield g, [(found, "")]
 
 
@@ -171,7 +179,9 @@ def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, n
         first = next((o.note for o in found.outcomes if o.note), "nothing was measured")
         raise DeviceError(problem=f"none of {len(found.outcomes)} configurations passed: {plain(first, 200)}")
     if against and found.kernel is not None:
+        began = time.monotonic()
         found.against = against_cublas(g, found.kernel, facts, nvrtc, options.cache, tf32=options.allow_tf32)
+        found.parts["against"] = time.monotonic() - began
         library = found.against.get("library")
         found.library_us = float(library["median_us"]) if isinstance(library, dict) else math.inf
     return found
@@ -185,7 +195,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
         "device": plain(found.device),
         "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations",
         "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",
-        "time": f"{found.seconds:.1f} s",
+        "time": f"{found.seconds:.1f} s" + "".join(f", {k} {s:.1f} s" for k, s in found.parts.items() if s >= 0.05),
         "folder": plain(str(place), 400),
     }
     if found.measured and best is not None:

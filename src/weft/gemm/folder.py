@@ -77,7 +77,7 @@ def parameters(found: Found) -> dict[str, object]:
         "feasible": found.feasible,
         "tried": len(found.outcomes),
         "measured": found.measured,
-        "seconds": round(found.seconds, 3),
+        "seconds": {"search": round(found.seconds, 3), **{k: round(s, 3) for k, s in found.parts.items()}},
         "best": outcome_json(best, found.outcomes.index(best) + 1) if best is not None else None,
         "launches": [
             {"grid": x.grid, "block": x.block, "shared_bytes": x.shared_bytes, "cluster": x.cluster}

@@ -73,6 +73,8 @@ class Found:
     kernel: CudaSource | None = None
     """Of the best outcome."""
     seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of what it took, in order; see `search`, `weft.tune.tuner.Tuner.seconds` and the command."""
     measured: bool = False
     against: dict[str, object] = field(default_factory=dict)
     """How the best kernel and cuBLASLt compare, where that was asked for."""
@@ -109,6 +111,8 @@ def chosen(g: Gemm, problem: Problem, facts: GpuFacts, ranked: Ranked, limit: in
 def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
     """Build, verify and time configurations of the templates.
 
+    `parts` of the result: `rank` all configurations and choose the few, `emit` their texts, `measure` them.
+
     Args:
         g: the product.
         facts: the GPU.
@@ -123,6 +127,7 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
     problem = g.problem()
     ranked = feasible(g, problem, facts)
     outcomes = {s: Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)}
+    ranked_at = time.monotonic()
     kernels: dict[Schedule, CudaSource] = {}
     for s, outcome in outcomes.items():
         source = templates.emit(problem, s)
@@ -130,6 +135,7 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
             outcome.state, outcome.note = "refused", source.reason
         else:
             kernels[s] = source
+    emitted_at = time.monotonic()
     measurements = list(measure(_trials(problem, kernels)))
     for m in measurements:
         outcome = outcomes[m.schedule]
@@ -139,7 +145,9 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
     found = Found(g, facts.name, len(ranked), list(outcomes.values()), measured=True)
     if best is not None:
         found.best, found.kernel = outcomes[best.schedule], kernels[best.schedule]
-    found.seconds = time.monotonic() - start
+    end = time.monotonic()
+    found.seconds = end - start
+    found.parts = {"rank": ranked_at - start, "emit": emitted_at - ranked_at, "measure": end - emitted_at}
     return found
 
 
@@ -167,8 +175,10 @@ def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False)
         ranked = feasible(g, problem, facts)
         outcomes = [Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)]
         made = found[arch] = Found(g, f"{facts.name} ({arch}), not measured", len(ranked), outcomes)
+        ranked_at = time.monotonic()
         _compile(made, problem, facts, nvrtc)
-        made.seconds = time.monotonic() - start
+        end = time.monotonic()
+        made.seconds, made.parts = end - start, {"rank": ranked_at - start, "compile": end - ranked_at}
     return found
 
 

@@ -299,6 +299,8 @@ class Tuner:
         self.workers_started = 0
         self.sm_clocks_mhz: list[int] = []
         """On a GPU, at the end of each trial, where it can be asked."""
+        self.seconds = {"build": 0.0, "worker": 0.0, "run": 0.0}
+        """Waited so far for kernels to be built, for a worker to start, and for its answers."""
         self._rejected: Counter[Verdict] = Counter()
         self._kernels = self._lookups = self._trials = 0
 
@@ -371,7 +373,7 @@ class Tuner:
         """Trials whose kernels are built, a group at a time: nothing is built while one is measured."""
         source = iter(trials)
         while group := [self._look_up(t) for t in islice(source, self._ahead)]:
-            with ThreadPoolExecutor(max(1, self._site.jobs)) as pool, _cancelling(pool):
+            with self._waiting("build"), ThreadPoolExecutor(max(1, self._site.jobs)) as pool, _cancelling(pool):
                 known: Futures = {}
                 for build in [self._start_build(w, pool, known, deadline) for w in group]:
                     build.take()
@@ -392,8 +394,19 @@ class Tuner:
                     waiting.append(self._start_build(self._look_up(trial), pool, known, deadline))
                 if not waiting:
                     return
-                if waiting[0].is_done(LOOK_S):
+                with self._waiting("build"):
+                    done = waiting[0].is_done(LOOK_S)
+                if done:
                     yield waiting.popleft().take()
+
+    @contextlib.contextmanager
+    def _waiting(self, part: str) -> Iterator[None]:
+        """Count what is done inside as a part of `seconds`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start
 
     def _expired(self, deadline: float | None) -> bool:
         return deadline is not None and self._clock() >= deadline
@@ -433,6 +446,8 @@ class Tuner:
                 if kernel.sha256 not in known:
                     known[kernel.sha256] = pool.submit(self._compile, kernel, deadline)
                 futures[number] = known[kernel.sha256]
+        if self._site.builds_ahead and any(isinstance(work.trial.kernels[k][1], CudaSource) for k in futures):
+            self.start_early()  # it loads while they are built
         return _Build(work, futures)
 
     def _compile(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Built | Refused | None:
@@ -506,29 +521,11 @@ class Tuner:
 
     def _attempt(self, work: _Work, numbers: Sequence[int], deadline: float | None) -> tuple[int, WorkerFault] | None:
         """One request to the worker; None when it answered to the end, else whom it was lost to."""
-        skipped: set[int] = set()
         try:
-            self._ensure_worker()
-            self._transport.send(self._request(work, numbers, deadline), self._options.trial_timeout_s)
-            while True:
-                event = self._transport.receive(self._options.trial_timeout_s)
-                match event.get("event"):
-                    case "verdict":
-                        self._take(work, numbers, event)
-                    case "verifying":
-                        continue  # a sign of life
-                    case "skipped":
-                        skipped.add(int(cast("int", event["kernel"])))
-                    case "done":
-                        if any(k not in work.done and k not in skipped for k in numbers):
-                            raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
-                        if isinstance(clock := event.get("sm_mhz"), int) and clock > 0:
-                            self.sm_clocks_mhz.append(clock)
-                        return None
-                    case "restart":
-                        raise WorkerFault(Fault.RESTART, "its device is lost")
-                    case other:
-                        raise WorkerFault(Fault.GARBAGE, f"event {other!r}"[:200])
+            with self._waiting("worker"):
+                self._ensure_worker()
+            with self._waiting("run"):
+                self._ask(work, numbers, deadline)
         except WorkerFault as fault:
             number = self._transport.running()
             self._transport.kill()
@@ -538,6 +535,35 @@ class Tuner:
             self._transport.kill()
             self._alive = False
             raise
+        return None
+
+    def _ask(self, work: _Work, numbers: Sequence[int], deadline: float | None) -> None:
+        """Send one request and take its answers.
+
+        Raises:
+            WorkerFault: the worker was lost, or answers what is none.
+        """
+        skipped: set[int] = set()
+        self._transport.send(self._request(work, numbers, deadline), self._options.trial_timeout_s)
+        while True:
+            event = self._transport.receive(self._options.trial_timeout_s)
+            match event.get("event"):
+                case "verdict":
+                    self._take(work, numbers, event)
+                case "verifying":
+                    continue  # a sign of life
+                case "skipped":
+                    skipped.add(int(cast("int", event["kernel"])))
+                case "done":
+                    if any(k not in work.done and k not in skipped for k in numbers):
+                        raise WorkerFault(Fault.GARBAGE, "done, with kernels unanswered")
+                    if isinstance(clock := event.get("sm_mhz"), int) and clock > 0:
+                        self.sm_clocks_mhz.append(clock)
+                    return
+                case "restart":
+                    raise WorkerFault(Fault.RESTART, "its device is lost")
+                case other:
+                    raise WorkerFault(Fault.GARBAGE, f"event {other!r}"[:200])
 
     def _take(self, work: _Work, numbers: Sequence[int], event: Mapping[str, Json]) -> None:
         """Check a verdict as something a damaged process may have sent."""

@@ -1,0 +1,105 @@
+"""How long one product takes to tune from cold: `weft gemm` as a command, its caches empty, on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_gemm_cold [--out FILE] [--seconds S]
+
+For each shape a cache directory of its own that is made for the run: nothing is known of the GPU, no kernel is
+compiled, nothing is measured. The time is that of the process from its start to its end, and contains what is done
+once per GPU and cache (`survey`). The last shape is asked for once more with another size in the same cache: the GPU is
+known, the product is not. Target: under 15 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import environment
+
+SHAPES: tuple[tuple[str, ...], ...] = (
+    ("MNK=1024", "--layout", "nt", "--epilogue", "bias_gelu"),
+    ("M=16", "NK=4096", "--layout", "nt", "--dtype", "bf16"),
+    ("MNK=4096",),
+)
+KNOWN = ("M=968", "N=1376", "K=2616", "--layout", "nt")
+"""In the cache of the last shape."""
+TARGET_S = 15.0
+PARTS = ("start", "survey", "rank", "emit", "build", "worker", "run", "against")
+
+
+def tune(arguments: Sequence[str], cache: Path, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Run `weft gemm` in a process of its own; what it took, or how it failed."""
+    command = [sys.executable, "-m", "weft", "gemm", *arguments, "--format", "json", "-o", str(folder)]
+    line: dict[str, Any] = {"record": "case", "suite": "gemm cold", "case": " ".join(arguments)}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+            env={**os.environ, "WEFT_CACHE_DIR": str(cache)},
+        )
+    except subprocess.TimeoutExpired:
+        return {**line, "error": f"not done after {limit_s:.0f} s"}
+    line["wall_s"] = round(time.perf_counter() - start, 2)
+    try:
+        (found,) = json.loads(done.stdout)
+    except ValueError:
+        return {**line, "error": f"status {done.returncode}: {(done.stderr.strip().splitlines() or ['?'])[-1][:300]}"}
+    states = [json.loads(x)["state"] for x in (Path(found["folder"]) / "timings.jsonl").read_text().splitlines()]
+    return line | {
+        "seconds": found["seconds"],
+        "tried": found["tried"],
+        "feasible": found["feasible"],
+        "ok": states.count("ok"),
+        "best_us": found["best"]["median_us"],
+        "rank": found["best"]["rank"],
+        "tflops": found["tflops"],
+    }
+
+
+def told(line: Mapping[str, Any]) -> str:
+    """A line for people."""
+    if "error" in line:
+        return f"{line['case']}: {line['error']}"
+    parts = ", ".join(f"{k} {line['seconds'][k]:.1f}" for k in PARTS if line["seconds"].get(k, 0) >= 0.05)
+    verdict = "" if line["wall_s"] < TARGET_S else f" OVER {TARGET_S:.0f} s"
+    best = f"{line['best_us']:.2f} us, the model's number {line['rank']} of {line['tried']} ({line['ok']} ok)"
+    return f"{line['case']}: {line['wall_s']:.1f} s{verdict} ({parts}); best {best}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_cold", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--seconds", type=float, default=60.0, help="when to stop (60)")
+    given = parser.parse_args(arguments)
+    end = time.monotonic() + given.seconds
+    lines: list[dict[str, Any]] = [environment("python -m benchmarks.gpu_gemm_cold")]
+
+    def keep(line: dict[str, Any]) -> None:
+        lines.append(line)
+        print(told(line), flush=True)
+        if given.out:
+            Path(given.out).write_text("".join(json.dumps(x) + "\n" for x in lines))
+
+    with tempfile.TemporaryDirectory(prefix="weft-cold-") as folder:
+        cases = [(shape, f"cache{i}") for i, shape in enumerate(SHAPES)]
+        for i, (shape, cache) in enumerate([*cases, (KNOWN, cases[-1][1])]):
+            left = end - time.monotonic()
+            if left < 1:
+                break
+            keep(tune(shape, Path(folder) / cache, Path(folder) / f"out{i}", left))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The benchmark of tuning from cold, with processes that say what `weft gemm` would, or fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_gemm_cold
+
+SAYS = """
+import json, os, pathlib, sys
+folder = pathlib.Path(sys.argv[-1]); folder.mkdir()
+(folder / "timings.jsonl").write_text('{"state": "ok"}\\n{"state": "wrong"}\\n')
+best = {"median_us": 5.0, "rank": 3}
+seconds = {"search": 2.0, "start": 1.5, "run": 0.25, "emit": 0.001}
+found = {"folder": str(folder), "seconds": seconds, "tried": 2, "feasible": 9, "best": best, "tflops": 1.0}
+print(json.dumps([found]))
+"""
+
+
+def child(monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
+    """Processes that do what the script says in place of the command; the cache directory of each."""
+    real, caches = subprocess.run, []
+
+    def run(command: list[str], **named: Any) -> Any:
+        if "gemm" not in command:
+            return real(command, **named)
+        caches.append(named["env"]["WEFT_CACHE_DIR"])
+        assert command[1:4] == ["-m", "weft", "gemm"]
+        return real([sys.executable, "-c", script, command[-1]], **{**named, "env": dict(os.environ)})
+
+    monkeypatch.setattr(gpu_gemm_cold.subprocess, "run", run)
+    return caches
+
+
+def test_every_shape_has_an_empty_cache_and_the_last_one_the_cache_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caches = child(monkeypatch, SAYS)
+    gpu_gemm_cold.main(["--out", str(tmp_path / "out.jsonl")])
+    assert len(set(caches)) == len(gpu_gemm_cold.SHAPES)
+    assert caches[-1] == caches[-2]
+    head, *lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert head["record"] == "environment"
+    assert [(x["ok"], x["rank"], x["best_us"]) for x in lines] == [(1, 3, 5.0)] * 4
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "(start 1.5, run 0.2); best 5.00 us, the model's number 3 of 2 (1 ok)" in first
+
+
+def test_what_fails_or_takes_too_long_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child(monkeypatch, "import sys; print('no GPU [W301]', file=sys.stderr); sys.exit(5)")
+    gpu_gemm_cold.main([])
+    assert "status 5: no GPU [W301]" in capsys.readouterr().out
+    child(monkeypatch, "import time; time.sleep(30)")
+    gpu_gemm_cold.main(["--seconds", "1.5"])
+    assert "not done after 1 s" in capsys.readouterr().out
+
+
+def test_over_the_target_is_said() -> None:
+    line = {"case": "MNK=8", "wall_s": 16.0, "seconds": {}, "best_us": 1.0, "rank": 1, "tried": 1, "ok": 1}
+    assert "16.0 s OVER 15 s" in gpu_gemm_cold.told(line)
