@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Self, cast
 
 from weft.kernels.source import Schedule
@@ -15,13 +15,13 @@ class Parameters:
 
     @classmethod
     def of(cls, schedule: Schedule) -> Self:
-        """Read back what `named` wrote.
+        """Read back what `named` wrote; what the schedule does not tell is as it is by default.
 
         Raises:
             KeyError: a schedule of another template.
         """
         p = dict(schedule.params)
-        return cls(**{f.name: p[f.name] for f in fields(cast("Any", cls))})
+        return cls(**{f.name: p[f.name] for f in fields(cast("Any", cls)) if f.name in p or f.default is MISSING})
 
     def named(self, generator: str, **names: str) -> Schedule:
         """The fields and these names, sorted, as a schedule of a generator."""

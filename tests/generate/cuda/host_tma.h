@@ -47,6 +47,18 @@ inline void w_meet_some(int number, int threads) {
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
 inline void w_map_prefetch(const w_map*) {}
+// does something as a thread of each block of the cluster, or of one
+inline void w_as(Block& b, std::function<void()> what) {
+  bool there = false;
+  for (auto& t : b.threads) there |= !t.done;
+  if (!there) w_fail("a block that has ended is reached");
+  Thread* const now = w_self;
+  w_self = &b.threads[0];
+  what();
+  w_self = now;
+}
+inline void w_both(std::function<void()> what) { for (Block& b : *w_cluster) w_as(b, what); }
+inline void w_bar_arrive_at(u32 at, u32 rank) { w_as((*w_cluster)[rank], [=] { w_bar_arrive(at); }); }
 inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swizzle) {
   u32 at = to + place;
   if (swizzle) at ^= ((at >> 7) & (swizzle / 16 - 1)) << 4;
@@ -117,6 +129,17 @@ inline void w_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     w_self = now;
   });
 }
+inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y) { w_both([=] { w_box(m, to, bar, {x, y}); }); }
+inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z) {
+  w_both([=] { w_box(m, to, bar, {x, y, z}); });
+}
+inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u) {
+  w_both([=] { w_box(m, to, bar, {x, y, z, u}); });
+}
+inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u, int v) {
+  w_both([=] { w_box(m, to, bar, {x, y, z, u, v}); });
+}
+inline void w_bulk_both(u32 to, const void* from, u32 bytes, u32 bar) { w_both([=] { w_bulk(to, from, bytes, bar); }); }
 // element `k` (0 to 15) of row `row` of an operand. Source: PTX ISA, canonical layouts of wgmma operands
 inline float w_element(u64 d, int row, int k, bool turned, float2 (*unpack)(u32)) {
   const u32 start = (u32)(d & 0x3fff) << 4, leading = (u32)(d >> 16 & 0x3fff) << 4, stride = (u32)(d >> 32 & 0x3fff) << 4;

@@ -99,6 +99,40 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=3)),
     "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
+    "pair below, packed": (product((300, 264), (72, 264), turn_right=True), linear(64, 64, pair=1, blocks=4)),
+    "pair below, packed, an odd row of tiles": (product((290, 136), (136, 40)), linear(128, 32, pair=1, groups=2)),
+    "pair beside, packed": (product((150, 264), (120, 264), turn_right=True), linear(64, 64, pair=2, blocks=2)),
+    "pair below, nt": (product((2, 150, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64, pair=1)),
+    "pair beside, nt, an odd column of tiles": (
+        product((2, 70, 72), (2, 136, 72), weight=False, turn_right=True),
+        linear(64, 64, pair=2, band=1),
+    ),
+    "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, pair=1)),
+    "pair beside, nn, in turn": (
+        product((300, 200), (200, 200), weight=False),
+        linear(64, 64, pair=2, groups=2, turns=True, blocks=4, stages=4),
+    ),
+    "pair below, tn, in turn": (
+        product((136, 328), (136, 72), weight=False, turn_left=True),
+        linear(128, 64, pair=1, groups=2, turns=True, blocks=2, stages=3, band=2),
+    ),
+    "pair beside, tt": (
+        product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
+        linear(64, 96, pair=2),
+    ),
+    "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, pair=1, blocks=2)),
+    "pair below, 3x3, 96 channels": (
+        convolution(2, 96, 9, 9, 72, 3, 1, 1),
+        pixels(64, 96, (1, 3, 9), panel=32, pair=1, blocks=4),
+    ),
+    "pair below, field": (
+        convolution(2, 96, 9, 16, 40, 3, 1, 1),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=2, unit=3, pair=1),
+    ),
+    "pair below, tf32": (
+        product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
+        linear(64, 64, pair=1),
+    ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
@@ -144,7 +178,17 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
     return Emulated(list(sources.values()))
 
 
-PIPELINES = ("two warpgroups in turn", "one block for all", "split, two warpgroups", "nn", "field, images together")
+PIPELINES = (
+    "pair below, packed",
+    "pair beside, nn, in turn",
+    "pair below, tn, in turn",
+    "pair below, field",
+    "two warpgroups in turn",
+    "one block for all",
+    "split, two warpgroups",
+    "nn",
+    "field, images together",
+)
 """Cases that run once more with copies at once and products as late as may be."""
 
 

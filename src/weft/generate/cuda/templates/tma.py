@@ -29,12 +29,9 @@ from weft.generate.cuda.templates.tma_operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.templates.tma_pack import pack_panels
-from weft.generate.cuda.templates.tma_shape import Shape, tiles_of
+from weft.generate.cuda.templates.tma_shape import Shape, pairs_of, tiles_of
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
-
-_BAND = 8
-"""Tiles of rows that are under way together, so that they share columns in the L2 cache."""
 
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
@@ -44,6 +41,12 @@ _MODE = {64: 1, 32: 2, 16: 3}
 def header() -> str:
     """The functions that this template needs besides the prelude."""
     return (Path(__file__).parent / "weft_cuda_tma.h").read_text(encoding="utf-8")
+
+
+@cache
+def pair_header() -> str:
+    """The functions of blocks that copy for each other."""
+    return (Path(__file__).parent / "weft_cuda_pair.h").read_text(encoding="utf-8")
 
 
 def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
@@ -78,8 +81,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("one buffer: the next copy must be there before the last is given back")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
-    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box)
-    w = right(p, s.bn, s.panel, s.step)
+    wrong = _no_pair(p, rows, s)
+    if wrong is not None:
+        return wrong
+    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, shared=s.pair == 2)
+    w = right(p, s.bn, s.panel, s.step, shared=s.pair == 1)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -91,10 +97,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     args = epilogue.arguments(p, packed, False, False)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
-    counts, columns = tiles_of(p, rows, s)
-    tiles = math.prod(counts) * columns * p.z
-    grid = min(s.blocks or tiles, tiles) * s.split
-    readers = 4 if s.turns else 4 * s.groups
+    units = math.prod(pairs_of(p, rows, s)) * p.z
+    together = 2 if s.pair else 1
+    grid = min(s.blocks // together or units, units) * s.cluster
+    readers = (4 if s.turns else 4 * s.groups) * together
+    own = readers // together
     lines = [
         (
             f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}'
@@ -112,10 +119,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
             f" for (int i = 0; i < {s.fields}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
-            f" w_bar_init(sb + READ + 8 * i, {readers}); }}"
+            f" w_bar_init(sb + READ + 8 * i, {own}); }}"
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "__syncthreads();",
+        "w_cluster_sync();\nconst u32 rank = blockIdx.x % 2;" if s.pair else "",
         _range(p, s),
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
@@ -123,9 +131,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *_products(p, rows, s, a, w, end.width),
         "} }",
     ]
-    own = tf32.FUNCTIONS if p.tf32 else ""
-    own += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
-    text = prelude() + header() + own + args.constants + "\n".join(x for x in lines if x) + "\n"
+    functions = header() + (pair_header() if s.pair else "") + (tf32.FUNCTIONS if p.tf32 else "")
+    functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
+    text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
     launch = Launch(
         entry,
@@ -133,7 +141,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         (s.threads, 1, 1),
         (*(m for _, m in maps), *args.pointers),
         s.shared_bytes(a.bytes),
-        (s.split, 1, 1),
+        (s.cluster, 1, 1),
     )
     return CudaSource(
         schedule=schedule,
@@ -145,6 +153,20 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         capability=90,
         exact_arch=True,
     )
+
+
+def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why two blocks cannot copy for each other."""
+    counts, columns = tiles_of(p, rows, s)
+    if not s.pair:
+        return None
+    if s.split > 1 or s.resident > 1 or (s.pair == 2 and s.fields):
+        return Declined("blocks that copy for each other share no sum and no multiprocessor, and read fields alone")
+    if s.pair == 1 and not rows.linear and math.prod(counts) % 2:
+        return Declined("an odd number of boxes of pixels")
+    if s.pair == 2 and p.w_load == "packed" and columns % 2:
+        return Declined("an odd number of tiles of packed columns")
+    return None
 
 
 def _steps(p: Product, s: Shape) -> int:
@@ -175,29 +197,36 @@ def _range(p: Product, s: Shape) -> str:
 
 def _tile(p: Product, rows: Rows, s: Shape) -> str:
     """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
-    counts, nt = tiles_of(p, rows, s)
-    mt, batches = math.prod(counts), p.z // p.c.groups
+    counts, _ = tiles_of(p, rows, s)
+    (mt, nt), batches = pairs_of(p, rows, s), p.z // p.c.groups
+    n0 = f"(tn * 2 + (int)rank) * {s.bn}" if s.pair == 2 else f"tn * {s.bn}"
     if nt == 1 or mt == 1:
         place = f"const int tm = r / {nt}, tn = r % {nt};"
     else:
-        high = str(_BAND) if mt % _BAND == 0 else f"({mt} - band * {_BAND} < {_BAND} ? {mt} % {_BAND} : {_BAND})"
+        n = s.band
+        high = str(n) if mt % n == 0 else f"({mt} - band * {n} < {n} ? {mt} % {n} : {n})"
         place = (
-            f"const int band = r / {_BAND * nt}, in = r % {_BAND * nt}, high = {high},"
-            f" tm = band * {_BAND} + in % high, tn = in / high;"
+            f"const int band = r / {n * nt}, in = r % {n * nt}, high = {high},"
+            f" tm = band * {n} + in % high, tn = in / high;"
         )
     b2, b1, b0 = s.box
+    tm = "tm"
+    if s.pair == 1:
+        place += " const int mine = tm * 2 + (int)rank;"
+        tm = "mine"
+    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.pair == 1 and rows.linear) else f"{tm} * {b0}"
+    i2 = "0" if s.pair == 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
     return (
         f"const int z = tile / {mt * nt}, r = tile % {mt * nt}; {place}"
-        f" const int g = z / {batches}, b = z % {batches}, n0 = tn * {s.bn};"
-        f" const int i0 = tm % {counts[2]} * {b0}, i1 = tm / {counts[2]} % {counts[1]} * {b1},"
-        f" i2 = tm / {counts[2] * counts[1]} * {b2};"
+        f" const int g = z / {batches}, b = z % {batches}, n0 = {n0};"
+        f" const int i0 = {i0}, i1 = {tm} / {counts[2]} % {counts[1]} * {b1},"
+        f" i2 = {i2};"
         " (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;"
     )
 
 
 def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
-    counts, nt = tiles_of(p, rows, s)
-    tiles = math.prod(counts) * nt * p.z
+    tiles = math.prod(pairs_of(p, rows, s)) * p.z
     if s.split > 1:
         return f"{{ const int tile = blockIdx.x / {s.split}; {_tile(p, rows, s)}"
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
@@ -210,8 +239,9 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
     bytes_ = ((0 if s.fields else box) + s.bn) * s.step * 2
+    tn = "tn * 2 + rank" if s.pair == 2 else "tn"
     tile_at = (
-        f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {kt * s.bn * STEP // p.words};"
+        f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + {tn}) * {kt * s.bn * STEP // p.words};"
         if packed
         else ""
     )
@@ -222,7 +252,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     early = "0u"
     if packed:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
-        start = f"blockIdx.x / {s.split}" if s.split > 1 else "blockIdx.x"
+        start = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
         lines += [
             f"const int tile = {start}; {_tile(p, rows, s)} {tile_at}",
             (
@@ -236,7 +266,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "}",
         "__syncwarp(); w_wait(); w_release();",
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
-        _loop(p, rows, s, "blockIdx.x", "gridDim.x"),
+        _loop(p, rows, s, *((x + " / 2" * bool(s.pair)) for x in ("blockIdx.x", "gridDim.x"))),
         tile_at,
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
@@ -247,6 +277,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.pair else "",
     ]
     return lines
 
@@ -295,9 +326,11 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
-    begin, step, skip, mine, other = "blockIdx.x", "gridDim.x", "", "", ""
+    half = " / 2" if s.pair else ""
+    begin, step, skip, mine, other = f"blockIdx.x{half}", f"gridDim.x{half}", "", "", ""
     if s.turns:
-        begin, step = "blockIdx.x + (warp >> 2) * gridDim.x", "2 * gridDim.x"
+        begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
+        step = "gridDim.x" if half else step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
@@ -305,6 +338,8 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
+    free = "if (lane < 2) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
+    at_both = ", lane" if s.pair else ""
     ahead, end = finish(p, rows, s, w, width)
     return [
         "w_more_registers<232>();" if s.moves_registers else "",
@@ -333,13 +368,14 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         "w_group_commit();",
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
-        f"if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages}));",
+        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         "}",
         other,
-        f"w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % {s.stages}));",
+        f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *end,
         "}",
+        "w_cluster_sync();" if s.pair else "",
     ]

@@ -21,7 +21,7 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
     n2, n1, n0 = rows.sizes
     b2, b1, b0 = s.box
     if rows.linear:
-        test = f"i0 + {at} < {n0}" if n0 % b0 else ""
+        test = f"i0 + {at} < {n0}" if _clipped(rows, s) else ""
         place = f"i0 + {at}"
     else:
         head = f"const int x0 = i0 + ({at}) % {b0}, x1 = i1 + ({at}) / {b0} % {b1}, x2 = i2 + ({at}) / {b0 * b1};"
@@ -41,7 +41,7 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     high, wide = s.rows // 64, s.bn // 32
     names = epilogue.arguments(p, w.map is None, False, False).names
     guard = ["m >= 0"] if _clipped(rows, s) else []
-    if p.n % s.bn:
+    if p.n % (s.bn * (2 if s.pair == 2 else 1)):
         guard.append(f"n < {p.n}")
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     columns, ring = _ahead(p, s)
@@ -149,6 +149,8 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
 
 def _clipped(rows: Rows, s: Shape) -> bool:
     """True where a tile can have rows that do not exist."""
+    if rows.linear and s.pair == 1 and rows.sizes[2] % (2 * s.bm):
+        return True
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 
 

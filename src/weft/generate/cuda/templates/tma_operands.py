@@ -121,8 +121,11 @@ def stages_of_sum(p: Product, panel: int) -> int:
     return -(-p.c.kernel[0] * p.c.kernel[1] * blocks_of_channels(p, panel) * panel // STEP)
 
 
-def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | Declined:
-    """The left operand's map; coordinates of a tile are `i2`, `i1`, `i0`, group and batch `g` and `b`."""
+def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: bool = False) -> Operand | Declined:
+    """The left operand's map; coordinates of a tile are `i2`, `i1`, `i0`, group and batch `g` and `b`.
+
+    `shared`: block `rank` of two copies its half, to both.
+    """
     c = p.c
     if p.a_load == "columns":
         dims = [
@@ -130,7 +133,9 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
             Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
             *_outer(p, c.a_walk, c.a_walk.group),
         ]
-        return _turned(p, c.a.index, dims, bm)
+        return _turned(p, c.a.index, dims, bm, shared=shared)
+    if shared and (not rows.linear or rows.sizes[2] == 1):
+        return Declined("rows of several dimensions, of which two blocks cannot copy halves")
     wide = panel // p.words
     first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
     if rows.image:
@@ -143,6 +148,9 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
             if rows.sizes[i] > 1:
                 dims.append(Dim(rows.sizes[i], rows.steps[i], box[i], f"i{i_name(i)}"))
         dims += _outer(p, c.a_walk, c.a_walk.group)
+    half = bm // 2 * panel * 2 if shared else 0
+    if shared:
+        dims = [replace(d, box=d.box // 2, at=f"i0 + rank * {d.box // 2}") if d.at == "i0" else d for d in dims]
     map_ = _map(p, Pointer("in", c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
@@ -159,7 +167,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three) -> Operand | D
         taps = f"const int tap = {tap}, kh = tap / {c.kernel[1]}, kw = tap % {c.kernel[1]}; (void)kh; (void)kw;"
         lines.append(
             f"{{ const int q = {q}; (void)q; {taps if c.kernel != (1, 1) else ''} const int c = {channel};"
-            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims)} }}"
+            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims, half)} }}"
         )
     return Operand(map_, " ".join(lines))
 
@@ -224,13 +232,20 @@ def _image(p: Product, box: Three) -> list[Dim]:
     return dims
 
 
-def right(p: Product, bn: int, panel: int, step: int = STEP) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum."""
+def right(p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = False) -> Operand | Declined:
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum.
+
+    `shared`: block `rank` of two copies its half, to both.
+    """
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {size // p.words}"
+        if shared:
+            return Operand(
+                None, f"w_bulk_both(to + rank * {size}, {from_} + rank * {size // 2 // p.words}, {size}u, bar);"
+            )
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
         return Declined("a right operand of several taps that is no weight")
@@ -243,29 +258,35 @@ def right(p: Product, bn: int, panel: int, step: int = STEP) -> Operand | Declin
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
             *_outer(p, walk, walk.group),
         ]
-        return _turned(p, pointer.index, dims, bn, "mw")
+        return _turned(p, pointer.index, dims, bn, "mw", shared=shared)
     wide = panel // p.words
-    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), Dim(p.n, walk.channel, bn, "n0"), *_outer(p, walk, walk.group)]
+    columns = Dim(p.n, walk.channel, bn // 2, f"n0 + rank * {bn // 2}") if shared else Dim(p.n, walk.channel, bn, "n0")
+    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *_outer(p, walk, walk.group)]
     map_ = _map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
         f"{{ const int c = kb * {STEP // p.words} + {i * wide + walk.offset};"
-        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims)} }}"
+        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims, bn // 2 * panel * 2 if shared else 0)} }}"
         for i in range(per)
     ]
     return Operand(map_, " ".join(lines))
 
 
-def _turned(p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma") -> Operand | Declined:
-    """An operand along whose rows memory runs: panels of 64 rows."""
+def _turned(
+    p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma", *, shared: bool = False
+) -> Operand | Declined:
+    """An operand along whose rows memory runs: panels of 64 rows, of which half is half of the sum."""
+    half = STEP * STEP if shared else 0
+    if shared:
+        dims = [dims[0], replace(dims[1], box=STEP // 2, at=f"{dims[1].at} + rank * {STEP // 2}"), *dims[2:]]
     map_ = _map(p, Pointer("in", index), dims, 2 * STEP)
     if isinstance(map_, Declined):
         return map_
     panel = 2 * STEP * STEP
     first = dims[0].at
     lines = [
-        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]])
+        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]], half)
         for i in range(rows // STEP)
     ]
     return Operand(map_, " ".join(lines), turned=True)
@@ -305,5 +326,7 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
     )
 
 
-def _copy(name: str, to: str, dims: Sequence[Dim]) -> str:
-    return f"w_tma(&{name}, {to}, bar, {', '.join(d.at for d in dims)});"
+def _copy(name: str, to: str, dims: Sequence[Dim], half: int = 0) -> str:
+    """`half`: bytes of what block `rank` of two copies, to both."""
+    place = f"{to} + rank * {half}" if half else to
+    return f"w_tma{'_both' if half else ''}(&{name}, {place}, bar, {', '.join(d.at for d in dims)});"

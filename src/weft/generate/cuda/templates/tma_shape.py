@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from weft.generate.cuda.templates.product import Product
@@ -9,6 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
+_DEFAULTS = (("pair", 0), ("band", 8))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -39,10 +41,16 @@ class Shape(Parameters):
     different rows of it. 0: every tap is copied."""
     unit: int = 1
     """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
+    pair: int = 0
+    """Two blocks of a cluster copy halves of an operand for each other: 1: of the right one, for tiles one below the
+    other; 2: of the left one, for tiles side by side. 0: every block copies for itself."""
+    band: int = 8
+    """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
 
     def schedule(self) -> Schedule:
-        """As a schedule of the cuda generator."""
-        return self.named("cuda", template="tma")
+        """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
+        named = self.named("cuda", template="tma")
+        return Schedule(named.generator, tuple(x for x in named.params if x not in _DEFAULTS))
 
     @property
     def threads(self) -> int:
@@ -56,6 +64,11 @@ class Shape(Parameters):
     def moves_registers(self) -> bool:
         """True: the sums of two warpgroups are more than three warps of a scheduler have registers for."""
         return self.groups == 2 and self.rows * self.bn >= 128 * _MANY_SUMS
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return 2 if self.pair else self.split
 
     @property
     def rows(self) -> int:
@@ -80,3 +93,10 @@ class Shape(Parameters):
 def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
     """Boxes of rows along each dimension, and tiles of columns."""
     return rows.tiles(s.box), -(-p.n // s.bn)
+
+
+def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
+    """Rows and columns of what a cluster takes at a time: tiles, or pairs of them."""
+    counts, columns = tiles_of(p, rows, s)
+    high = math.prod(counts)
+    return (-(-high // 2) if s.pair == 1 else high), (-(-columns // 2) if s.pair == 2 else columns)
