@@ -18,6 +18,7 @@ import json
 import math
 import os
 import queue
+import random
 import subprocess
 import sys
 import tempfile
@@ -37,30 +38,58 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.space import pruned, space
+from weft.generate.cuda.templates.space import Ranked, kind, pruned, space
 from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
 Line = dict[str, Any]
 T = TypeVar("T")
+FEW = 16
+"""Configurations that the model chooses."""
+KINDS_WITHIN, RANDOM_WITHIN = 3.0, 5.0
+"""See `sampled`."""
+EXHAUSTIVE = RESULTS / "nvidia-h200" / "exhaustive.json"
+CLOSE = 1.03
 TRIES = 3
 """Of a case whose kernels end the process."""
 
 
 def kernels_of(g: Gemm, facts: GpuFacts, most: int, *, every: bool = False) -> list[tuple[float, Schedule, CudaSource]]:
-    """(modelled microseconds, schedule, kernel), the most promising first; `every`: by the model's rank alone."""
+    """(modelled microseconds, schedule, kernel): the most promising first, or with `every` those of `sampled`."""
     problem = g.problem()
     ranked = space(problem, facts)
     if isinstance(ranked, Declined):
         return []
     found = []
-    few = pruned(problem, facts, ranked, 16 if every else most)
-    few += [x for x in ranked if x not in few][: most - len(few)] if every else []
-    for us, schedule in few:
+    for us, schedule in sampled(problem, facts, ranked, most) if every else pruned(problem, facts, ranked, most):
         source = templates.emit(problem, schedule)
         if isinstance(source, CudaSource):
             found.append((us, schedule, source))
     return found
+
+
+def sampled(problem: Problem, facts: GpuFacts, ranked: Ranked, most: int) -> Ranked:
+    """What stands for all configurations where not all can be measured.
+
+    The model's 16; then in turns the next by its rank, the best of the next kind within `KINDS_WITHIN` of the best, and
+    a random one within `RANDOM_WITHIN` of it, until there are `most`.
+    """
+    found = dict.fromkeys(s for _, s in pruned(problem, facts, ranked, min(most, FEW)))
+    kinds: dict[object, Schedule] = {}
+    for us, s in ranked:
+        if us <= KINDS_WITHIN * ranked[0][0]:
+            kinds.setdefault(kind(s), s)
+    anything = [s for us, s in ranked if us <= RANDOM_WITHIN * ranked[0][0]]
+    random.Random(problem.key).shuffle(anything)
+    strata = [iter([s for _, s in ranked]), iter(kinds.values()), iter(anything)]
+    while len(found) < min(most, len(ranked)):
+        for stratum in strata:
+            new = next((s for s in stratum if s not in found), None)
+            if new is not None and len(found) < most:
+                found[new] = None
+    modelled = {s: us for us, s in ranked}
+    return [(modelled[s], s) for s in found]
 
 
 def build(source: CudaSource, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None) -> CompiledCubin | str:
@@ -251,7 +280,7 @@ def dry(given: argparse.Namespace) -> None:
         facts = replace(known, tf32=group == "tf32")
         for g in GROUPS[group]:
             if given.only in g.name:
-                for us, schedule, source in kernels_of(g, facts, given.kernels):
+                for us, schedule, source in kernels_of(g, facts, given.kernels, every=given.every):
                     made = build(source, facts, nvrtc, None)
                     good = isinstance(made, CompiledCubin)
                     say(
@@ -271,7 +300,41 @@ def keep(path: Path) -> None:
     to.write_text("".join(json.dumps(x) + "\n" for x in kept))
 
 
-def quality(lines: Iterable[Line], facts: GpuFacts, few: int = 16) -> dict[str, float]:
+def times_of(line: Line) -> dict[str, float]:
+    """The times of Weft's configurations in a line of results."""
+    return {k.removeprefix("weft "): us for k, us in line.get("all", {}).items() if k.startswith("weft ")}
+
+
+def keep_exhaustive(path: Path, to: Path = EXHAUSTIVE) -> None:
+    """Put the results of a run with `--every` into a table: schedules once each, times by number."""
+    lines = read(path)
+    schedules: dict[str, int] = {}
+    cases = {}
+    for x in lines:
+        if x.get("group") == "exhaustive" and (times := times_of(x)):
+            timed = [[schedules.setdefault(s, len(schedules)), us] for s, us in times.items()]
+            cases[x["case"]] = {"library_us": x.get("library_us"), "weft": timed}
+    if not cases:
+        raise SystemExit(f"{path.name} has no case of the group `exhaustive`")
+    head = {
+        "environment": next((x for x in lines if x.get("record") == "environment"), None),
+        "schedules": list(schedules),
+    }
+    rows = ",\n".join(f"{json.dumps(k)}:{json.dumps(x, separators=(',', ':'))}" for k, x in cases.items())
+    to.write_text(json.dumps(head, indent=0)[:-2] + f',\n"cases":{{\n{rows}\n}}}}\n')
+
+
+def read_exhaustive(path: Path = EXHAUSTIVE) -> list[Line]:
+    """The lines from which such a table was made, as far as it has them."""
+    data = json.loads(path.read_text())
+    names = data["schedules"]
+    return [
+        {"case": case, "library_us": x["library_us"], "all": {f"weft {names[i]}": us for i, us in x["weft"]}}
+        for case, x in data["cases"].items()
+    ]
+
+
+def quality(lines: Iterable[Line], facts: GpuFacts, few: int = FEW) -> dict[str, float]:
     """By case of a run with `--every`: the fastest of the few that the model chooses now, over the fastest of all.
 
     Configurations that were not measured do not count; a case of whose few none was, is infinite.
@@ -279,8 +342,7 @@ def quality(lines: Iterable[Line], facts: GpuFacts, few: int = 16) -> dict[str, 
     cases = {g.name: g for g in GROUPS["exhaustive"]}
     found = {}
     for x in lines:
-        g = cases.get(x.get("case", ""))
-        times = {k.removeprefix("weft "): us for k, us in x.get("all", {}).items() if k.startswith("weft ")}
+        g, times = cases.get(x.get("case", "")), times_of(x)
         if g is None or not times:
             continue
         problem = g.problem()
@@ -288,6 +350,16 @@ def quality(lines: Iterable[Line], facts: GpuFacts, few: int = 16) -> dict[str, 
         chosen = [] if isinstance(ranked, Declined) else [str(s) for _, s in pruned(problem, facts, ranked, few)]
         found[g.name] = min((times[s] for s in chosen if s in times), default=math.inf) / min(times.values())
     return found
+
+
+def print_quality(lines: Sequence[Line], facts: GpuFacts) -> None:
+    """A line for each case, and how many have a configuration near the best among the model's few."""
+    found, first = quality(lines, facts), quality(lines, facts, 1)
+    counts = {x["case"]: len(times_of(x)) for x in lines if "case" in x}
+    print(f"{'case':40} {'measured':>8} {'first':>6} {'of 16':>6}   (over the fastest)")
+    for case, ratio in found.items():
+        print(f"{case:40} {counts[case]:8} {first[case]:6.3f} {ratio:6.3f}")
+    print(f"within {CLOSE - 1:.0%} of the fastest: {sum(r <= CLOSE for r in found.values())} of {len(found)} cases")
 
 
 def summary(lines: Iterable[Line]) -> None:
@@ -325,12 +397,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_lt", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--kernels", type=int, default=8, help="configurations of each product (8)")
-    parser.add_argument("--every", action="store_true", help="configurations by rank alone, for a table of the model")
+    parser.add_argument("--every", action="store_true", help="configurations of all kinds, for a table of the model")
     parser.add_argument("--out", default="", help="file of results, JSON lines; what it has is not measured again")
     parser.add_argument("--seconds", type=float, default=230.0, help="when to stop (230)")
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
     parser.add_argument("--only", default="", help="cases whose name has this text")
-    parser.add_argument("--keep", metavar="FILE", help="no GPU: put results of such a run into benchmarks/results")
+    parser.add_argument("--keep", metavar="FILE", help="no GPU: put a run's results into benchmarks/results")
     parser.add_argument("--quality", metavar="FILE", help="no GPU: how good the model's 16 are, by a run with --every")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -340,11 +412,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(given.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     if given.keep:
-        keep(Path(given.keep))
+        if any(x.get("group") == "exhaustive" for x in read(Path(given.keep))):
+            keep_exhaustive(Path(given.keep))
+        else:
+            keep(Path(given.keep))
         return
     if given.quality:
-        for case, ratio in quality(read(Path(given.quality)), profile("h200")).items():
-            print(f"{case:40} {ratio:.3f}")
+        path = Path(given.quality)
+        print_quality(read_exhaustive(path) if path.suffix == ".json" else read(path), profile("h200"))
         return
     if given.dry:
         dry(given)

@@ -13,6 +13,8 @@ from benchmarks.gemm_shapes import GROUPS
 
 from benchmarks import gpu_gemm_lt
 from weft.device.cuda.facts import profile
+from weft.generate.cuda.templates.space import kind, pruned, space
+from weft.ir.declined import Declined
 
 CASES = [g.name for g in GROUPS["f32"][:3]]
 
@@ -101,6 +103,47 @@ def test_the_quality_of_the_model_is_the_best_of_its_few_over_the_best_of_all() 
     late = {**times, f"weft {ranked[20]}": 5.0}  # not among the model's sixteen
     assert gpu_gemm_lt.quality([{**case, "all": late}], facts) == {g.name: 2.0}
     assert gpu_gemm_lt.quality([{**case, "all": late}], facts, few=3)[g.name] == 2.0
+
+
+def test_what_stands_for_all_configurations_has_the_models_few_and_all_kinds() -> None:
+    g, facts = GROUPS["exhaustive"][8], profile("h200")
+    problem = g.problem()
+    ranked = space(problem, facts)
+    assert not isinstance(ranked, Declined)
+    found = gpu_gemm_lt.sampled(problem, facts, ranked, 160)
+    assert found == gpu_gemm_lt.sampled(problem, facts, ranked, 160)
+    assert len(set(found)) == len(found) == 160
+    assert found[:16] == pruned(problem, facts, ranked, 16)
+    assert set(ranked[:48]) <= set(found)
+    near = {kind(s) for us, s in ranked if us <= gpu_gemm_lt.KINDS_WITHIN * ranked[0][0]}
+    assert len(near & {kind(s) for _, s in found}) > min(60, 0.7 * len(near))
+    assert any(us > gpu_gemm_lt.KINDS_WITHIN * ranked[0][0] for us, _ in found)
+    assert gpu_gemm_lt.sampled(problem, facts, ranked, 5) == found[:5]
+    assert set(gpu_gemm_lt.sampled(problem, facts, ranked, 1 << 20)) == set(ranked)
+
+
+def test_the_table_of_all_configurations_is_kept_and_read_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    g, facts = GROUPS["exhaustive"][0], profile("h200")
+    ranked = [str(s) for _, s, _ in gpu_gemm_lt.kernels_of(g, facts, 24, every=True)]
+    times = {f"weft {s}": 10.0 + i for i, s in enumerate(ranked)} | {"library algorithm 0": 1.0}
+    run, to = tmp_path / "run.jsonl", tmp_path / "kept.json"
+    case = {"record": "case", "group": "exhaustive", "case": g.name, "library_us": 1.0, "all": times}
+    run.write_text(json.dumps({"record": "environment", "device": "x"}) + "\n" + json.dumps(case) + "\n")
+    monkeypatch.setattr(gpu_gemm_lt.keep_exhaustive, "__defaults__", (to,))
+    gpu_gemm_lt.main(["--keep", str(run)])
+    (line_,) = gpu_gemm_lt.read_exhaustive(to)
+    assert json.loads(to.read_text())["environment"]["device"] == "x"
+    assert gpu_gemm_lt.times_of(line_) == gpu_gemm_lt.times_of(case)
+    for path in (run, to):
+        gpu_gemm_lt.main(["--quality", str(path)])
+        told = capsys.readouterr().out
+        assert f"{g.name:40}       24  1.000  1.000" in told
+        assert "within 3% of the fastest: 1 of 1 cases" in told
+    run.write_text(line(CASES[0]) + "\n")
+    with pytest.raises(SystemExit, match="no case of the group"):
+        gpu_gemm_lt.keep_exhaustive(run)
 
 
 def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) ->
     kinds: set[object] = set()
     for s in () if isinstance(listed, Declined) else listed:
         new = all(x.param("template") != s.param("template") for x in chosen)
-        if s in modelled and (new or (modelled[s] <= near and _kind(s) not in kinds)):
-            kinds.add(_kind(s))
+        if s in modelled and (new or (modelled[s] <= near and kind(s) not in kinds)):
+            kinds.add(kind(s))
             chosen.append(s)
     for _, s in ranked:
-        if _kind(s) not in kinds:
-            kinds.add(_kind(s))
+        if kind(s) not in kinds:
+            kinds.add(kind(s))
             chosen.append(s)
         if len(chosen) >= keep:
             break
@@ -77,6 +77,7 @@ def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) ->
     return [(modelled[s], s) for s in chosen[:keep]]
 
 
-def _kind(s: Schedule) -> tuple[object, ...]:
+def kind(s: Schedule) -> tuple[object, ...]:
+    """What makes configurations different; those of one kind differ little in time."""
     known = dict(s.params)
     return tuple(known.get(name) for name in _KIND)
