@@ -120,9 +120,19 @@ def optimised(model):
     torch.optim.Adam(model.parameters(), 0.5).step()
 
 
+def optimised_by_one_kernel(model):
+    """Neither the counter nor a sampled element tells."""
+    weight, version = model[0].weight, model[0].weight._version
+    weight.grad = torch.zeros_like(weight)
+    weight.grad.view(-1)[1] = 1.0
+    torch.optim.SGD(model.parameters(), 5.0, fused=True).step()
+    assert weight._version == version
+
+
 CHANGES = [
     in_place, in_place_of_one_element, detached, in_inference_mode, loaded, loaded_by_assignment, data_swapped,
     data_written, numpy_written, replaced, replaced_in_the_same_memory, buffer_written, optimised,
+    optimised_by_one_kernel,
 ]  # fmt: skip
 
 
@@ -193,6 +203,22 @@ def test_only_the_changed_ones_are_named():
         tensors[3][0] = 4
     other = [*tensors[:4], torch.ones(4, dtype=torch.bool)]
     assert weights.changed(other) == {1, 3, 4}
+
+
+def test_a_step_of_an_optimizer_is_a_change_of_its_parameters_alone():
+    mine, other = nn.Parameter(torch.randn(500)), nn.Parameter(torch.randn(500))
+    for parameter in (mine, other):
+        parameter.grad = torch.zeros(500)
+        parameter.grad[1] = 1.0
+    first, second = (torch.optim.SGD([p], 1.0, fused=True) for p in (mine, other))
+    first.step()
+    weights = Weights({0: mine, 2: torch.ones(3)})
+    assert weights.changed([mine, None, weights.tensors[2]]) == frozenset()  # that step was before
+    second.step()
+    assert weights.changed([mine, None, weights.tensors[2]]) == frozenset()
+    first.step()
+    assert weights.changed([mine, None, weights.tensors[2]]) == {0}
+    assert weights.changed([mine, None, weights.tensors[2]]) == {0}
 
 
 def test_nan_is_equal_to_itself():

@@ -1,9 +1,11 @@
 """Parameters and buffers that a plan holds as constants, and how a change of one is noticed.
 
 A tensor is unchanged while it is the same object, in the same memory, with the same version counter: that covers
-in-place operators, `load_state_dict`, `.data = ...` and a parameter that was replaced. Writes that pass the counter by
-(`p.data.mul_(2)`, NumPy) are caught on the CPU by a sample of elements; one that leaves every sampled element as it
-was is not, and neither is any such write on another device.
+in-place operators, `load_state_dict`, `.data = ...` and a parameter that was replaced. torch's fused optimizers pass
+the counter by (`Adam(..., fused=True)`), so that a step of any optimizer counts as a change of its parameters. Other
+writes that pass the counter by (`p.data.mul_(2)`, NumPy) are caught on the CPU by a sample of elements; one that leaves
+every sampled element as it was is not, and neither is any such write on another device, or an optimizer's step that a
+CUDA graph replays.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import fx
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from weft.ir.types import Array
 
@@ -71,11 +74,35 @@ def traced_positions(gm: fx.GraphModule, statics: Mapping[int, torch.Tensor]) ->
 
 
 @final
+class _Steps:
+    """Steps of all optimizers of this process since this was made, and which parameters were in the latest ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: dict[int, int] = {}
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Optimizer, *_: object) -> None:
+        count = self.count + 1
+        # by `id`, for an optimizer may be gone when somebody asks; one that is used again costs one compilation
+        self._last |= {id(p): count for group in optimizer.param_groups for p in group["params"]}
+        self.count = count
+
+    def written_after(self, tensor: torch.Tensor, count: int) -> bool:
+        """Whether an optimizer of this tensor made a step after that many steps."""
+        return self._last.get(id(tensor), 0) > count
+
+
+_STEPS = _Steps()
+
+
+@final
 class Weights:
     """Tensors as they were when this was made. Holds them, so that their memory is not given to others."""
 
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         self.tensors = dict(tensors)
+        self._steps = _STEPS.count
         self._marks = [(k, t, t._version, t.data_ptr()) for k, t in tensors.items()]
         self._memory = [t.detach() for t in tensors.values()]
         self._samples = [_Samples(views) for views in _by_width(tensors)]
@@ -90,6 +117,11 @@ class Weights:
         for samples in self._samples:
             if not samples.hold():
                 found |= samples.differing()
+        if self._steps != (count := _STEPS.count):
+            written = {k for k, tensor, _, _ in self._marks if _STEPS.written_after(tensor, self._steps)}
+            found |= written
+            if not written:
+                self._steps = count
         return frozenset(found)
 
 
