@@ -6,11 +6,14 @@ For each shape a cache directory of its own that is made for the run: nothing is
 compiled, nothing is measured. The time is that of the process from its start to its end, and contains what is done
 once per GPU and cache (`survey`). The last shape is asked for once more with another size in the same cache: the GPU is
 known, the product is not. Target: under 15 s.
+
+Where what the command line is made of is not installed, a process of this file takes the same steps (`--child`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -36,8 +39,9 @@ PARTS = ("start", "survey", "rank", "emit", "build", "worker", "run", "against")
 
 def tune(arguments: Sequence[str], cache: Path, folder: Path, limit_s: float) -> dict[str, Any]:
     """Run `weft gemm` in a process of its own; what it took, or how it failed."""
-    command = [sys.executable, "-m", "weft", "gemm", *arguments, "--format", "json", "-o", str(folder)]
-    line: dict[str, Any] = {"record": "case", "suite": "gemm cold", "case": " ".join(arguments)}
+    by = ["weft", "gemm"] if importlib.util.find_spec("typer") else ["benchmarks.gpu_gemm_cold", "--child"]
+    command = [sys.executable, "-m", *by, *arguments, "--format", "json", "-o", str(folder)]
+    line: dict[str, Any] = {"record": "case", "suite": "gemm cold", "case": " ".join(arguments), "by": by[0]}
     start = time.perf_counter()
     try:
         done = subprocess.run(
@@ -67,6 +71,43 @@ def tune(arguments: Sequence[str], cache: Path, folder: Path, limit_s: float) ->
     }
 
 
+def child(arguments: Sequence[str]) -> None:
+    """What `weft gemm` does for one product, without its command line."""
+    from weft.cli.age import age_s
+    from weft.gemm import folder
+    from weft.gemm.epilogue import epilogue
+    from weft.gemm.search import search
+    from weft.gemm.spec import Gemm, dtype_of, layout_of, read_tokens
+    from weft.options import Options
+    from weft.pipeline.gpu import survey
+    from weft.tune.store import Database
+    from weft.tune.tuner import Tuner
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tokens", nargs="*")
+    parser.add_argument("--layout", default="nn")
+    parser.add_argument("--dtype", default="f16")
+    parser.add_argument("--epilogue", default="none")
+    parser.add_argument("--format")
+    parser.add_argument("-o", dest="output", type=Path)
+    given = parser.parse_intermixed_args(arguments)
+    base = Gemm(layout=layout_of(given.layout), dtype=dtype_of(given.dtype), epilogue=epilogue(given.epilogue))
+    g = read_tokens(given.tokens, base)
+    options = Options.from_environment({**os.environ, "WEFT_DEVICE": "cuda"})
+    seconds = {"start": age_s()}
+    facts, nvrtc, _ = survey(options)
+    seconds["survey"] = age_s() - seconds["start"]
+    if nvrtc is None:
+        raise SystemExit("no NVRTC")
+    with Database.open(options.cache) as database, Tuner(options, facts, database, compiler=nvrtc) as tuner:
+        found = search(g, facts, tuner.measure, limit=256)
+        found.parts = seconds | found.parts | tuner.seconds
+    if found.best is None:
+        raise SystemExit(next((o.note for o in found.outcomes if o.note), "nothing was measured"))
+    place = folder.write(given.output, found)
+    print(json.dumps([{"name": g.name, "folder": str(place), **folder.parameters(found)}]))
+
+
 def told(line: Mapping[str, Any]) -> str:
     """A line for people."""
     if "error" in line:
@@ -79,6 +120,10 @@ def told(line: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["--child"]:
+        child(arguments[1:])
+        return
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_cold", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", default="", help="file of results, JSON lines")
     parser.add_argument("--seconds", type=float, default=60.0, help="when to stop (60)")

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from tests.gemm.test_search import Tuner as Invented
 
 from benchmarks import gpu_gemm_cold
+from weft.device.cuda.facts import profile
+from weft.device.cuda.nvrtc import find_nvrtc
 
 SAYS = """
 import json, os, pathlib, sys
@@ -62,6 +65,31 @@ def test_what_fails_or_takes_too_long_is_told(
     child(monkeypatch, "import time; time.sleep(30)")
     gpu_gemm_cold.main(["--seconds", "1.5"])
     assert "not done after 1 s" in capsys.readouterr().out
+
+
+def test_without_the_command_line_a_process_takes_its_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Tuner(Invented):
+        def __init__(self, *args: object, **named: object) -> None:
+            super().__init__()
+            self.seconds = {"run": 3.0}
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            pass
+
+    monkeypatch.setattr("weft.pipeline.gpu.survey", lambda options: (profile("h200"), find_nvrtc(), {}))
+    monkeypatch.setattr("weft.tune.tuner.Tuner", Tuner)
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    gpu_gemm_cold.main(["--child", *gpu_gemm_cold.SHAPES[0], "--format", "json", "-o", str(tmp_path)])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["gemm"]["layout"] == "nt"
+    assert found["tried"] == 16
+    assert {"start", "survey", "rank", "emit", "run", "search"} <= found["seconds"].keys()
+    assert (Path(found["folder"]) / "timings.jsonl").exists()
 
 
 def test_over_the_target_is_said() -> None:
