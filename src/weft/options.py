@@ -36,7 +36,7 @@ class Options:
     build_jobs: int = 0
     """Parallel compiler processes; 0: one per core. Measuring is one process: two would disturb each other."""
     cache_dir: Path | None = None
-    """Directory of database and binaries; None: WEFT_CACHE_DIR or XDG."""
+    """Directory of database and binaries, a path or its text; None: WEFT_CACHE_DIR or XDG."""
     memory_limit_bytes: int = 0
     """Most memory that the intermediate values and results of a plan may take at once, without inputs, weights and what
     a library call takes for itself; 0: no limit. With one, the model's own execution is only a comparison."""
@@ -65,6 +65,13 @@ class Options:
     """Every stage writes what it made there."""
 
     def __post_init__(self) -> None:
+        for name in ("cache_dir", "dump_dir"):
+            value = getattr(self, name)
+            if value is None or isinstance(value, Path):
+                continue
+            if not isinstance(value, str | os.PathLike):
+                raise OptionError(option=name, problem=f"{type(value).__name__} is no path")
+            object.__setattr__(self, name, Path(value))
         if self.memory_limit_bytes < 0:
             raise OptionError(option="memory_limit_bytes", problem=f"{self.memory_limit_bytes} is no number of bytes")
 

@@ -236,6 +236,13 @@ def test_every_damaged_byte_of_a_saved_plan_is_noticed(compiled: Compiled, cache
             weft.load(path, options=weft.Options(cache_dir=cache))
 
 
+def test_a_path_may_be_given_as_text(tmp_path: Path) -> None:
+    options = weft.Options(cache_dir=str(tmp_path), dump_dir=str(tmp_path / "dump"))  # type: ignore[arg-type]
+    assert (options.cache_dir, options.dump_dir) == (tmp_path, tmp_path / "dump")
+    with pytest.raises(OptionError, match=r"'cache_dir'.*int is no path"):
+        weft.Options(cache_dir=3)  # type: ignore[arg-type]
+
+
 def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
     options = weft.Options(cache_dir=tmp_path)
     with pytest.raises(OptionError, match="'cuda:N'"):
