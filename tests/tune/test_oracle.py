@@ -8,6 +8,7 @@ import torch
 from tests.ir.random_graphs import random_graph
 from tests.tune.cases import single_graphs
 
+from weft.frontends.torch.dtypes import HELD
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -23,7 +24,7 @@ NO_MEANING = {Prim.INPUT, Prim.CONSTANT, Prim.OPAQUE}
 
 
 def as_array(x: torch.Tensor) -> Array:
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    return (x.float() if x.dtype in HELD else x).numpy()
 
 
 def run(graph: Graph, inputs: list[torch.Tensor], mode: Mode) -> Evaluation:
@@ -68,7 +69,13 @@ def test_agrees_with_the_other_reading_of_the_semantics(prim: Prim) -> None:
                 u = (
                     0.0
                     if exact
-                    else {DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F64: 2.0**-52}.get(dtype, 2.0**-23)
+                    else {
+                        DType.F16: 2.0**-10,
+                        DType.BF16: 2.0**-7,
+                        DType.F8E4M3: 2.0**-3,
+                        DType.F8E5M2: 2.0**-2,
+                        DType.F64: 2.0**-52,
+                    }.get(dtype, 2.0**-23)
                 )
                 assert close(run(graph, inputs, Mode.NATIVE).outputs[0], native, u, 8.0), (str(graph), kind, domain)
                 compared += 1

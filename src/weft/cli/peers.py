@@ -14,7 +14,7 @@ import torch
 from weft.cli.show import visible
 from weft.errors import OptionError, UnsupportedError
 from weft.frontends.imported import Imported
-from weft.frontends.torch.dtypes import FROM_TORCH
+from weft.frontends.torch.dtypes import FROM_TORCH, HELD
 from weft.ir.declined import Declined
 from weft.options import Options
 from weft.tune.tolerance import gate_b
@@ -129,4 +129,4 @@ def disagreement(got: Tensors, want: Tensors) -> str:
 
 
 def _wide(tensor: torch.Tensor) -> Any:
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().cpu().numpy()
+    return (tensor.float() if tensor.dtype in HELD else tensor).detach().cpu().numpy()

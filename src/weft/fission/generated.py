@@ -42,7 +42,7 @@ def arange(b: GraphBuilder, *, size: int, start: float = 0, step: float = 1, dty
     finite = math.isfinite(start) and math.isfinite(step)
     if kind is DType.BOOL or size < 0 or not finite or (kind.is_integer and not whole):
         return Declined(f"arange of {size} from {start} by {step} as {dtype}")
-    if not whole or kind in (DType.F16, DType.BF16):
+    if not whole or (kind.is_float and kind.itemsize < 4):
         # i·step in f64, rounded once: 16-bit floats count exactly to 2048 or 256 only
         return table(b, start + step * np.arange(size, dtype=np.float64), kind)
     y = b.iota((size,), 0, kind)

@@ -18,7 +18,7 @@ from weft.ir import attrs as a
 from weft.ir.large import hash_bytes, row_major
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, broadcast_shapes, infer
-from weft.ir.types import Array, DType, TensorType, round_bf16
+from weft.ir.types import Array, DType, TensorType, round_held
 
 NodeId = int
 """Position of a node in its graph."""
@@ -162,7 +162,7 @@ class GraphBuilder:
         return len(self._nodes) - 1
 
     def constant(self, data: Array, dtype: DType | None = None) -> NodeId:
-        """A constant; `dtype` is needed only for bf16, whose data come as exact float32. The array is not copied."""
+        """A constant; `dtype` is needed only where NumPy has none: data are exact float32. The array is not copied."""
         dtype = dtype or DType.from_numpy(data.dtype)
         if data.dtype != dtype.numpy:
             raise InvalidGraphError(problem=f"constant of {data.dtype} given as {dtype.value}")
@@ -178,7 +178,7 @@ class GraphBuilder:
         """A rank-0 constant, rounded once to `dtype`."""
         with np.errstate(over="ignore"):
             data: Array = np.asarray(value).astype(dtype.numpy)
-        return self.constant(round_bf16(cast("np.ndarray", data)) if dtype is DType.BF16 else data, dtype)
+        return self.constant(round_held(data, dtype), dtype)
 
     def add(self, prim: Prim, *inputs: NodeId, attrs: a.Attrs = a.NO_ATTRS) -> NodeId:
         """Add one primitive, or find the equal one.

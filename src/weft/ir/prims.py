@@ -6,6 +6,8 @@ Shared semantics. Every table of the compiler that is keyed by `Prim` is total a
 * Floats are IEEE-754 in the node's own dtype. f16 and bf16 arithmetic is done in f32 and rounded once per
   primitive; inside one generated kernel the rounding of a value that stays inside may be skipped.
   Sums and products (reductions, windows, matmul, convolution) of f16/bf16 accumulate in f32.
+  f8e4m3 and f8e5m2 are types of memory, treated alike; importers compute in f32 around casts from and to them.
+  A product in f32 of two operands cast from them may be summed in less than f32 (see `weft.tune.oracle`).
 * NaN propagates through arithmetic, MAX, MIN and the max/min reductions. Comparisons with NaN are false (NE true).
   Denormals are kept. exp, log, erf, tanh, ... are within 2 ulp; ADD, SUB, MUL, DIV and SQRT are exact to rounding.
 * Only reductions may be re-associated. A product followed by a sum may be contracted to an FMA.
@@ -17,7 +19,7 @@ Shared semantics. Every table of the compiler that is keyed by `Prim` is total a
 * GATHER and TAKE_ALONG need indices in [0, n). Rules normalise negative ones; an index outside is clamped, never
   followed out of bounds.
 * CAST float -> integer truncates toward zero (out of range: undefined value); to bool is `x != 0`; float -> float
-  rounds to nearest even.
+  rounds to nearest even. Beyond the greatest number e4m3 gives that (448; it has no infinity), others an infinity.
 * Broadcasting is never implicit: elementwise operands have equal shapes, BROADCAST is a node. MATMUL alone
   broadcasts its batch dimensions as NumPy does.
 * Two graphs are "equal" when their text forms are; two results are equal within `weft.tune.tolerance`.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from weft.errors import OptionError
+from weft.frontends.torch.dtypes import HELD
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
@@ -122,7 +123,7 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Values as NumPy has them; bf16 widens to float32."""
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy()
+    return (tensor.float() if tensor.dtype in HELD else tensor).detach().cpu().numpy()
 
 
 WALK_S = 0.5

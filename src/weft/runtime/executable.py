@@ -64,8 +64,8 @@ def to_torch(data: Array, dtype: DType) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the array is read-only: no kernel writes a constant
         tensor = torch.from_numpy(np.ascontiguousarray(data).reshape(data.shape))
-    if dtype is DType.BF16:
-        return tensor.to(torch.bfloat16)
+    if dtype.is_held:
+        return tensor.to(TORCH_DTYPE[dtype])
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 

@@ -72,6 +72,9 @@ CHAIN = 3
 FEW = 2.0
 """Terms that count, on average, in a sum of a chain."""
 
+LEAST_SCALE_F8 = 2.0**-4
+"""8-bit floats have no values much below their least normal ones."""
+
 _DOMAIN_LIMITED = frozenset({Prim.SQRT, Prim.RSQRT, Prim.LOG, Prim.LOG1P, Prim.POW, Prim.ACOSH})
 
 
@@ -213,7 +216,7 @@ def _floats(t: TensorType, role: Role, domain: Domain, g: torch.Generator) -> to
     values = torch.randn(t.shape, generator=g, dtype=held, device=g.device)
     if role.root and domain is Domain.POSITIVE_ROOTS:
         return values.abs() + 0.1
-    return values * role.scale
+    return values * (max(role.scale, LEAST_SCALE_F8) if t.dtype.is_float8 else role.scale)
 
 
 def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator, *, denormals: bool) -> None:

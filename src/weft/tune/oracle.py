@@ -36,9 +36,9 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, Node
 from weft.ir.prims import COMPARISONS, Prim
-from weft.ir.types import DType
+from weft.ir.types import FLOAT8, DType
 from weft.tune.bulk import split
-from weft.tune.tolerance import FLIPS_COMPARE, FLIPS_STEP, ORDER_FACTOR, TOLERANCES, ULPS
+from weft.tune.tolerance import FLIPS_COMPARE, FLIPS_STEP, FLOAT8_SUM, ORDER_FACTOR, TOLERANCES, ULPS
 
 T = torch.Tensor
 
@@ -71,12 +71,18 @@ class _State:
     def rounded(self, x: T, dtype: DType) -> T:
         """Rounded once to the element type, in the type that holds it."""
         held = self.held(dtype)
-        if self.mode is not Mode.PRECISE and dtype in (DType.F16, DType.BF16):
-            return x.to(TORCH_DTYPE[dtype]).to(held)
+        if self.mode is not Mode.PRECISE and dtype.is_float and dtype.itemsize < 4:
+            return narrowed(x, dtype).to(held)
         return x if x.dtype == held else x.to(held)
 
 
 Eval = Callable[[_State, Node, list[T]], T]
+
+
+def narrowed(x: T, dtype: DType) -> T:
+    """In an element type; casts to e4m3 saturate in any version of torch."""
+    limit = FLOAT8[dtype].greatest if dtype is DType.F8E4M3 else math.inf
+    return (x.clamp(-limit, limit) if limit < math.inf else x).to(TORCH_DTYPE[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ def evaluate(
         else:
             values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
             if mode is Mode.PLAIN and node.type.dtype.is_float:
-                values[i] = _noisy(state, node, operands, values[i])
+                values[i] = _noisy(state, node, operands, values[i], _of_float8(graph, node))
         undefined[i] = state.undefined or any(undefined[j] for j in node.inputs)
         if mode is Mode.PRECISE and exactness:
             exact[i] = all(exact[j] for j in node.inputs) and _is_exact(node, operands, values[i])
@@ -234,14 +240,30 @@ def rms(x: T) -> float:
     return math.sqrt(square / count) if count else 0.0
 
 
-def _noisy(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
+def _of_float8(graph: Graph, node: Node) -> bool:
+    """A product whose operands hold values of 8-bit floats, which tensor cores add up in less than f32."""
+    return node.prim in (Prim.MATMUL, Prim.CONV) and all(_from_float8(graph, i) for i in node.inputs)
+
+
+def _from_float8(graph: Graph, i: int) -> bool:
+    while graph.nodes[i].prim in _RENAMING or graph.nodes[i].prim is Prim.CAST:
+        if graph.type_of(i).dtype.is_float8:
+            return True
+        i = graph.nodes[i].inputs[0]
+    return graph.type_of(i).dtype.is_float8
+
+
+_RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE})
+
+
+def _noisy(state: _State, node: Node, operands: Sequence[T], value: T, float8: bool) -> T:
     unit = TOLERANCES[node.type.dtype.accumulator].unit
     noise: T
     if node.prim in _SUMS and value.numel():
         k = terms(node, operands)
         if k < 2:
             return value
-        size = ORDER_FACTOR * math.sqrt(k) * unit
+        size = ORDER_FACTOR * math.sqrt(k) * unit + (FLOAT8_SUM if float8 else 0.0)
         noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype, device=value.device)
         if node.prim is Prim.REDUCE_PROD:
             noise = noise.mul_(value).mul_(size)

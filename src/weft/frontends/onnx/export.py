@@ -457,16 +457,17 @@ def _opaque(w: _Writer, nodes: list[int]) -> None:
 def export_onnx(graph: Graph, *, keep: Keep = to_proto) -> bytes:
     """The graph as a serialised ONNX model of opset 18.
 
-    Conditions: no bf16 (runtimes lack it); opaque operators of ONNX only; less than 1.9 GB of constants inside,
-    which is all of them unless `keep` puts large ones elsewhere (see `write_onnx`).
+    Conditions: no bf16 and no 8-bit floats (runtimes lack their kernels); opaque operators of ONNX only; less than
+    1.9 GB of constants inside, which is all of them unless `keep` puts large ones elsewhere (see `write_onnx`).
 
     Raises:
         UnsupportedError: a primitive without an ONNX form here [W201].
     """
     w = _Writer(graph, keep)
     for n in graph.nodes:
-        if n.type.dtype is DType.BF16:
-            raise UnsupportedError(op=n.prim.value, reason="bf16 is not exported: runtimes lack its kernels")
+        if n.type.dtype.is_held:
+            reason = f"{n.type.dtype.value} is not exported: runtimes lack its kernels"
+            raise UnsupportedError(op=n.prim.value, reason=reason)
     inside = sum(v.nbytes for v in graph.constants.values() if keep is to_proto or v.nbytes < EXTERNAL_BYTES)
     if inside > MAX_BYTES:
         raise UnsupportedError(op="constant", reason=f"more than {MAX_BYTES} bytes of constants inside one model")

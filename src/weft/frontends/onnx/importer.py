@@ -575,7 +575,7 @@ class Importer:
         t = info.type.tensor_type
         dtype = dtype_of(t.elem_type, "the input", where)
         example = self.examples[index] if self.examples is not None else None
-        if example is not None and example.dtype is not dtype and (dtype, example.dtype) != (DType.BF16, DType.F32):
+        if example is not None and example.dtype is not dtype and not (dtype.is_held and example.dtype is DType.F32):
             raise BindingError(
                 where=where,
                 problem=f"the example is {example.dtype.value}, the model says {dtype.value}",

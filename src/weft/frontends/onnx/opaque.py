@@ -19,7 +19,7 @@ from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
 from weft.frontends.onnx.errors import LimitError, MismatchError, NeedsValueError, NoRuleError
 from weft.frontends.onnx.limits import raised_by
 from weft.frontends.onnx.names import shown
-from weft.frontends.onnx.tensors import DTYPES, to_proto, type_name, type_proto
+from weft.frontends.onnx.tensors import DTYPES, ONNX_TYPES, to_proto, type_name, type_proto
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -155,10 +155,10 @@ class _OneNode:
             self.initialisers.append(to_proto(value, t.dtype, name))
             return
         self.operands.append(v)
-        # The runtime is fed NumPy arrays, and NumPy has no bf16: the value crosses as exact float32.
-        if t.dtype is DType.BF16:
+        # The runtime is fed NumPy arrays, and NumPy has no such type: the value crosses as exact float32.
+        if t.dtype.is_held:
             outside = f"{name}.f32"
-            self.before.append(helper.make_node("Cast", [outside], [name], to=onnx.TensorProto.BFLOAT16))
+            self.before.append(helper.make_node("Cast", [outside], [name], to=ONNX_TYPES[t.dtype]))
             self.inputs.append(helper.make_value_info(outside, type_proto(TensorType(DType.F32, t.shape))))
         else:
             self.inputs.append(helper.make_value_info(name, type_proto(t)))
@@ -271,7 +271,7 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
     outputs = []
     names = [name for name in one.node.output if name]
     for name, t in zip(names, good, strict=True):
-        if t.dtype is DType.BF16:
+        if t.dtype.is_held:
             one.after.append(helper.make_node("Cast", [name], [f"{name}.f32"], to=onnx.TensorProto.FLOAT))
             outputs.append(helper.make_value_info(f"{name}.f32", type_proto(TensorType(DType.F32, t.shape))))
         else:

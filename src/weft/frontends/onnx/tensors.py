@@ -12,7 +12,7 @@ import onnx
 from weft.frontends.onnx.errors import BadTensorError, UnsupportedTypeError
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange, parse_entries
 from weft.frontends.onnx.names import shown
-from weft.ir.types import Array, DType, TensorType, round_bf16
+from weft.ir.types import Array, DType, TensorType, from_bits, to_bits
 
 TP = onnx.TensorProto
 
@@ -21,6 +21,8 @@ DTYPES: dict[int, DType] = {
     TP.FLOAT: DType.F32,
     TP.FLOAT16: DType.F16,
     TP.BFLOAT16: DType.BF16,
+    TP.FLOAT8E4M3FN: DType.F8E4M3,
+    TP.FLOAT8E5M2: DType.F8E5M2,
     TP.INT64: DType.I64,
     TP.INT32: DType.I32,
     TP.INT16: DType.I16,
@@ -89,7 +91,7 @@ class TensorReader:
         """Where each external array lies, by the address of its first byte."""
 
     def read(self, t: onnx.TensorProto, where: str) -> tuple[DType, Array]:
-        """Element type and values (bf16 as exact float32).
+        """Element type and values (bf16 and 8-bit floats as exact float32).
 
         Raises:
             BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError, UnsupportedTypeError.
@@ -121,7 +123,7 @@ class TensorReader:
             part = parse_entries(entries, size * dtype.itemsize, where)
             raw = self._files.read(part, where)
             values = _from_raw(raw, dtype)
-            if values.size and dtype not in (DType.BF16, DType.BOOL):
+            if values.size and dtype is not DType.BOOL and not dtype.is_held:
                 self.external[values.__array_interface__["data"][0]] = part
         elif has_raw:
             if len(t.raw_data) != size * dtype.itemsize:
@@ -148,8 +150,8 @@ class TensorReader:
 
 def _from_raw(raw: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     values: np.ndarray[Any, Any]
-    if dtype is DType.BF16:
-        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype.is_held:
+        return from_bits(raw.view("<u2") if dtype is DType.BF16 else raw, dtype)
     if dtype is DType.BOOL:
         values = raw != 0
         return values
@@ -160,12 +162,12 @@ def _from_list(listed: Sequence[Any], dtype: DType, where: str) -> np.ndarray[An
     if dtype in (DType.F64, DType.F32, DType.I64):
         return np.array(listed, dtype.numpy)
     wide = np.array(listed, np.int64)
-    if dtype in (DType.F16, DType.BF16):
-        if wide.min() < 0 or wide.max() > 0xFFFF:
+    if dtype is DType.F16 or dtype.is_held:
+        if wide.min() < 0 or wide.max() >= 1 << 8 * dtype.itemsize:
             raise BadTensorError(where=where, problem=f"{dtype.value} bits out of range", remedy="export it again")
         if dtype is DType.F16:
             return wide.astype(np.uint16).view(np.float16)
-        return (wide.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return from_bits(wide, dtype)
     if dtype is not DType.BOOL:
         info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
         if wide.min() < info.min or wide.max() > info.max:
@@ -181,11 +183,8 @@ def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
 
 
 def stored(value: Array, dtype: DType) -> Array:
-    """The array as ONNX stores it: row-major, and bf16 as the upper halves of float32."""
-    if dtype is not DType.BF16:
-        return np.asarray(value, order="C")
-    bits = np.asarray(round_bf16(value.astype(np.float32)), order="C").view(np.uint32)
-    return (bits >> np.uint32(16)).astype("<u2")
+    """The array as ONNX stores it: row-major, and types that NumPy lacks as their bits."""
+    return to_bits(value, dtype) if dtype.is_held else np.asarray(value, order="C")
 
 
 def type_proto(type: TensorType) -> onnx.TypeProto:

@@ -15,6 +15,8 @@ FROM_TORCH: Mapping[torch.dtype, DType] = {
     torch.float32: DType.F32,
     torch.float16: DType.F16,
     torch.bfloat16: DType.BF16,
+    torch.float8_e4m3fn: DType.F8E4M3,
+    torch.float8_e5m2: DType.F8E5M2,
     torch.int64: DType.I64,
     torch.int32: DType.I32,
     torch.int16: DType.I16,
@@ -22,6 +24,8 @@ FROM_TORCH: Mapping[torch.dtype, DType] = {
     torch.uint8: DType.U8,
     torch.bool: DType.BOOL,
 }
+HELD = frozenset(t for t, d in FROM_TORCH.items() if d.is_held)
+"""What NumPy lacks: float32 stands in."""
 TO_TORCH: Mapping[DType, torch.dtype] = {d: t for t, d in FROM_TORCH.items()}
 
 
@@ -49,10 +53,10 @@ def type_of(value: torch.Tensor, op: str) -> TensorType:
 
 
 def to_numpy(tensor: torch.Tensor) -> tuple[Array, DType]:
-    """Data of a tensor, without a copy where it is contiguous on the CPU; bf16 comes as exact float32."""
+    """Data of a tensor, without a copy where it is contiguous on the CPU; types that NumPy lacks as exact float32."""
     dtype = FROM_TORCH[tensor.dtype]
     dense = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return (dense.float() if dtype is DType.BF16 else dense).numpy(), dtype
+    return (dense.float() if dtype.is_held else dense).numpy(), dtype
 
 
 def from_numpy(data: Array, dtype: DType) -> torch.Tensor:

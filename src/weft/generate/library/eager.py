@@ -82,7 +82,7 @@ def eager_model(graph: Graph) -> EagerModel:
 def _weight(graph: Graph, node: NodeId) -> torch.Tensor:
     data, dtype = graph.constant(node), graph.type_of(node).dtype
     tensor = torch.from_numpy(np.array(data, copy=True).reshape(data.shape))
-    return tensor.to(torch.bfloat16) if dtype is DType.BF16 else tensor
+    return tensor.to(TORCH_DTYPE[dtype]) if dtype.is_held else tensor
 
 
 def _bind(program: Program, origin: Origin) -> None:

@@ -24,6 +24,8 @@ TORCH_DTYPE: Mapping[DType, torch.dtype] = {
     DType.F32: torch.float32,
     DType.F16: torch.float16,
     DType.BF16: torch.bfloat16,
+    DType.F8E4M3: torch.float8_e4m3fn,
+    DType.F8E5M2: torch.float8_e5m2,
     DType.I64: torch.int64,
     DType.I32: torch.int32,
     DType.I16: torch.int16,
@@ -31,6 +33,7 @@ TORCH_DTYPE: Mapping[DType, torch.dtype] = {
     DType.U8: torch.uint8,
     DType.BOOL: torch.bool,
 }
+_HELD = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_held)
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -49,8 +52,8 @@ def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
 def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
     from weft.generate.library.opaque_onnx import run_onnx
 
-    # NumPy has no bf16: the operator's model takes and gives f32 there
-    arrays = [(x.float() if x.dtype is torch.bfloat16 else x).contiguous().cpu().numpy() for x in inputs]
+    # NumPy has no bf16 nor floats of 8 bits: the operator's model takes and gives f32 there
+    arrays = [(x.float() if x.dtype in _HELD else x).contiguous().cpu().numpy() for x in inputs]
     made = torch.from_numpy(run_onnx(payload, arrays)[result])
     return made.to(inputs[0].device) if inputs else made
 

@@ -25,7 +25,20 @@ _FORBIDDEN = frozenset({"from_file", "_linalg_check_errors", "set_data", "_cuda_
 _NEEDS_CONTIGUOUS = frozenset({"as_strided", "view", "view_as_real", "_reshape_alias", "unfold_backward"})
 _CONSTANTS = {
     "dtype": frozenset(
-        {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+        {
+            "float64",
+            "float32",
+            "float16",
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint8",
+            "bool",
+        }
     ),
     "layout": frozenset({"strided"}),
     "memory_format": frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}),

@@ -9,7 +9,7 @@ from typing import cast
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType
+from weft.ir.types import FLOAT8, DType
 from weft.kernels.source import CallStep, CallValue, LibraryCall, Ref, Schedule
 
 
@@ -144,7 +144,13 @@ def _sign(p: Program, _: NodeId, n: Node) -> Ref:
 
 
 def _cast(p: Program, _: NodeId, n: Node) -> Ref:
-    return p.call("aten._to_copy.default", p.value(n.inputs[0]), dtype=f"dtype:{n.type.dtype.value}")
+    x = p.value(n.inputs[0])
+    if n.type.dtype is DType.F8E4M3:  # whether torch saturates depends on its version
+        most = FLOAT8[DType.F8E4M3].greatest
+        if p.graph.type_of(n.inputs[0]).dtype.itemsize < 4:
+            x = p.call("aten._to_copy.default", x, dtype="dtype:f32")
+        x = p.call("aten.clamp.default", x, -most, most)
+    return p.call("aten._to_copy.default", x, dtype=f"dtype:{n.type.dtype.value}")
 
 
 def _constant(p: Program, i: NodeId, n: Node) -> Ref:
@@ -357,8 +363,8 @@ def _flat_pads(lo: Sequence[int], hi: Sequence[int]) -> tuple[int, ...]:
 def _opaque(p: Program, _: NodeId, n: Node) -> Ref:
     at = cast("a.OpaqueAttrs", n.attrs)
     found = p.call(f"weft.opaque_{at.framework}", at.payload, at.result, *(p.value(i) for i in n.inputs), live=True)
-    if at.framework == "onnx" and n.type.dtype is DType.BF16:
-        return p.call("aten._to_copy.default", found, dtype="dtype:bf16")  # it crosses NumPy as f32
+    if at.framework == "onnx" and n.type.dtype.is_held:
+        return p.call("aten._to_copy.default", found, dtype=f"dtype:{n.type.dtype.value}")  # it crosses NumPy as f32
     return found
 
 

@@ -13,12 +13,14 @@ from weft.ir.prims import Prim
 from weft.ir.rewrite import rewrite
 from weft.ir.types import DType
 
-_SIGNIFICANT_BITS = {DType.F64: 53, DType.F32: 24, DType.F16: 11, DType.BF16: 8}
+_SIGNIFICANT_BITS = {DType.F64: 53, DType.F32: 24, DType.F16: 11, DType.BF16: 8, DType.F8E4M3: 4, DType.F8E5M2: 3}
 _VALUE_BITS = {DType.BOOL: 1, DType.U8: 8, DType.I8: 7, DType.I16: 15, DType.I32: 31, DType.I64: 63}
 """Magnitude bits of the integers; the sign stands apart."""
 _WIDER_FLOATS = {
     DType.F16: (DType.F32, DType.F64),
     DType.BF16: (DType.F32, DType.F64),
+    DType.F8E4M3: (DType.F16, DType.BF16, DType.F32, DType.F64),
+    DType.F8E5M2: (DType.F16, DType.BF16, DType.F32, DType.F64),
     DType.F32: (DType.F64,),
     DType.F64: (),
 }

@@ -22,7 +22,7 @@ from weft.ir.passes.protocol import PassResult, needs_any
 from weft.ir.prims import Prim
 from weft.ir.reference import round_to
 from weft.ir.rewrite import Replacement, live_nodes, replace_nodes
-from weft.ir.types import Array, DType
+from weft.ir.types import FLOAT8, Array, DType
 
 _F64 = npt.NDArray[np.float64]
 _GREATEST = {
@@ -30,8 +30,15 @@ _GREATEST = {
     DType.F32: float(np.finfo(np.float32).max),
     DType.F16: 65504.0,
     DType.BF16: 2.0**127 * (2 - 2.0**-7),
+    **{dtype: f.greatest for dtype, f in FLOAT8.items()},
 }
-_LEAST_NORMAL = {DType.F64: 2.0**-1022, DType.F32: 2.0**-126, DType.F16: 2.0**-14, DType.BF16: 2.0**-126}
+_LEAST_NORMAL = {
+    DType.F64: 2.0**-1022,
+    DType.F32: 2.0**-126,
+    DType.F16: 2.0**-14,
+    DType.BF16: 2.0**-126,
+    **{dtype: 2.0**f.least for dtype, f in FLOAT8.items()},
+}
 _AFFINE = frozenset({Prim.MUL, Prim.DIV, Prim.ADD, Prim.SUB})
 
 
