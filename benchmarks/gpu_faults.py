@@ -87,12 +87,15 @@ def _illegal(n: int) -> str:
 def _misaligned(n: int) -> str:
     first = n * 991 % (SIZE - 64) & ~3
     off = 1 + n % 3
-    shared = f"if (i == {n}) work[0] = *(volatile float*)((char*)s + {4 * (n % 32) + off});"
     return (
         f"y[i] = v; if (i == {n * 31 % SIZE}) *(float4*)(y + {first + off}) = make_float4(v, v, v, v);",
         f"y[i] = v; if (i == {n * 31 % SIZE}) *(volatile float*)((char*)(y + {first}) + {off}) = v;",
-        f"__shared__ float s[64]; s[threadIdx.x & 63] = v; __syncthreads(); y[i] = v; {shared}",
-    )[n % 3]
+    )[n % 2]
+
+
+def _misaligned_shared(n: int) -> str:
+    read = f"if (i == {n}) work[0] = *(volatile float*)((char*)s + {4 * (n % 32) + 1 + n % 3});"
+    return f"__shared__ float s[64]; s[threadIdx.x & 63] = v; __syncthreads(); y[i] = v; {read}"
 
 
 def _hang(n: int) -> str:
@@ -134,6 +137,7 @@ KINDS: Mapping[str, Kind] = {
     "illegal access": Kind(_illegal, frozenset({Verdict.CRASH}), fatal=True, share=3),
     "infinite loop": Kind(_hang, frozenset({Verdict.HANG}), fatal=True, share=5),
     "misaligned access": Kind(_misaligned, frozenset({Verdict.CRASH}), fatal=True, share=3),
+    "misaligned access in shared memory": Kind(_misaligned_shared, frozenset({Verdict.CRASH}), fatal=True, share=3),
     "wrong result": Kind(
         _wrong, frozenset({Verdict.WRONG, Verdict.NAN_CLASS, Verdict.PRECISION}), fatal=False, share=1
     ),
