@@ -1,0 +1,390 @@
+"""What bounds the products of the tma template on an NVIDIA H200: the same kernel with one thing changed at a time.
+
+    python -m benchmarks.gpu_gemm_parts [--only TEXT] [--seconds 80] [--out FILE] [--dry]
+
+Per product: cuBLASLt's best algorithm and the name of its kernel, then variants of a schedule, and kernels without
+copies, without stores, or without the end of a tile, whose results are wrong on purpose. All are CUDA graphs in
+interleaved rounds on operands that rotate through three times the L2 cache; whatever should be right is checked against
+float64 first. Also how many clusters of each size run at once, and the clock while a kernel runs.
+
+Everything runs in a process of its own, which is replaced when it does not answer; what ran then is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import queue
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.device.cuda import tensor_map
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
+from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
+from weft.errors import WeftError
+from weft.gemm.spec import Gemm
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.tma_shape import Shape
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource
+
+Patch = Callable[[str], str]
+ROUNDS = 5
+
+
+def tile(
+    bm: int, bn: int, stages: int, *, groups: int = 2, turns: bool = False, blocks: int = 132, **more: Any
+) -> Shape:
+    """A schedule whose rows are one dimension."""
+    base = Shape(bm, bn, 64, stages, groups, turns, 1, (1, 1, bm), blocks, 1)
+    return replace(base, **more)
+
+
+def _replaced(pattern: str, by: str) -> Patch:
+    def patch(text: str) -> str:
+        found, count = re.subn(pattern, by, text)
+        assert count, pattern
+        return found
+
+    return patch
+
+
+def without_copies(text: str) -> str:
+    """Products of whatever lies in shared memory."""
+    text = _replaced(r"w_tma(_both)?\(&m[aw], [^;]*;", "")(text)
+    return _replaced(r"w_bar_expect\(bar, \d+u\)", "w_bar_arrive(bar)")(text)
+
+
+def clocked(text: str) -> str:
+    """The thread that copies writes cycles and nanoseconds of its loop behind the result's first bytes."""
+    now = 'clock64(); unsigned long long {}; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"({}));'
+    begin = f"const long long c0 = {now.format('g0', 'g0')}"
+    text = _replaced(r"u32 it = 0;\n#pragma", f"u32 it = 0; {begin}\n#pragma")(text)
+    end = f"const long long c1 = {now.format('g1', 'g1')}"
+    store = "if (blockIdx.x == 0) { w_ticks[0] = c1 - c0; w_ticks[1] = (long long)(g1 - g0); }"
+    head, mark, tail = text.partition("} }\n__syncwarp(); w_cluster_sync();\n} else {")
+    if not mark:
+        head, mark, tail = text.partition("} }\n} else {")
+    assert mark
+    text = f"{head}}} {end} {store} }}{mark[3:]}{tail}"
+    return text.replace(
+        'extern "C" __global__ void __launch_bounds__(3',
+        '__device__ long long w_ticks[2];\nextern "C" __global__ void __launch_bounds__(3',
+    )
+
+
+WRONG: dict[str, Patch] = {
+    "no copies": without_copies,
+    "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (v[0] == 12345.678f) *(uint4*)(y0) ="),
+    "no end": _replaced(r"(#pragma unroll\nfor \(int o = 0; o < \d+; \+\+o\) \{\nconst int h)", r"if (n0 < 0)\n\1"),
+}
+"""What makes the result wrong."""
+
+
+def _all(shapes: Sequence[Shape]) -> list[tuple[str, Shape, Patch | None, int]]:
+    return [("", s, None, 2) for s in shapes]
+
+
+def cases() -> Iterator[tuple[Gemm, list[tuple[str, Shape, Patch | None, int]]]]:
+    """Products with (name, schedule, change of the text, promotion into the L2 cache)."""
+    wide, tall, three = tile(128, 256, 4), tile(256, 128, 4), tile(128, 192, 5)
+    turns = tile(64, 256, 5, turns=True)
+    square = tile(128, 128, 7, turns=True)
+    paired = [replace(s, pair=1) for s in (wide, tall, turns, three, square)]
+    large = [wide, *paired, replace(wide, pair=1, band=4), replace(wide, pair=2), replace(tall, pair=2)]
+    parts = [(name, s, patch, 2) for s in (wide, replace(wide, pair=1)) for name, patch in WRONG.items()]
+    parts += [("clock", s, clocked, 2) for s in (wide, replace(wide, pair=1))]
+
+    def nt(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m, n, k, layout="nt", dtype=DType.F16)
+
+    yield nt(4096, 4096, 4096), _all(large) + parts
+    yield (
+        nt(7384, 7384, 7384),
+        _all(large) + parts + [("promotion 256", wide, None, 3), ("promotion 64", wide, None, 1)],
+    )
+    yield nt(7424, 7424, 7424), _all([wide, replace(wide, pair=1)]) + parts[-2:]
+    yield nt(8192, 8192, 8192), _all([*large, replace(wide, pair=1, band=2), replace(wide, band=16)]) + parts[-2:]
+    small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, pair=1)]
+    small += [tile(128, 96, 8, blocks=0, pair=2), tile(64, 192, 7, groups=1, blocks=0, pair=1)]
+    yield nt(968, 1376, 2616), _all(small)
+    few = [tile(64, 128, 8, groups=1, blocks=0, pair=x) for x in (0, 1, 2)]
+    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1)])
+    yield (
+        Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
+        _all([tile(128, 192, 5, blocks=0, pair=x) for x in (0, 1, 2)]),
+    )
+    yield (
+        nt(1536, 1536, 1536),
+        _all([*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)]),
+    )
+    for n in (2560, 3072, 5120, 6144):
+        yield nt(n, n, n), _all([*large, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=1), tile(256, 96, 5, pair=2)])
+    yield nt(1024, 1024, 8192), _all([tile(128, 128, 7, split=2, blocks=0), tile(128, 128, 7, blocks=0, pair=1)])
+    yield nt(4096, 4096, 1024), _all(large) + parts
+    yield (
+        nt(512, 512, 8192),
+        _all(
+            [
+                tile(128, 192, 5, split=8, blocks=0),
+                tile(128, 128, 7, split=6, blocks=0),
+                tile(128, 128, 7, split=5, blocks=0),
+            ]
+        ),
+    )
+
+
+def built(
+    g: Gemm, variants: Sequence[tuple[str, Shape, Patch | None, int]], facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None
+) -> list[tuple[str, CudaSource, CompiledCubin, bool, int]]:
+    """(name, kernel, cubin, whether its result must be right, promotion) of what compiles."""
+
+    def one(variant: tuple[str, Shape, Patch | None, int]) -> Any:
+        label, shape, patch, promotion = variant
+        name = f"{label or 'kernel'} {_short(shape)}"
+        source = templates.emit(g.problem(), shape.schedule())
+        if isinstance(source, Declined):
+            return f"{g.name} {name}: {source.reason}"
+        if patch is not None:
+            source = replace(source, text=patch(source.text))
+        try:
+            made = nvrtc.compile(source.text, arch="sm_90a", flags=source.flags, cache_dir=cache)
+        except WeftError as error:
+            return f"{g.name} {name}: {error}"
+        declined = gate(made, source.launches[0], facts)
+        if isinstance(declined, Declined):
+            return f"{g.name} {name}: {declined.reason}"
+        return name, source, made, label not in WRONG, promotion
+
+    with ThreadPoolExecutor(14 if cache else 1) as pool:
+        found = list(pool.map(one, variants))
+    for x in found:
+        if isinstance(x, str):
+            say({"refused": x})
+    return [x for x in found if not isinstance(x, str)]
+
+
+def _short(s: Shape) -> str:
+    parts = [f"{s.bm}x{s.bn}x{s.stages}"] + ["turns"] * s.turns + [f"pair{s.pair}"] * bool(s.pair)
+    return " ".join(parts + [f"split{s.split}"] * (s.split > 1) + [f"band{s.band}"] * (s.band != 8))
+
+
+def say(line: dict[str, Any]) -> None:
+    """One JSON line."""
+    print(json.dumps(line), flush=True)
+
+
+def clusters(source: CudaSource, path: str) -> dict[str, int]:
+    """How many clusters of so many blocks the GPU runs at once, by their size."""
+    from cuda.bindings import driver as cu
+
+    from weft.device.cuda.driver import Module
+
+    function = Module(path).function(source.entry)
+    launch = source.launches[0]
+    function.prepare(launch.shared_bytes, (2, 1, 1))
+    found = {}
+    for size in range(1, 9):
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = size * 132, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_bytes
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
+        config.attrs, config.numAttrs = [attribute], 1
+        error, count = cu.cuOccupancyMaxActiveClusters(function._handle, config)
+        found[str(size)] = int(count) if int(error) == 0 else -int(error)
+    return found
+
+
+def measure(g: Gemm, made: Sequence[tuple[str, CudaSource, CompiledCubin, bool, int]], bad: set[str]) -> None:
+    """One product, on the GPU."""
+    import torch
+
+    from weft.device.cuda.cublaslt import find_cublaslt
+    from weft.gemm.race import Race
+
+    lt = find_cublaslt()
+    if isinstance(lt, Declined):
+        raise SystemExit(lt.reason)
+    race = Race(g, 60 << 20)
+    graphs: dict[str, tuple[Any, int]] = {}
+    errors: dict[str, float] = {}
+    modules: dict[str, Any] = {}
+    library = race.add_library(lt)
+    for x in library:
+        race._verify(x)
+        if not x.refused:
+            graphs[x.name] = race._record(x)
+    for name, source, cubin, right, promotion in made:
+        if name in bad:
+            continue
+        say({"running": name})
+        tensor_map._PROMOTION_128 = promotion
+        contender = race.add_kernel(name, source, str(cubin.path))
+        tensor_map._PROMOTION_128 = 2
+        race._verify(contender)
+        errors[name] = contender.error
+        if right and contender.refused:
+            say({"case": g.name, "name": name, "wrong": contender.refused})
+            continue
+        contender.refused = ""
+        graphs[name] = race._record(contender)
+        modules[name] = contender.kept[0]  # type: ignore[index]
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    rng = random.Random(0)
+    for _ in range(ROUNDS):
+        for name in rng.sample(list(graphs), len(graphs)):
+            graph, launches = graphs[name]
+            samples[name].append(race._sample(graph) / launches)
+    own = {x.name for x in library}
+    best = min((name for name in samples if name in own), key=lambda n: statistics.median(samples[n]))
+    number = next(x for x in library if x.name == best)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        race._launch(number, 0)
+        torch.cuda.synchronize()
+    kernels = [e.key for e in profiler.key_averages()]
+    us = statistics.median(samples[best])
+    say({"case": g.name, "name": best, "us": round(us, 2), "tflops": round(g.flops / us / 1e6), "kernels": kernels})
+    for name, values in samples.items():
+        if name in own:
+            continue
+        mine = statistics.median(values)
+        line = {"case": g.name, "name": name, "us": round(mine, 2), "ratio": round(us / mine, 3)}
+        line |= {"tflops": round(g.flops / mine / 1e6), "spread": round((max(values) - min(values)) / mine, 3)}
+        if name.startswith("clock"):
+            line["ghz"] = ticks(modules[name])
+        say(line)
+
+
+def ticks(bound: Any) -> float:
+    """The clock of the last run of a kernel that tells it, in GHz."""
+    import ctypes
+
+    from cuda.bindings import driver as cu
+
+    _, address, size = cu.cuModuleGetGlobal(bound._module._handle, b"w_ticks")
+    values = (ctypes.c_longlong * 2)()
+    cu.cuMemcpyDtoH(ctypes.addressof(values), address, size)
+    return round(values[0] / values[1], 3) if values[1] else math.nan
+
+
+def child(given: argparse.Namespace) -> None:
+    """All that is left, in this process."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    facts, nvrtc = gpu_facts(None, calibrate=False), find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        raise SystemExit(nvrtc.reason)
+    known = [json.loads(x) for x in Path(given.out).read_text().splitlines() if x.startswith("{")]
+    done = {x["end"] for x in known if "end" in x}
+    bad = {(x["stuck"], x["name"]) for x in known if "stuck" in x}
+    if not any("clusters" in x for x in known):
+        first = built(Gemm(4096, 4096, 4096, layout="nt"), _all([tile(128, 256, 4)]), facts, nvrtc, Path(given.cache))
+        say({"clusters": clusters(first[0][1], str(first[0][2].path))})
+    for g, variants in cases():
+        if g.name not in done and given.only in g.name:
+            say({"begin": g.name})
+            made = built(g, variants, facts, nvrtc, Path(given.cache))
+            measure(g, made, {name for case, name in bad if case == g.name})
+            torch.cuda.empty_cache()
+            say({"end": g.name})
+    say({"all": True})
+
+
+def watch(given: argparse.Namespace, end: float) -> bool:
+    """One child to its end, its stall or the end of the time; True: nothing is left."""
+    command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
+    process = subprocess.Popen(
+        [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def pump() -> None:
+        for text in process.stdout or ():
+            lines.put(text)
+        lines.put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+    case = name = ""
+    try:
+        while True:
+            try:
+                text = lines.get(timeout=max(0.1, min(end - time.monotonic(), 12.0 if case else 60.0)))
+            except queue.Empty:
+                text = None
+            if text is None:
+                if time.monotonic() >= end:
+                    print("the time is up", flush=True)
+                    return True
+                keep(given, {"stuck": case, "name": name})
+                return False
+            line = json.loads(text) if text.startswith("{") else {}
+            case, name = line.get("begin", case), line.get("running", name)
+            if "all" in line:
+                return True
+            if "running" not in line and "begin" not in line and line:
+                keep(given, line)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def keep(given: argparse.Namespace, line: dict[str, Any]) -> None:
+    """Into the file, and told."""
+    with Path(given.out).open("a") as out:
+        out.write(json.dumps(line) + "\n")
+    if "end" not in line:
+        print(" ".join(str(x) for x in line.values()) if "us" in line else json.dumps(line), flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_parts", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="products whose name has this text")
+    parser.add_argument("--seconds", type=float, default=80.0, help="when to stop (80)")
+    parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.dry:
+        nvrtc = find_nvrtc()
+        if isinstance(nvrtc, Declined):
+            raise SystemExit(nvrtc.reason)
+        for g, variants in cases():
+            if given.only in g.name:
+                names = [x[0] for x in built(g, variants, profile("h200"), nvrtc, None)]
+                print(g.name, len(variants), len(names), flush=True)
+        return
+    if given.child:
+        child(given)
+        return
+    end = time.monotonic() + given.seconds
+    with tempfile.TemporaryDirectory(prefix="weft-parts-") as folder:
+        given.cache = folder
+        given.out = given.out or str(Path(folder) / "results.jsonl")
+        Path(given.out).touch()
+        for _ in range(8):
+            if time.monotonic() >= end or watch(given, end):
+                break
+
+
+if __name__ == "__main__":
+    main()
