@@ -129,6 +129,16 @@ inline void w_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     w_self = now;
   });
 }
+inline void w_raise(unsigned* flag) {
+  if (*flag) w_fail("a flag that is up is raised");
+  *flag = 1;
+  ++w_progress;
+}
+inline void w_await(unsigned* flag) {
+  while (!*flag) w_yield();
+  *flag = 0;
+  ++w_progress;
+}
 inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y) { w_both([=] { w_box(m, to, bar, {x, y}); }); }
 inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z) {
   w_both([=] { w_box(m, to, bar, {x, y, z}); });
@@ -199,3 +209,44 @@ template <int A, int B> inline void w_by_descriptor(const Product& p) {
   }
 W_PRODUCT(f16, 0, 0) W_PRODUCT(f16, 0, 1) W_PRODUCT(f16, 1, 0) W_PRODUCT(f16, 1, 1)
 W_PRODUCT(bf16, 0, 0) W_PRODUCT(bf16, 0, 1) W_PRODUCT(bf16, 1, 0) W_PRODUCT(bf16, 1, 1)
+// attention by warpgroups: weights in registers are the left operand, values the turned right one
+struct Weighted { float a[16][16]; };
+static std::deque<Weighted> w_left;  // of products of this launch
+inline void w_by_registers(const Product& p) {
+  const Weighted& x = *(const Weighted*)p.a;
+  const int lane = w_self->lane;
+  for (int j = 0; j < p.half; ++j) {
+    const int row = lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;
+    float sum = p.d[j];
+    for (int k = 0; k < 16; ++k) sum += x.a[row][k] * w_element(p.b, col, k, true, p.unpack);
+    p.d[j] = sum;
+  }
+}
+template <int H> inline void w_weighted_rs(float (&d)[H], const u32 (&a)[4], u64 b, float2 (*unpack)(u32)) {
+  Warp& w = *w_self->warp;
+  const unsigned slot = w.bar.generation & 1, lane = w_self->lane;
+  for (int i = 0; i < 4; ++i) {
+    const float2 v = unpack(a[i]);
+    w.fa[slot][lane][2 * i] = v.x, w.fa[slot][lane][2 * i + 1] = v.y;
+  }
+  w_meet(w.bar);
+  w_left.emplace_back();
+  Weighted& x = w_left.back();
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      x.a[row][k] = w.fa[slot][(row & 7) * 4 + (k & 7) / 2][2 * ((row >> 3) + 2 * (k >> 3)) + (k & 1)];
+  const Product p{d, H, (u64)&x, b, 1, unpack, w_by_registers};
+  if (w_defer) w_self->issued.push_back(p); else w_do(p);
+}
+template <int H> inline void w_weighted_f16(float (&d)[H], const u32 (&a)[4], u64 b) {
+  w_weighted_rs(d, a, b, w_unpack_f16);
+}
+template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u64 b) {
+  w_weighted_rs(d, a, b, w_unpack_bf16);
+}
+template <int N> inline void w_hold(float (&)[N]) {}
+inline u32 w_read_acquired(const u32* p) {
+  if (!*p) w_fail("waits for what a later block says");
+  return *p;
+}
+inline void w_write_released(u32* p, u32 x) { *p = x; }

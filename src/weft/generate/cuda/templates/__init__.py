@@ -99,9 +99,9 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
-    if schedule.param("template") in ("attention", "linear_attention", "attention_tf32"):
+    if schedule.param("template") in ("attention", "linear_attention", "attention_tf32", "attention_tma"):
         return attention.emit(problem, schedule)
-    if schedule.param("template") == "mlp":
+    if schedule.param("template") in ("mlp", "mlp_wide"):
         return mlp.emit(problem, schedule)
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "separable":

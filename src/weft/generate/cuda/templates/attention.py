@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import attention_linear, tf32
+from weft.generate.cuda.templates import attention_linear, attention_tma, tf32
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import attention
 from weft.generate.cuda.templates.attention_shapes import TF32, WIDEST, Shape, shapes, shared_bytes
@@ -66,6 +66,8 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
     if schedule.param("template") == "linear_attention":
         return attention_linear.emit(problem, schedule)
+    if schedule.param("template") == attention_tma.TEMPLATE:
+        return attention_tma.emit(problem, schedule, _EXP2)
     p = attention(problem)
     if isinstance(p, Declined):
         return p

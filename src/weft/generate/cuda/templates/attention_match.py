@@ -131,7 +131,7 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Attention:
     if not out_dtype.is_float or out_dtype is DType.F64:
         raise NotStridedError(f"attention that is stored as {out_dtype.value}")
     return Attention(
-        problem, dtype, out_dtype, dims, chosen, rows, keys, qk, head, q, k, v, score, _factor(score), softmax.safe, out
+        problem, dtype, out_dtype, dims, chosen, rows, keys, qk, head, q, k, v, score, factor(score), softmax.safe, out
     )  # fmt: skip
 
 
@@ -270,16 +270,16 @@ def _scaled(score: Expr, factor: float) -> Expr:
     return done[id(score)]
 
 
-def _factor(score: Expr) -> float:
+def factor(score: Expr) -> float:
     """c where the score is c times the product (roundings between left out), 0 for anything else."""
     if score.kind == "scores":
         return 1.0
     if score.kind == "apply" and score.prim is Prim.CAST and score.dtype.is_float:
-        return _factor(score.args[0])
+        return factor(score.args[0])
     if score.kind == "apply" and score.prim in (Prim.MUL, Prim.DIV) and score.dtype.is_float:
         x, y = score.args
         if x.kind == "number" and score.prim is Prim.MUL:
             x, y = y, x
         if y.kind == "number" and math.isfinite(y.number) and y.number > 0:
-            return _factor(x) * (y.number if score.prim is Prim.MUL else 1.0 / y.number)
+            return factor(x) * (y.number if score.prim is Prim.MUL else 1.0 / y.number)
     return 0.0

@@ -1,0 +1,114 @@
+"""Attention on Hopper: the copy engine fills tiles of keys and values, warpgroups multiply them, scores stay in registers.
+
+One warpgroup copies, each of the others owns 64 rows. Its scores are products of operands in shared memory; the weights
+it makes of them are the left operand of the second product from registers. While the weights of one tile are
+computed, the products of the next scores and of the last weights are under way; warpgroups may take turns at
+issuing products, so that one computes weights while another multiplies. Under a causal mask, tiles that no row
+of a block sees are skipped and tiles that all see need no mask; blocks with most tiles come first.
+
+Source: Shah et al., arXiv:2407.08608 (warpgroups for attention); note on matrix products, section 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from weft.generate.cuda.templates import tma
+from weft.generate.cuda.templates.attention_band import band
+from weft.generate.cuda.templates.attention_load import constant_arrays
+from weft.generate.cuda.templates.attention_match import Attention, attention
+from weft.generate.cuda.templates.attention_tma_maps import ROWS, Mapped, mapped
+from weft.generate.cuda.templates.attention_tma_shapes import TEMPLATE, Shape, padded, shared_bytes
+from weft.generate.cuda.templates.attention_tma_text import Kernel
+from weft.generate.cuda.templates.prelude import prelude
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+
+
+__all__ = ["TEMPLATE", "emit", "operands"]
+
+
+@cache
+def header() -> str:
+    """The functions that this template needs besides the prelude and the copy engine's."""
+    return (Path(__file__).parent / "weft_cuda_attention.h").read_text(encoding="utf-8")
+
+
+def instructions(kind: str, bn: int, head: int) -> str:
+    """Products of 64 rows by 16 of a sum: scores from shared memory, results with weights in registers."""
+    return tma.instruction(kind, bn, turned_a=False, turned_b=False) + _weighted(kind, head)
+
+
+def _weighted(kind: str, columns: int) -> str:
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef W_EMULATED
+W_FN void w_weighted_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b) {{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
+    " {{{left}}}, %{count + 4}, 1, 1, 1, 1;"
+    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#endif
+}}
+#endif
+"""
+
+
+def operands(p: Attention, s: Shape) -> tuple[Mapped, Mapped, Mapped] | Declined:
+    """q, k and v for the copy engine."""
+    q = mapped(p, p.q, p.qk, ROWS, keyed=False)
+    k = mapped(p, p.k, p.qk, s.bn, keyed=True)
+    v = mapped(p, p.v, p.head, s.bn, keyed=True)
+    if isinstance(q, Declined):
+        return q
+    if isinstance(k, Declined):
+        return k
+    if isinstance(v, Declined):
+        return v
+    return q, k, v
+
+
+def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declined:
+    """The kernel of a schedule made by `Shape.schedule`; `exp2` is the text of its exponential."""
+    p = attention(problem)
+    if isinstance(p, Declined):
+        return p
+    s = Shape.of(schedule)
+    found = operands(p, s)
+    if isinstance(found, Declined):
+        return found
+    if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < 2:
+        return Declined("keys that are no tile of a warpgroup product, or one stage")
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    kernel = Kernel(p, s, found, band(p))
+    if kernel.total >= 1 << 31:
+        return Declined("2^31 tiles or more")
+    sources = sorted({x.index for x in p.score.leaves if x.kind == "input"})
+    parameters = [f"const __grid_constant__ w_map m{name}" for name in "qkv"]
+    parameters += [f"const void* __restrict__ in{i}" for i in sources]
+    parameters += ["void* __restrict__ out0", *(["const void* __restrict__ vs", "void* st"] if kernel.checks else [])]
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}({", ".join(parameters)}) {{'
+    )
+    own = instructions(p.dtype.value, s.bn, padded(p.head))
+    text = "\n".join(
+        (prelude() + tma.header() + header() + exp2 + own + constant_arrays(p) + head, *kernel.lines(), "}\n")
+    )
+    pointers = (*(m.map for m in found), *(Pointer("in", i) for i in sources), Pointer("out", 0))
+    if kernel.checks:
+        pointers = (*pointers, Pointer("in", p.v.index), Pointer("state", 0))
+    grid = min(s.blocks or kernel.total, kernel.total)
+    launch = Launch(entry, (grid, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
+    return CudaSource(
+        schedule=schedule,
+        text=text,
+        launches=(launch,),
+        state_bytes=kernel.state_bytes,
+        capability=90,
+        exact_arch=True,
+    )
