@@ -14,8 +14,10 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.orchestrate.stored import Stored, is_weight, stored_root
 
-WIDEST = 256
+WIDEST = 512
 """Columns of a layer; two values side by side may be its input."""
+WIDEST_INPUT = 4096
+"""Columns of what the first layer reads."""
 MAX_INPUTS = 160
 """Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
 
@@ -47,12 +49,12 @@ def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
     right = graph.type_of(n.inputs[1])
     k, cols = right.shape[-2:]
     root = stored_root(graph, n.inputs[1])
-    most = 2 if _joins(graph, stored_root(graph, n.inputs[0])) else 1
     constant = graph.nodes[root].prim is Prim.CONSTANT or is_weight(graph, root)
     return (
         constant
         and right.size == k * cols
-        and max(k // most, cols) <= WIDEST
+        and cols <= WIDEST
+        and k <= WIDEST_INPUT
         and not stored.dag.producers[v] >> root & 1
     )
 

@@ -10,10 +10,13 @@ from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, norm
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
+from weft.generate.cuda.templates.mlp_wide_text import Room
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -28,8 +31,13 @@ PAIRS = Shape(False, 2, 2, 0, 0, 1, 1)
 GROUP = Shape(True, 1, 4, 0, 0, 1, 2)
 RING = Shape(True, 1, 8, 6, 0, 1, 1)
 PART = Shape(True, 1, 8, 5, 2, 1, 1)
+PIECES = mlp_wide.Shape(False, 1, 4, 64, 2)
+FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
+GROUPS = mlp_wide.Shape(True, 4, 6, 128, 1)
+SMALL = mlp_wide.Shape(True, 8, 4, 32, 2)
+OTHER = mlp_wide.Shape(True, 4, 5, 64, 2)
 
-CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
+CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
     "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP)),
     "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
     "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP)),
@@ -53,6 +61,14 @@ CASES: dict[str, tuple[Net, tuple[Shape, ...]]] = {
     "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP)),
     "input beside in a ring": (Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3), (RING, PART)),
     "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
+    "wide": (Net(70, (48, 320, 300, 17), "relu"), (PIECES, GROUPS)),
+    "wide, residual": (Net(40, (320,) * 6, "silu", BF16, residual=True), (PIECES, GROUPS, OTHER)),
+    "wide, input beside": (Net(150, (40, 288, 288, 288, 5), "gelu", skip=(2,), last=False), (PIECES, SMALL)),
+    "wider input": (Net(37, (784, 96, 10), "relu", given=F32, last=False), (PIECES, GROUPS)),
+    "wider input, odd": (Net(70, (1001, 64, 257), "tanh", BF16), (FEW, OTHER)),
+    "widest": (Net(20, (512, 512, 512), "relu"), (PIECES, GROUPS)),
+    "in pieces though small": (Net(33, (3, 24, 17, 1), "sigmoid"), (FEW, SMALL)),
+    "infinite, in pieces": (Net(16, (16, 20, 12, 16), "reciprocal"), (FEW, SMALL)),
 }
 
 
@@ -114,11 +130,15 @@ def test_schedules_are_few_and_fit():
         assert isinstance(p, Chain)
         for facts in (H200, A100):
             found = templates.schedules(problem, facts)
-            if isinstance(found, Declined):
-                assert facts is A100 and "do not fit" in found.reason and max(widths) == 256
-                continue
+            assert not isinstance(found, Declined), found.reason
             assert 1 <= len(found) <= 4
             for schedule in found:
+                if schedule.param("template") == "mlp_wide":
+                    assert facts is A100 and max(widths) == 256
+                    source = templates.emit(problem, schedule)
+                    assert isinstance(source, CudaSource)
+                    assert source.launches[0].shared_bytes <= facts.shared_per_block
+                    continue
                 shape = Shape.of(schedule)
                 assert facts.capability == 90 or not shape.group
                 assert shared_bytes(Image.of(p, group=shape.group), shape) <= facts.shared_per_block
@@ -153,7 +173,7 @@ def _computed() -> Problem:
     ("problem", "part"),
     [
         (mlp(Net(32, (16, 32, 16), dtype=F32)), "products in f32"),
-        (mlp(Net(32, (16, 257, 16))), "257 columns"),
+        (mlp(Net(32, (16, 513, 16))), "513 columns"),
         (mlp(Net(32, (16, 32))), "fewer than two"),
         (_branches(), "several results"),
         (_computed(), "weights are computed"),
@@ -187,8 +207,26 @@ def test_a_sample_compiles_without_spills():
         compiled_well([s for x in found[:1] if isinstance(s := templates.emit(problem, x), CudaSource)], arch, facts)
 
 
+@pytest.mark.parametrize(("arch", "facts"), [("sm_90a", H200), ("sm_80", A100)])
+def test_wide_samples_compile_without_spills(arch: str, facts: GpuFacts):
+    nets = (Net(1 << 18, (512,) * 4, "gelu", BF16, residual=True), Net(60_000, (784, 512, 256, 10), given=F32))
+    for net in nets:
+        found = templates.schedules(mlp(net), facts)
+        assert not isinstance(found, Declined), found.reason
+        assert all(x.param("template") == "mlp_wide" for x in found)
+        compiled_well([s for x in found[:1] if isinstance(s := templates.emit(mlp(net), x), CudaSource)], arch, facts)
+
+
+def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads():
+    p = chain(mlp(Net(64, (512,) * 9, "relu")))
+    beside = chain(mlp(Net(64, (512,) * 9, "relu", residual=True)))
+    skip = chain(mlp(Net(64, (64, *(512,) * 4), "relu", skip=(3,))))
+    assert isinstance(p, Chain) and isinstance(beside, Chain) and isinstance(skip, Chain)
+    assert [Room.of(x, 128).count for x in (p, beside, skip)] == [32, 32, 36]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128, 192, 256, 320, 512])
 def test_schedules_compile_without_spills(width: int):
     for act in ("relu", "gelu"):
         problem = mlp(Net(1 << 18, (width,) * 5, act, dtype=BF16))

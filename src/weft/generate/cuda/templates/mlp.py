@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import mlp_image
+from weft.generate.cuda.templates import mlp_image, mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import chain, padded
 from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
@@ -33,12 +33,13 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     p = chain(problem)
     if isinstance(p, Declined):
         return p
-    found = [s.schedule() for s in shapes(p, facts)]
-    return found or Declined("the weights of a chain do not fit into shared memory")
+    return [s.schedule() for s in shapes(p, facts)] or mlp_wide.schedules(p, facts)
 
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
+    if schedule.param("template") == "mlp_wide":
+        return mlp_wide.emit(problem, schedule)
     p = chain(problem)
     if isinstance(p, Declined):
         return p

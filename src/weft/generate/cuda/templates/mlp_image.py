@@ -65,9 +65,11 @@ class Image:
     places: tuple[int, ...]
     weight_bytes: int
     bytes: int
+    columns: int = 0
+    """Of a layer's result that are one piece of the image, of whole panels; 0: all."""
 
     @staticmethod
-    def of(p: Chain, *, group: bool) -> Image:
+    def of(p: Chain, *, group: bool, columns: int = 0) -> Image:
         """The image of a chain."""
         last = len(p.layers)
         before = {v for kept in p.kept for v in kept}
@@ -80,7 +82,7 @@ class Image:
         layers = []
         for layer in p.layers:
             layers.append(at)
-            at += layer_bytes(layer, group=group)
+            at += layer_bytes(layer, group=group, columns=columns)
         weights = at
         vectors = []
         places = []
@@ -88,8 +90,9 @@ class Image:
             for node in dict.fromkeys(o for s in steps for o in p.graph.nodes[s].inputs if o in p.vectors):
                 vectors.append((part, node))
                 places.append(at)
-                at += 4 * padded(p.graph.type_of(node).size // p.rows)
-        return Image(p, group, read, written, tuple(layers), tuple(vectors), tuple(places), weights, -(-at // 16) * 16)
+                at += 4 * whole(p.graph.type_of(node).size // p.rows, columns)
+        size = -(-at // 16) * 16
+        return Image(p, group, read, written, tuple(layers), tuple(vectors), tuple(places), weights, size, columns)
 
     def place(self, part: int, node: NodeId) -> int:
         """Where a vector begins."""
@@ -100,10 +103,24 @@ class Image:
         return self.read if part == 0 else self.written if part == len(self.p.layers) else 2
 
 
-def layer_bytes(layer: Layer, *, group: bool) -> int:
+def pieces(n: int, columns: int) -> tuple[int, int]:
+    """(number, columns of each) of the pieces of n columns of which none has more than `columns`; 0: one piece."""
+    if columns == 0 or padded(n) <= columns:
+        return 1, padded(n)
+    count = -(-n // columns)
+    return count, -(-n // (32 * count)) * 32
+
+
+def whole(n: int, columns: int) -> int:
+    """Columns of all pieces."""
+    count, each = pieces(n, columns)
+    return count * each
+
+
+def layer_bytes(layer: Layer, *, group: bool, columns: int = 0) -> int:
     """Of a layer in the image."""
-    k = -(-layer.depth // PANEL) * PANEL if group else layer.depth
-    return 2 * k * padded(layer.n)
+    k = -(-layer.depth // PANEL) * PANEL if group or columns else layer.depth
+    return 2 * k * whole(layer.n, columns)
 
 
 def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
@@ -121,19 +138,19 @@ def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
     ]
     total = 0
     for at, layer in enumerate(p.layers):
-        count = layer_bytes(layer, group=image.group) // 2
+        count = layer_bytes(layer, group=image.group, columns=image.columns) // 2
         lines += _weight(image, at, count)
         total += count
     for (part, node), place in zip(image.vectors, image.places, strict=True):
         width = p.graph.type_of(node).size // p.rows
         source = p.vectors[node]
-        n = column("i", image.order(part))
+        n, size = column("i", image.order(part)), whole(width, image.columns)
         value = load(source.dtype, f"{_pointer(source)} + ({n} * {source.steps[1]} + {source.offset})")
         lines.append(
-            f"if (i < {padded(width)}u) {{ float v = 0.0f; if ({n} < {width}) v = (float){value};"
-            f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {padded(width)}u;"
+            f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = (float){value};"
+            f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {size}u;"
         )
-        total += padded(width)
+        total += size
     text = arrays + "\n".join((*lines, "}\n"))
     pointers = (*(Pointer("in", i) for i in inputs), Pointer("packed", 0))
     launch = Launch(entry, (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False)
@@ -143,15 +160,18 @@ def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
 def _weight(image: Image, at: int, count: int) -> list[str]:
     """Statements: element i of a layer, or on to the next."""
     layer = image.p.layers[at]
-    n = padded(layer.n)
+    parts, n = pieces(layer.n, image.columns)
+    piece, start = f"i / {count // parts} * {n} + " if parts > 1 else "", "i"
+    if parts > 1:
+        start = f"i % {count // parts}"
     if image.group:
         # row n of 128 bytes holds chunks of 8 elements, exchanged within 8 rows
-        inner = f"i % {64 * n}"
-        position_n = f"({inner}) / 64"
-        position_k = f"i / {64 * n} * 64 + ((({inner}) / 8 % 8) ^ (({inner}) / 64 % 8)) * 8 + i % 8"
+        inner = f"i % {64 * n}" if parts == 1 else f"{start} % {64 * n}"
+        position_n = f"{piece}({inner}) / 64"
+        position_k = f"{start} / {64 * n} * 64 + ((({inner}) / 8 % 8) ^ (({inner}) / 64 % 8)) * 8 + i % 8"
     else:
-        position_n = f"i / 256 % {n // 16} * 16 + i % 8 / 4 * 8 + i % 256 / 32"
-        position_k = f"i / {16 * n} * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2"
+        position_n = f"{piece}{start} / 256 % {n // 16} * 16 + i % 8 / 4 * 8 + i % 256 / 32"
+        position_k = f"{start} / {16 * n} * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2"
     first, last = at == 0, at == len(image.p.layers) - 1
     w = layer.weight
     return [

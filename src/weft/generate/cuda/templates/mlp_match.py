@@ -21,8 +21,10 @@ from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
-WIDEST = 256
+WIDEST = 512
 """Columns of a value of the chain."""
+WIDEST_INPUT = 4096
+"""Columns of x, where the first product alone reads it."""
 _LIMIT = 1 << 31
 _VECTORS = (DType.F16, DType.BF16, DType.F32)
 
@@ -173,7 +175,8 @@ class _Matcher:
             raise _NoChainError("several values in front of the first product of a chain")
         found = Chain(graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out)
         for node in (v for v in order if not self._joins(v)):
-            if not 1 <= found.width(node) <= WIDEST:
+            most = WIDEST_INPUT if self.part[node] == 0 else WIDEST
+            if not 1 <= found.width(node) <= most:
                 raise _NoChainError(f"{found.width(node)} columns in a chain of products")
         if graph.type_of(out).dtype not in _VECTORS or graph.type_of(self.x).dtype not in _VECTORS:
             raise _NoChainError("a chain of products that reads or stores no floats")
@@ -260,8 +263,6 @@ class _Matcher:
         )
         if not constant:
             raise _NoChainError("a chain of products whose weights are computed")
-        if max(k, cols) > 2 * WIDEST:
-            raise _NoChainError(f"a chain of products with {max(k, cols)} columns")
         return Layer(node, *self._left(n.inputs[0]), cols, _source(leaf, _view(leaf).reshape((k, cols))))
 
     def _left(self, node: NodeId) -> tuple[tuple[NodeId, ...], tuple[int, ...]]:

@@ -21,6 +21,8 @@ from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import Schedule
 
 MOST = 4
+WIDEST = 256
+"""Columns of a layer; the mlp_wide template takes more."""
 _WARP_RATE = 0.62
 """Share of the matrix units' rate that instructions of one warp reach on Hopper."""
 _LATENCY = (60.0, 40.0)
@@ -124,6 +126,8 @@ def fixed_bytes(image: Image, shape: Shape) -> int:
 def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     """The most promising first."""
     found: list[tuple[float, int, Shape]] = []
+    if max(max(x.n, *x.widths) for x in p.layers) > WIDEST:
+        return []
     for shape, image in _candidates(p, facts):
         if shared_bytes(image, shape) > facts.shared_per_block:
             continue

@@ -182,7 +182,7 @@ class Kernel:
             f"u32 asked = 0, place = {start}, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "auto ask = [&]() {",
             "if (asked < total) {",
-            f"const u32 size = {_chosen('at_asked', [size for *_, size in panels])};",
+            f"const u32 size = {chosen('at_asked', [size for *_, size in panels])};",
             "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
             "w_bar_expect(full + 8 * slot_asked, size);",
             f"w_bulk(w_shared(sm) + {fixed} + slot_asked * {slot}u,",
@@ -620,7 +620,7 @@ def _single(value: str, dtype: DType, e: int) -> list[str]:
     return wide_store([value], dtype, f"to + 2 * q + {e}")
 
 
-def _chosen(index: str, values: list[int]) -> str:
+def chosen(index: str, values: list[int]) -> str:
     """C text of one of a few numbers."""
     text = f"{values[-1]}u"
     for i in range(len(values) - 2, -1, -1):
