@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,16 @@ def mish(b: GraphBuilder, y: NodeId) -> NodeId:
     return b.apply(Prim.MUL, y, b.apply(Prim.DIV, n, b.apply(Prim.ADD, n, 2.0)))
 
 
+def guarded_mish(b: GraphBuilder, y: NodeId) -> NodeId:
+    """What is compared is no function's result."""
+    return b.apply(Prim.SELECT, b.apply(Prim.GT, y, 20.0), y, mish(b, y))
+
+
+def hard_swish(b: GraphBuilder, y: NodeId) -> NodeId:
+    gate = b.apply(Prim.MIN, b.apply(Prim.MAX, b.apply(Prim.ADD, y, 3.0), 0.0), 6.0)
+    return b.apply(Prim.DIV, b.apply(Prim.MUL, y, gate), 6.0)
+
+
 def both(b: GraphBuilder, y: NodeId) -> NodeId:
     """The function of errors itself is read too."""
     e = b.apply(Prim.ERF, y)
@@ -48,6 +59,8 @@ def wide(b: GraphBuilder, y: NodeId) -> NodeId:
 ENDS: dict[str, tuple[After, set[str]]] = {
     "gelu": (gelu, {"w_rough_one_plus_erf("}),
     "mish": (mish, {"w_rough_exp(", "w_rough_div("}),
+    "guarded mish": (guarded_mish, {"w_rough_exp(", "w_rough_div("}),
+    "hard swish": (hard_swish, set()),
     "erf read twice": (both, set()),
     "floor": (halves, set()),
     "stored as f32": (wide, set()),
@@ -73,6 +86,8 @@ def test_rough_only_where_rounding_hides_it(name: str, kernels: Emulated):
     source = made(problem, linear(64, 32), f"k{list(ENDS).index(name)}")
     text = source.text[source.text.index(f" {source.entry}(") :]
     assert {f for f in ("w_rough_one_plus_erf(", "w_rough_exp(", "w_rough_div(") if f in text} == wanted
+    divided = re.findall(r"const w_f32 \w+ = \(\w+ / [^)]+\);", text)
+    assert bool(divided) == (name == "floor"), "no division whose last bits are lost anyway"
     rng = np.random.default_rng(3)
     inputs = [rng.integers(-4, 5, s).astype(np.float16) / np.float16(4) for s in ((40, 16), (16, 32))]
     (exact,) = evaluate(problem.graph, inputs, precise=True)

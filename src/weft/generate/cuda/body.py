@@ -15,7 +15,7 @@ from weft.generate.cpp.body import Access, Body, Place, Placed
 from weft.generate.cpp.index import Index, Loaded, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
-from weft.generate.cuda.rough import FUNCTIONS, NARROW, is_rough
+from weft.generate.cuda.rough import FUNCTIONS, NARROW, is_rough, times_inverse
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -147,8 +147,13 @@ class CudaBody(Body):
         if not rough:
             return super()._make(node, place)
         operands = [self.value(x, place) for x in record.inputs]
-        if record.prim is Prim.DIV and operands[1].value.constant is not None:
-            return super()._make(node, place)
+        if record.prim is Prim.DIV and (divisor := operands[1].value.constant) is not None:
+            product = times_inverse(operands[0].value.name, divisor)
+            return (
+                self.define(record.type.dtype, False, product, operands[0].level)
+                if product
+                else super()._make(node, place)
+            )
         names = [x.value.name for x in operands]
         if record.prim is Prim.DIV and operands[1].level < operands[0].level:
             text = f"{names[0]} * {self._inverse(operands[1])}"

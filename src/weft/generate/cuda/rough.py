@@ -6,10 +6,14 @@ of a 16-bit result; correctly rounded division and roots cost ten instructions a
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from weft.generate.cpp.plan import live_nodes
+from weft.generate.expr import literal
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -38,6 +42,13 @@ JUMPS = frozenset(
 def rough_header() -> str:
     """Text of weft_cuda_rough.h."""
     return Path(__file__).with_name("weft_cuda_rough.h").read_text()
+
+
+def times_inverse(value: str, divisor: float) -> str | None:
+    """Text of a value over a constant as a product, off by a unit of f32; None where that leaves the normal numbers."""
+    if not (math.isfinite(divisor) and 1e-30 < abs(divisor) < 1e30):
+        return None
+    return f"({value} * {literal(float(np.float32(1.0 / divisor)), DType.F32)})"
 
 
 def is_rough(graph: Graph, node: NodeId) -> bool:

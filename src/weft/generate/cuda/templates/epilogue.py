@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
-from weft.generate.cuda.rough import FUNCTIONS, JUMPS, may_be_rough
+from weft.generate.cuda.rough import FUNCTIONS, may_be_rough, times_inverse
 from weft.generate.cuda.templates.prelude import load, storage, store
 from weft.generate.cuda.templates.product import Product, is_weight, offset_of
 from weft.generate.expr.ctype import c_type, literal
@@ -208,7 +208,17 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
 
 def _rough(c: Contraction) -> bool:
     """Whether the machine's own functions are exact enough; see `rough`."""
-    return c.graph is not None and not any(s.prim in JUMPS for s in c.body) and may_be_rough(c.graph)
+    return c.graph is not None and may_be_rough(c.graph)
+
+
+def _rough_text(prim: Prim, operands: Sequence[Value]) -> str | None:
+    """Text of a function of f32 by the machine's own; None where it has none that is shorter."""
+    if prim not in FUNCTIONS:
+        return None
+    divisor = operands[-1].constant
+    if divisor is None:
+        return FUNCTIONS[prim].format(*(x.name for x in operands))
+    return times_inverse(operands[0].name, divisor) if prim is Prim.DIV else None
 
 
 def _shifted_erf(c: Contraction) -> dict[int, int]:
@@ -308,10 +318,9 @@ def body(
             operands = [Value(_sum(p, acc, i), p.sum) if s < 0 else values[s][i] for s in args]
             if slot in shifted:
                 text = f"w_rough_one_plus_erf({operands[0].name})"
-            elif rough and step.prim in FUNCTIONS and c_type(step.dtype) == "w_f32" and operands[-1].constant is None:
-                text = FUNCTIONS[step.prim].format(*(x.name for x in operands))
             else:
-                text, _ = elementwise(step.prim, operands, step.dtype)
+                short = _rough_text(step.prim, operands) if rough and c_type(step.dtype) == "w_f32" else None
+                text = short or elementwise(step.prim, operands, step.dtype)[0]
             value = Value(f"{prefix}e{slot}_{i}", step.dtype)
             lines.append(f"const {value.c_type} {value.name} = {text};")
             found.append(value)
