@@ -133,6 +133,27 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
         linear(64, 64, pair=1),
     ),
+    "even, three blocks": (product((200, 264), (72, 264), turn_right=True), linear(64, 32, even=True, blocks=5)),
+    "even, a tile of many blocks": (
+        product((2, 70, 584), (2, 40, 584), weight=False, turn_right=True),
+        linear(64, 64, even=True, blocks=13),
+    ),
+    "even, further tiles, two warpgroups": (
+        product((500, 200), (200, 72), weight=False),
+        linear(128, 64, even=True, blocks=3, groups=2, band=2),
+    ),
+    "even, pair below": (
+        product((300, 264), (72, 264), turn_right=True),
+        linear(64, 64, even=True, pair=1, blocks=8),
+    ),
+    "even, pair beside": (
+        product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16),
+        linear(64, 32, even=True, pair=2, blocks=6),
+    ),
+    "even, 3x3": (
+        convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
+        pixels(64, 32, (1, 7, 9), even=True, blocks=3),
+    ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
@@ -180,6 +201,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 PIPELINES = (
     "pair below, packed",
+    "even, pair below",
     "pair beside, nn, in turn",
     "pair below, tn, in turn",
     "pair below, field",

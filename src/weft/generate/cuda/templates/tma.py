@@ -29,7 +29,7 @@ from weft.generate.cuda.templates.tma_operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.templates.tma_pack import pack_panels
-from weft.generate.cuda.templates.tma_shape import Shape, pairs_of, tiles_of
+from weft.generate.cuda.templates.tma_shape import Shape, even_of, pairs_of, tiles_of
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
@@ -47,6 +47,12 @@ def header() -> str:
 def pair_header() -> str:
     """The functions of blocks that copy for each other."""
     return (Path(__file__).parent / "weft_cuda_pair.h").read_text(encoding="utf-8")
+
+
+@cache
+def even_header() -> str:
+    """The functions of blocks that hand sums to each other."""
+    return (Path(__file__).parent / "weft_cuda_even.h").read_text(encoding="utf-8")
 
 
 def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
@@ -81,7 +87,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("one buffer: the next copy must be there before the last is given back")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
-    wrong = _no_pair(p, rows, s)
+    wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
         return wrong
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, shared=s.pair == 2)
@@ -94,12 +100,12 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if end.by_row:
         return Declined("outputs whose channels lie apart")
     packed = w.map is None
-    args = epilogue.arguments(p, packed, False, False)
+    args = epilogue.arguments(p, packed, s.even, s.even)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
     units = math.prod(pairs_of(p, rows, s)) * p.z
     together = 2 if s.pair else 1
-    grid = min(s.blocks // together or units, units) * s.cluster
+    grid = (s.blocks // together if s.even else min(s.blocks // together or units, units)) * s.cluster
     readers = (4 if s.turns else 4 * s.groups) * together
     own = readers // together
     lines = [
@@ -124,14 +130,19 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         ),
         "__syncthreads();",
         "w_cluster_sync();\nconst u32 rank = blockIdx.x % 2;" if s.pair else "",
-        _range(p, s),
+        _range(p, rows, s),
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
         "} else {",
         *_products(p, rows, s, a, w, end.width),
         "} }",
     ]
-    functions = header() + (pair_header() if s.pair else "") + (tf32.FUNCTIONS if p.tf32 else "")
+    functions = (
+        header()
+        + (pair_header() if s.pair else "")
+        + (even_header() if s.even else "")
+        + (tf32.FUNCTIONS if p.tf32 else "")
+    )
     functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
@@ -148,6 +159,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         text=text + (packing.text if packing else ""),
         launches=(launch,),
         pack=packing.launches if packing else (),
+        workspace_bytes=grid * s.bm * s.bn * 4 if s.even else 0,
+        state_bytes=grid * 4 * s.groups * 4 if s.even else 0,
         packed_bytes=packing.bytes if packing else (),
         replaces_weights=packing.replaces if packing else (),
         capability=90,
@@ -169,6 +182,18 @@ def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
     return None
 
 
+def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why steps cannot be divided evenly."""
+    if not s.even:
+        return None
+    if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
+        return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
+    e = even_of(p, rows, s, _steps(p, s))
+    if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
+        return Declined("tiles that fill the grid, or fewer steps than blocks")
+    return None
+
+
 def _steps(p: Product, s: Shape) -> int:
     """Stages that the whole sum takes."""
     if s.fields:
@@ -181,9 +206,13 @@ def _rounds(p: Product, s: Shape) -> int:
     return math.prod(p.c.kernel) // s.unit if s.fields else 1
 
 
-def _range(p: Product, s: Shape) -> str:
+def _range(p: Product, rows: Rows, s: Shape) -> str:
     """Declares the steps of the sum of this block and its place in the cluster."""
     kt = _steps(p, s)
+    if s.even:
+        e = even_of(p, rows, s, kt)
+        unit = "blockIdx.x / 2" if s.pair else "blockIdx.x"
+        return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
     taps = _rounds(p, s)  # a field is read whole
@@ -227,6 +256,17 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
 
 def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
     tiles = math.prod(pairs_of(p, rows, s)) * p.z
+    if s.even:
+        e = even_of(p, rows, s, _steps(p, s))
+        kt = e.steps
+        # from the highest step down, so that what a block leaves to the next one is there when that comes to it
+        return (
+            f"int upto = highest, next = {e.shared} + unit;\n#pragma unroll 1\nfor (;;) {{ int tile, first, last;"
+            f" if (upto > lowest) {{ tile = (upto - 1) / {kt}; first = lowest > tile * {kt} ? lowest - tile * {kt} : 0;"
+            f" last = upto - tile * {kt}; upto = tile * {kt} + first; }}"
+            f" else if (next < {tiles}) {{ tile = next; next += {e.units}; first = 0; last = {kt}; }} else break;"
+            f" {_tile(p, rows, s)}"
+        )
     if s.split > 1:
         return f"{{ const int tile = blockIdx.x / {s.split}; {_tile(p, rows, s)}"
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
@@ -241,7 +281,8 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     bytes_ = ((0 if s.fields else box) + s.bn) * s.step * 2
     tn = "tn * 2 + rank" if s.pair == 2 else "tn"
     tile_at = (
-        f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + {tn}) * {kt * s.bn * STEP // p.words};"
+        f"const {kind}* const pk_tile = (const {kind}*)pk"
+        f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * STEP // p.words};"
         if packed
         else ""
     )
@@ -250,7 +291,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     lines = ["w_fewer_registers<40>();"] if s.moves_registers else []
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);"))
     early = "0u"
-    if packed:
+    if packed and not s.even:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
         start = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
         lines += [
@@ -271,7 +312,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
         f"const u32 slot = it % {s.stages}, bar = sb + FULL + 8 * slot;",
-        f"if (it >= {early}) {{" if packed else "{",
+        f"if (it >= {early}) {{" if packed and not s.even else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, it / {s.stages} & 1 ^ 1); w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
         "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
@@ -317,6 +358,35 @@ def _in_field(p: Product, s: Shape) -> str:
     return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
 
+def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
+    """A tile's last block adds what the blocks before it have left, and ends the tile; the others leave their sums."""
+    e = even_of(p, rows, s, _steps(p, s))
+    high, warps, threads = s.rows // 64, 4 * s.groups, 128 * s.groups
+    each = f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int c = 0; c < {s.bn // 8}; ++c)"
+    place = f"[(i * {s.bn // 8} + c) * {threads}]"
+
+    def mine(unit: str) -> str:
+        block = f"({unit} * 2 + (int)rank)" if s.pair else unit
+        return (
+            f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
+            f" unsigned* const flag = (unsigned*)state + {block} * {warps} + warp;"
+        )
+
+    return [
+        f"if (last < {e.steps}) {{ {mine('unit')}\n{each}",
+        f"sums{place} = make_float4(acc[i][4 * c], acc[i][4 * c + 1], acc[i][4 * c + 2], acc[i][4 * c + 3]);",
+        "__syncwarp(); if (lane == 0) w_raise(flag);",
+        "} else {",
+        f"if (first > 0)\n#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')}",
+        f"if (lane == 0) w_await(flag);\n__syncwarp();\n{each} {{",
+        f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});",
+        "float* const d = acc[i] + 4 * c; d[0] += part.x; d[1] += part.y; d[2] += part.z; d[3] += part.w; }",
+        f"if ({e.range_of('other')} <= tile * {e.steps}) break; }}",
+        *end,
+        "}",
+    ]
+
+
 def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int) -> list[str]:
     """The warpgroups that multiply."""
     high = s.rows // 64
@@ -341,6 +411,8 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     free = "if (lane < 2) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
     at_both = ", lane" if s.pair else ""
     ahead, end = finish(p, rows, s, w, width)
+    if s.even:
+        end = _handed(p, rows, s, end)
     return [
         "w_more_registers<232>();" if s.moves_registers else "",
         "w_wait(); w_release();",

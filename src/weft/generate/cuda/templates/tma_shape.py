@@ -10,7 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8))
+_DEFAULTS = (("pair", 0), ("band", 8), ("even", False))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -46,6 +46,9 @@ class Shape(Parameters):
     other; 2: of the left one, for tiles side by side. 0: every block copies for itself."""
     band: int = 8
     """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
+    even: bool = False
+    """True: all blocks get equally many steps of the tiles that do not fill the grid; of a tile that several blocks
+    work on, the last adds up what the others leave in memory."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
@@ -100,3 +103,31 @@ def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
     counts, columns = tiles_of(p, rows, s)
     high = math.prod(counts)
     return (-(-high // 2) if s.pair == 1 else high), (-(-columns // 2) if s.pair == 2 else columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """How the steps of tiles are divided evenly; a unit is a block, or two that copy for each other."""
+
+    tiles: int
+    """Tiles, or pairs of them."""
+    units: int
+    """Of the grid."""
+    steps: int
+    """Of a whole tile."""
+
+    @property
+    def shared(self) -> int:
+        """Tiles that are divided, the first ones: what does not fill the grid, and one more for each unit."""
+        left = self.tiles % self.units
+        return left + self.units if self.tiles > self.units and left else left
+
+    def range_of(self, unit: str) -> str:
+        """C text: the first shared step of a unit, counted over all tiles."""
+        return f"({unit}) * {self.shared * self.steps} / {self.units}"
+
+
+def even_of(p: Product, rows: Rows, s: Shape, steps: int) -> Even:
+    """The division of a shape that is even."""
+    together = 2 if s.pair else 1
+    return Even(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // together), steps)
