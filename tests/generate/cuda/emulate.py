@@ -23,7 +23,7 @@ from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
 FACTS = GpuFacts()
 _SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
-_ALONE = ("w_sync(", "w_shfl(", "w_cluster", "w_any_thread(", "w_moments<")
+_ALONE = ("w_sync(", "w_shfl(", "w_cluster", "w_any_thread(", "w_moments<", "w_meet<")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def build(batch: Sequence[Trial]) -> ctypes.CDLL:
         texts.append(f"namespace n{number} {{{rest}}}")
         waits = str(any(word in rest for word in _ALONE)).lower()
         texts += [
-            f'extern "C" void run_{launch.entry}(void* const* a, unsigned g, unsigned b, unsigned c) '
-            f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}); }}"
+            f'extern "C" void run_{launch.entry}(void* const* a, unsigned g, unsigned b, unsigned c, unsigned t) '
+            f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}, t); }}"
             for launch in source.launches
         ]
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
@@ -71,8 +71,8 @@ def build(batch: Sequence[Trial]) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "k.so"))
 
 
-def run(one: Trial, library: ctypes.CDLL) -> list[Array]:
-    """Outputs; fails when anything else was written."""
+def run(one: Trial, library: ctypes.CDLL, *, together: bool = True) -> list[Array]:
+    """Outputs; fails when anything else was written. `together`: blocks that meet run at once, as one may expect."""
     graph, problem, source = one.problem.graph, one.problem, one.source
     ins = [
         _Zone(graph.type_of(n).nbytes, 0xA5, to_memory(x, graph.type_of(n), f))
@@ -89,7 +89,8 @@ def run(one: Trial, library: ctypes.CDLL) -> list[Array]:
         return (work if pointer.kind == "work" else state).address + pointer.index
 
     for launch in source.launches:
-        _launch(launch, [address(p) for p in launch.arguments if isinstance(p, Pointer)], library)
+        gang = launch.grid[0] if together and "w_meet<" in source.text else launch.cluster[0]
+        _launch(launch, [address(p) for p in launch.arguments if isinstance(p, Pointer)], library, gang)
     for k, zone in enumerate(ins):
         assert (zone.raw == zone.before).all(), f"input {k} was modified"
     work.check_guards("workspace")
@@ -102,11 +103,12 @@ def run(one: Trial, library: ctypes.CDLL) -> list[Array]:
     ]
 
 
-def _launch(launch: Launch, addresses: list[int], library: ctypes.CDLL) -> None:
+def _launch(launch: Launch, addresses: list[int], library: ctypes.CDLL, gang: int) -> None:
     assert launch.grid[0] > 0 and launch.block[0] % 32 == 0 and launch.block[0] <= 1024
     assert launch.grid[0] % launch.cluster[0] == 0
     function = getattr(library, f"run_{launch.entry}")
-    function((ctypes.c_void_p * max(len(addresses), 1))(*addresses), launch.grid[0], launch.block[0], launch.cluster[0])
+    sizes = (launch.grid[0], launch.block[0], launch.cluster[0], gang)
+    function((ctypes.c_void_p * max(len(addresses), 1))(*addresses), *sizes)
 
 
 def check(batch: Sequence[Trial]) -> None:

@@ -30,7 +30,7 @@ struct Thread {
   std::unique_ptr<char[]> stack;
   bool done = false;
   long waits = 0;       // generation of the barrier that it waits for
-  int kind = 0;         // 0 runs, 1 block barrier, 2 warp exchange, 3 cluster barrier
+  int kind = 0;         // 0 runs, 1 block barrier, 2 warp exchange, 3 cluster barrier, 4 what other blocks write
   long exchanges = 0;
 };
 
@@ -115,6 +115,12 @@ struct Block {
         moved = true;
       }
     }
+    for (auto& f : fibers) {
+      if (f.kind != 4) continue;
+      f.kind = 0;
+      if (!moved) std::this_thread::yield();
+      moved = true;
+    }
     if (!moved) fail("threads wait for each other in vain");
   }
 };
@@ -141,6 +147,27 @@ inline void w_cluster_put(const float* p, unsigned rank, float x) {
 inline unsigned w_cluster_word(const unsigned* p, unsigned rank) {
   return *(const volatile unsigned*)((char*)p - &base_of_shared + block->cluster->bases[rank]);
 }
+inline unsigned w_count(unsigned* counter, unsigned total) {
+  unsigned old = __atomic_load_n(counter, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(counter, &old, old + 1u == total ? 0u : old + 1u, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
+  return old;
+}
+inline void w_put_words(unsigned* p, unsigned long long a, unsigned long long b) {
+  __atomic_store_n((unsigned long long*)p, a, __ATOMIC_RELAXED);
+  __atomic_store_n((unsigned long long*)p + 1, b, __ATOMIC_RELAXED);
+}
+inline void w_take_words(const unsigned* p, unsigned long long& a, unsigned long long& b) {
+  a = __atomic_load_n((const unsigned long long*)p, __ATOMIC_RELAXED);
+  b = __atomic_load_n((const unsigned long long*)p + 1, __ATOMIC_RELAXED);
+}
+inline void w_again() { block->pause(4); }
+inline bool w_any_lane(bool x) {
+  unsigned any = x;
+  for (int o = 1; o < 32; o *= 2) any |= w_shfl_word(any, o);
+  return any;
+}
+inline unsigned w_opaque(unsigned x) { return x; }
+inline void w_least_shared(unsigned* p, unsigned x) { *p = x < *p ? x : *p; }
 template <class T> W_FN T w_fresh(const T* p) { return *(const volatile T*)p; }
 inline bool w_last_arrival(unsigned* counter, unsigned total) {
   bool last = (*counter)++ == total - 1u;
@@ -181,9 +208,11 @@ inline unsigned w_narrow2_bf16(float lo, float hi) { return w_narrow_bf16(lo) | 
 template <class... A, std::size_t... I>
 void call_with(void (*f)(A...), void* const* arguments, std::index_sequence<I...>) { f((A)arguments[I]...); }
 
-// One launch: `exchanges` says whether threads wait for each other (else they simply run one after the other).
+// One launch: `exchanges` says whether threads wait for each other (else they simply run one after the other), `gang` how
+// many blocks run at once: whole clusters.
 template <class... A>
-void emulate(void (*f)(A...), void* const* arguments, unsigned grid, unsigned threads, unsigned cluster, bool exchanges) {
+void emulate(void (*f)(A...), void* const* arguments, unsigned grid, unsigned threads, unsigned cluster, bool exchanges,
+             unsigned gang) {
   auto body = [=] { call_with(f, arguments, std::index_sequence_for<A...>{}); };
   typedef decltype(body) Body;
   auto enter = [](void* p) { (*(const Body*)p)(); };
@@ -192,10 +221,10 @@ void emulate(void (*f)(A...), void* const* arguments, unsigned grid, unsigned th
       for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) body();
     return;
   }
-  for (unsigned first = 0; first < grid; first += cluster) {
+  for (unsigned first = 0; first < grid; first += gang) {
     Cluster together((int)cluster);
     std::vector<std::thread> blocks;
-    for (unsigned r = 0; r < cluster; ++r) {
+    for (unsigned r = 0; r < gang; ++r) {
       auto one = [&, r] {
         Block b{};
         b.threads = threads, b.rank = r, b.number = first + r;
@@ -203,7 +232,7 @@ void emulate(void (*f)(A...), void* const* arguments, unsigned grid, unsigned th
         b.argument = (void*)&body, b.body = enter;
         b.run();
       };
-      if (cluster == 1) one();
+      if (gang == 1) one();
       else blocks.emplace_back(one);
     }
     for (auto& t : blocks) t.join();

@@ -42,6 +42,8 @@ class Form:
     """A thread has all of a short innermost axis of joined values, of one or more neighbours."""
     once: bool = False
     """Mean and variance by one pass over a row, see `moments`."""
+    meet: int = 1
+    """Blocks that share one row and, where mean and variance take one pass, meet through memory; then no cluster."""
 
     def schedule(self) -> Schedule:
         """The schedule with these parameters; those that came later stand in it only where they matter."""
@@ -55,5 +57,5 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False}
+LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1}
 """Parameters that schedules of old do not have, and what they mean by that."""

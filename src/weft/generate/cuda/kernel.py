@@ -18,7 +18,7 @@ from weft.generate.cuda.body import Accesses, CudaBody, TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
-from weft.generate.cuda.moments import Moments, moments_header
+from weft.generate.cuda.moments import Moments, meet_header, moments_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
 from weft.generate.cuda.rough import may_be_rough, rough_header
@@ -30,7 +30,7 @@ from weft.generate.expr.ctype import storage_type
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType
+from weft.ir.types import DType, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
@@ -49,6 +49,12 @@ def machine_header() -> str:
 def runtime_header() -> str:
     """Text of weft_cuda.h."""
     return Path(__file__).with_name("weft_cuda.h").read_text()
+
+
+@cache
+def float8_header() -> str:
+    """Text of weft_cuda_float8.h."""
+    return Path(__file__).with_name("weft_cuda_float8.h").read_text()
 
 
 class CudaText:
@@ -149,8 +155,8 @@ class CudaText:
         """A constant as its bytes: the compiler takes no infinity in a table."""
         dtype = self.graph.type_of(node).dtype
         data = np.ascontiguousarray(self.graph.constant(node))
-        if dtype is DType.BF16:
-            data = (data.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        if dtype.is_held:
+            data = to_bits(data, dtype)
         raw = data.tobytes()
         words = np.frombuffer(raw + b"\0" * (-len(raw) % 16), np.uint32)
         text = ", ".join(f"{w}u" for w in words.tolist())
@@ -244,10 +250,14 @@ class CudaText:
         if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
             bodies = [f"W_KERNEL(32) {self.entry}() {{\n  w_wait();\n  w_release();\n}}"]
             launches = [Launch(self.entry, (1, 1, 1), (32, 1, 1), ())]
+        if any(self.graph.type_of(n).dtype.is_float8 for n in live_nodes(self.graph)):
+            texts.append(float8_header().rstrip())
         if any("w_rough_" in body for body in bodies):
             texts.append(rough_header().rstrip())
-        if any("w_moments<" in body for body in bodies):
+        if any("w_moments<" in body or "w_meet<" in body for body in bodies):
             texts.append(moments_header().rstrip())
+        if any("w_meet<" in body for body in bodies):
+            texts.append(meet_header().rstrip())
         texts += [self.tables[t] for t in sorted(tables, key=_natural)]
         return CudaSource(
             schedule,

@@ -1,4 +1,4 @@
-"""Mean and variance of long rows by one pass over them, with one exchange among the blocks of a cluster.
+"""Mean and variance of long rows by one pass over them, with one exchange among the blocks that share a row.
 
 A warp sums x - s and (x - s)² about one of its own n elements s; with a, b those sums, its mean is s + a / n and its
 squares about that are b - a² / n. As s is one of the elements, what remains of b is at least its n-th part, so that
@@ -9,6 +9,11 @@ n_i elements are joined by
 
 those of the warps by the first warp of a block, which puts the result into the shared memory of all blocks of its
 cluster; those of the blocks by the first warp of each. What follows reads its operands before that exchange.
+
+Blocks need not be a cluster: they may *meet through memory* (`Form.meet`). Each leaves mean and squares of its part in
+the state, two words with a mark each, and reads those of the others until all are there: one way to the L2 cache and
+one back, no fence, no counter. The last to have read sets them back. Nothing depends on blocks running at once: a part
+that stays away, since its block has not started, is reduced by those who wait for it, with the same bits.
 
 Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: analysis and recommendations (1983).
 """
@@ -31,6 +36,8 @@ from weft.ir.graph import NodeId
 WARP = 32
 SQUARES = 1
 """Number of the stage of the squares, which follows that of the sum."""
+SLOT_WORDS = 4
+"""Words of what a block leaves for the others: mean and squares of its part of a row, each with a mark."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
 
@@ -41,12 +48,20 @@ def moments_header() -> str:
     return Path(__file__).with_name("weft_cuda_moments.h").read_text()
 
 
+@cache
+def meet_header() -> str:
+    """Text of weft_cuda_meet.h."""
+    return Path(__file__).with_name("weft_cuda_meet.h").read_text()
+
+
 @final
 class Moments(Rows):
     """Emits one segment; as `Rows` where it does not begin with a sum and the squares about its mean."""
 
     _pair: tuple[NodeId, NodeId] | None = None
-    _reads = False
+    _slots = ""
+    """What the blocks of this row leave for each other, and, `_left`, how many had read it."""
+    _left = ""
 
     def _prepare(self) -> bool:
         if not super()._prepare():
@@ -72,6 +87,17 @@ class Moments(Rows):
         else:
             fits = self.across >= max(WARP, min(self.form.threads, 256))  # a block has one row
         return (total, squares) if fits and self.space_of[0].vectors else None
+
+    def _sharing(self, turns: int) -> int:
+        shared = min(self.form.meet, turns) if self._pair is not None else 1
+        self.meets = shared > 1
+        return shared if self.meets else super()._sharing(turns)
+
+    def _leave(self) -> None:
+        if self._slots:
+            count = self.cluster * self.columns * self.row_lanes
+            self.nest.put(f"w_leave<{self.draft.threads}, {self.cluster}, {count}>({self._slots}, {self._left});")
+        super()._leave()
 
     def _shares_columns(self) -> bool:
         return self.by_columns if self._pair is not None else super()._shares_columns()
@@ -115,18 +141,57 @@ class Moments(Rows):
     def _moments(self) -> None:
         graph, put = self.scene.graph, self.nest.put
         assert self._pair is not None
-        total, squares = self._pair
-        if self.cluster > 1:
-            put("w_cluster_arrive();")
-        sums, squared, shift, count = self._pass(graph.nodes[total].inputs[0])
-        if not self.repeated:
-            super()._read_ahead()
-        self._read_row_values()
-        names = self._exchange_moments(sums, squared, shift, count)
-        for number, root in enumerate((total, squares)):
+        operand = graph.nodes[self._pair[0]].inputs[0]
+        if self.meets:
+            self._read_row_values()
+            names = self._meet(operand)
+        else:
+            if self.cluster > 1:
+                put("w_cluster_arrive();")
+            sums, squared, shift, count = self._pass(operand)
+            if not self.repeated:
+                super()._read_ahead()
+            self._read_row_values()
+            names = self._exchange_moments(sums, squared, shift, count)
+        for number, root in enumerate(self._pair):
             dtype = graph.type_of(graph.nodes[root].inputs[0]).dtype
             totals = [Accumulator(root, r, name, graph.nodes[root].prim, dtype) for r, name in enumerate(names[number])]
             self._results(number, self.segment.stages[number], totals)
+
+    def _meet(self, operand: NodeId) -> tuple[list[str], list[str]]:
+        """The pass over this block's part, and over those that stay away; names as `_exchange_moments` gives them."""
+        put, rows, group = self.nest.put, self.row_lanes, f"blockIdx.x / {self.cluster}u"
+        beside = self.columns if self.by_columns else 1
+        words = self.cluster * rows * beside * SLOT_WORDS
+        slots, departed = (self.text.counters(self.groups * n) for n in (words, 1))
+        desk, self._slots, self._left, total, squares = (self.draft.name(p) for p in "mmnst")
+        self.draft.shared.append(f"W_SHARED w_desk<{self.draft.threads}, {rows}, {beside}, {self.cluster}> {desk};")
+        put(f"unsigned* const {self._slots} = {slots} + ({group} * {words}u);")
+        put(f"unsigned {self._left};")
+        put(f"w_f32 {total}[{rows}], {squares}[{rows}];")
+        space = self.space_of[0]
+        sizes = f"{space.turns * self.across * space.lanes}u, {space.vectors * space.lanes}u"
+        with self.body.block(f"for (w_index part = rank; part != {self.cluster}u;)"):
+            self.part = "part"
+            sums, squared, shift, count = self._pass(operand)
+            put("const w_index own = w_opaque(rank);")  # else its addresses would stay in registers throughout the loop
+            self.part = "own"
+            super()._read_ahead()
+            self.part = "rank"
+            given, about = self.draft.name("x"), self.draft.name("s")
+            put(f"w_f32 {given}[{2 * rows}] = {{{', '.join([*sums, *squared])}}};")
+            put(f"const w_f32 {about}[{rows}] = {{{', '.join(shift)}}};")
+            put(f"w_publish({desk}, {given}, {about}, {count}, part, {self._slots});")
+            where = f"{desk}, part, rank, {self._slots}, {departed} + ({group}), {self._left}"
+            put(f"part = w_meet<{sizes}>({where}, {total}, {squares});")
+        return self._named(total), self._named(squares)
+
+    def _named(self, array: str) -> list[str]:
+        """A name for each of an array's values."""
+        names = [self.draft.name("s") for _ in range(self.row_lanes)]
+        for r, name in enumerate(names):
+            self.nest.put(f"const w_f32 {name} = {array}[{r}];")
+        return names
 
     def _pass(self, operand: NodeId) -> tuple[list[str], list[str], list[str], str]:
         """Per row of a thread the sums about the shift, their squares, the shift; and the number of elements."""
@@ -161,7 +226,7 @@ class Moments(Rows):
         """An element of the warp; where more digits matter, the middle one of three."""
         put = self.nest.put
         first = f"threadIdx.x / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
-        first = f"rank * {space.turns * self.across}u + {first}" if self.cluster > 1 else first
+        first = f"{self.part} * {space.turns * self.across}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
         for turn in [0] if self.text.rough else [0, space.turns // 3, 2 * space.turns // 3]:
             names = [self.draft.name("s") for _ in shift]
@@ -204,9 +269,4 @@ class Moments(Rows):
         sizes = f"{self.draft.threads}, {rows}, {beside}, {self.cluster}"
         rank = "rank" if self.cluster > 1 else "0u"
         put(f"w_moments<{sizes}>({given}, {about}, {count}, {rank}, (w_f32*){memory}, {total}, {squares});")
-        found = []
-        for array in (total, squares):
-            found.append([self.draft.name("s") for _ in range(rows)])
-            for r, name in enumerate(found[-1]):
-                put(f"const w_f32 {name} = {array}[{r}];")
-        return found[0], found[1]
+        return self._named(total), self._named(squares)

@@ -80,6 +80,8 @@ class Rows(Team):
         self.form = text.form
         self.slices = False
         """Whether a block of a cluster owns elements that follow each other, not every so many."""
+        self.part = "rank"
+        """Number of the slice of a row that a loop goes over."""
         self.unrolled = BATCH
         """Turns of a loop that are written out although nothing of them is kept."""
 
@@ -187,7 +189,7 @@ class Rows(Team):
         self.vectors = vectors
         turns = max(-(-s.vectors // max(self.across, 1)) for s in self.spaces)
         self.repeated = False
-        self.cluster = min(form.cluster, _power(turns)) if self.by_columns or self.across >= 128 else 1
+        self.cluster = self._sharing(turns)
         self.split = 1
         """Blocks that share the rows of a block."""
         if self.by_columns:
@@ -211,7 +213,7 @@ class Rows(Team):
         self.groups = groups
         if form.spread and self.cluster == 1:
             self._divide(max(1, form.spread // groups), turns)
-        draft.cluster = self.cluster
+        draft.cluster = 1 if self.meets else self.cluster
         draft.blocks = groups * self.cluster * self.split
         block = "blockIdx.x"
         if self.repeated:  # what was read last is read first: it may still be in the cache
@@ -219,7 +221,7 @@ class Rows(Team):
             block = "block"
         self.member = "y"
         if self.cluster > 1:
-            put("const w_index rank = w_cluster_rank();")
+            put(f"const w_index rank = {f'blockIdx.x % {self.cluster}u' if self.meets else 'w_cluster_rank()'};")
             put(f"const w_index member = rank * {self.across}u + y;")
             block, self.member = f"blockIdx.x / {self.cluster}u", "member"
         if self.split > 1:
@@ -242,6 +244,10 @@ class Rows(Team):
             space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
             reducing = any(self.segment.stages[k].reductions for k in space.stages)
             space.turns = space.turns if reducing else _whole(space.turns)
+
+    def _sharing(self, turns: int) -> int:
+        """Blocks that share the rows of a block, given the turns of one block alone."""
+        return min(self.form.cluster, _power(turns)) if self.by_columns or self.across >= 128 else 1
 
     def _shares_columns(self) -> bool:
         """Whether blocks of a cluster can exchange what they have of several rows."""
@@ -286,8 +292,12 @@ class Rows(Team):
             self._read_ahead()
             for number, stage in enumerate(self.segment.stages):
                 self._stage(number, stage)
-            if self.cluster > 1 and not self.slices:
-                self.nest.put("w_cluster_sync();")  # no block leaves while others read its memory
+            self._leave()
+
+    def _leave(self) -> None:
+        """No block leaves while others read its memory."""
+        if self.cluster > 1 and not self.slices:
+            self.nest.put("w_cluster_sync();")
 
     def _plan_carried(self) -> None:
         """Arrays for what several stages over the same loops ask for: loaded values and costly intermediates."""
@@ -352,7 +362,7 @@ class Rows(Team):
             turn = f"c * {batch}u + u" if batch else "u"
             position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
             sliced = self.slices and self.cluster > 1
-            position = f"(rank * {space.turns}u + {turn})" if sliced else position
+            position = f"({self.part} * {space.turns}u + {turn})" if sliced else position
             turns = -(-space.turns // count) * count
             even = space.vectors == self.across * self.cluster * turns * space.split
             clamped = not even and turns > 1

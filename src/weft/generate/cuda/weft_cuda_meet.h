@@ -1,0 +1,149 @@
+// Blocks that share rows of one launch meet through memory: see moments.py. Stands behind weft_cuda_moments.h.
+#ifdef __CUDA_ARCH__  // on the host the emulated machine has these
+// Counts; the counter is 0 again after `total`.
+W_FN unsigned w_count(unsigned* counter, unsigned total) { return atomicInc(counter, total - 1u); }
+// Two words that each say whether they have been written: no word is seen by halves.
+W_FN void w_put_words(unsigned* p, unsigned long long a, unsigned long long b) {
+  asm volatile("st.relaxed.gpu.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+W_FN void w_take_words(const unsigned* p, unsigned long long& a, unsigned long long& b) {
+  asm volatile("ld.relaxed.gpu.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+}
+// Before words are read again that were not there.
+W_FN void w_again() {}
+W_FN bool w_any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+W_FN void w_least_shared(unsigned* p, unsigned x) { atomicMin(p, x); }
+// A value that the compiler does not follow.
+W_FN unsigned w_opaque(unsigned x) {
+  unsigned y;
+  asm volatile("mov.u32 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+#endif
+#define W_PATIENCE 64  // times that words are read again: some 50 us
+W_FN unsigned long long w_written(w_f32 x) { return 1ull << 32 | w_bits<unsigned>(x); }
+// Where a block of THREADS with ROWS rows each, of BESIDE threads beside each other, keeps what GROUP blocks have.
+template <int THREADS, int ROWS, int BESIDE, int GROUP> struct w_desk {
+  static constexpr int WARPS = THREADS / 32, EVERY = ROWS * BESIDE, SLOTS = 32 / EVERY;
+  static constexpr int WANTED = (GROUP * EVERY + 127) / 128, READERS = WANTED < WARPS ? WANTED : WARPS;
+  w_f32 parts[2 * WARPS * EVERY], shifts[WARPS * EVERY], counts[2 * WARPS], last[2 * EVERY], read[3 * READERS * EVERY];
+  unsigned missing;
+};
+// Leaves mean and squares of a part of the rows for the others: 4 words per part and row. As `w_moments`.
+template <int THREADS, int ROWS, int BESIDE, int GROUP>
+W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS],
+                    w_f32 n, unsigned part, unsigned* slots) {
+  typedef w_desk<THREADS, ROWS, BESIDE, GROUP> Desk;
+  constexpr int WARPS = Desk::WARPS, EVERY = Desk::EVERY, SLOTS = Desk::SLOTS;
+  const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, at = warp * BESIDE + lane % BESIDE;
+  typedef w_fold<2 * ROWS, 16, BESIDE> Fold;
+  const unsigned first = Fold::run(x);
+  n = w_sum_lanes<BESIDE>(n);
+#pragma unroll
+  for (int i = 0; i < Fold::left; ++i) desk.parts[at * (2 * ROWS) + first + i] = x[i];
+  if (lane < BESIDE) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) desk.shifts[at * ROWS + r] = shift[r];
+    desk.counts[2 * warp] = n, desk.counts[2 * warp + 1] = w_share_of(n);
+  }
+  if (threadIdx.x == 0u) desk.missing = GROUP;
+  w_sync();
+  const unsigned row = lane % EVERY, slot = lane / EVERY;
+  w_f32 count, total, mean, q;
+  if (warp == 0u) {
+    constexpr int K = (WARPS + SLOTS - 1) / SLOTS;
+    w_f32 ns[K], ms[K], qs[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const unsigned w = slot + k * SLOTS, v = (w < WARPS ? w : 0u) * BESIDE + row / ROWS;
+      const w_f32 a = desk.parts[v * (2 * ROWS) + row % ROWS], b = desk.parts[v * (2 * ROWS) + ROWS + row % ROWS];
+      const w_f32 *const c = desk.counts + 2 * (w < WARPS ? w : 0u), off = a * c[1];
+      ns[k] = w < WARPS ? c[0] : 0.0f;
+      ms[k] = desk.shifts[v * ROWS + row % ROWS] + off;
+      qs[k] = w < WARPS ? b - a * off : 0.0f;
+    }
+    w_join<EVERY>(ns, ms, qs, count, total, mean, q);
+    if (slot == 0u) w_put_words(slots + (part * EVERY + row) * 4u, w_written(mean), w_written(q));
+  }
+}
+// Sum and squares about the mean of whole rows of TOTAL elements, of which GROUP blocks have EACH, the last ones less.
+// Gives GROUP; or, instead of them, a part that has been missing for long, or this block's own after it has reduced
+// another. `left`: in one thread, how many blocks had read before.
+template <unsigned EACH, unsigned TOTAL, int THREADS, int ROWS, int BESIDE, int GROUP>
+W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, unsigned own,
+                     const unsigned* slots, unsigned* departed, unsigned& left, w_f32 (&sum)[ROWS],
+                     w_f32 (&squares)[ROWS]) {
+  typedef w_desk<THREADS, ROWS, BESIDE, GROUP> Desk;
+  constexpr int EVERY = Desk::EVERY, SLOTS = Desk::SLOTS, READERS = Desk::READERS;
+  const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, row = lane % EVERY, slot = lane / EVERY;
+  w_f32 count, total, mean, q;
+  if (warp < READERS) {
+    constexpr int STEP = READERS * SLOTS, K = (GROUP + STEP - 1) / STEP;
+    w_f32 ns[K], ms[K], qs[K];
+    unsigned long long a[K], b[K];
+    unsigned missing = GROUP;
+    for (int tries = 0; tries < W_PATIENCE; ++tries) {
+      missing = GROUP;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const unsigned g = warp * SLOTS + slot + k * STEP;
+        w_take_words(slots + ((g < GROUP ? g : 0u) * EVERY + row) * 4u, a[k], b[k]);
+      }
+#pragma unroll
+      for (int k = K; k-- > 0;)
+        if ((a[k] & b[k]) >> 32 == 0ull) missing = warp * SLOTS + slot + k * STEP;
+      if (!w_any_lane(missing != GROUP)) break;
+      w_again();
+    }
+    if (missing != GROUP) w_least_shared(&desk.missing, missing < GROUP ? missing : 0u);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const unsigned g = warp * SLOTS + slot + k * STEP;
+      const bool some = g < GROUP && g * EACH < TOTAL;
+      ns[k] = some ? (w_f32)(TOTAL - g * EACH < EACH ? TOTAL - g * EACH : EACH) : 0.0f;
+      ms[k] = w_bits<w_f32>((unsigned)a[k]);
+      qs[k] = g < GROUP ? w_bits<w_f32>((unsigned)b[k]) : 0.0f;
+    }
+    w_join<EVERY>(ns, ms, qs, count, total, mean, q);
+    if (slot == 0u) {
+      if constexpr (READERS == 1) {
+        desk.last[row] = total, desk.last[EVERY + row] = q;
+      } else {
+        w_f32* here = desk.read + warp * (3 * EVERY) + row;
+        here[0] = count, here[EVERY] = mean, here[2 * EVERY] = q;
+      }
+    }
+  }
+  w_sync();
+  const unsigned next = desk.missing != GROUP || part == own ? desk.missing : own;
+  if (next != GROUP) {
+    w_sync();
+    return next;
+  }
+  if constexpr (READERS > 1) {
+    if (warp == 0u) {
+      constexpr int K = (READERS + SLOTS - 1) / SLOTS;
+      w_f32 ns[K], ms[K], qs[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const unsigned w = slot + k * SLOTS, v = (w < READERS ? w : 0u) * (3 * EVERY) + row;
+        ns[k] = w < READERS ? desk.read[v] : 0.0f, ms[k] = desk.read[v + EVERY], qs[k] = w < READERS ? desk.read[v + 2 * EVERY] : 0.0f;
+      }
+      w_join<EVERY>(ns, ms, qs, count, total, mean, q);
+      if (slot == 0u) desk.last[row] = total, desk.last[EVERY + row] = q;
+    }
+    w_sync();
+  }
+  left = threadIdx.x == THREADS - 32 ? w_count(departed, GROUP) : 0u;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    sum[r] = desk.last[lane % BESIDE * ROWS + r];
+    squares[r] = desk.last[EVERY + lane % BESIDE * ROWS + r];
+  }
+  return GROUP;
+}
+// The block that was the last to read them sets COUNT slots back.
+template <int THREADS, int GROUP, int COUNT> W_FN void w_leave(unsigned* slots, unsigned left) {
+  if (threadIdx.x / 32u != THREADS / 32 - 1 || !w_any_lane(left == GROUP - 1)) return;
+  for (unsigned i = threadIdx.x % 32u; i < COUNT; i += 32u) w_put_words(slots + i * 4u, 0ull, 0ull);
+}
