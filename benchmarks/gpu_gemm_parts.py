@@ -129,22 +129,33 @@ def cases() -> Iterator[tuple[Gemm, list[tuple[str, Shape, Patch | None, int]]]]
     )
     yield (
         nt(1536, 1536, 1536),
-        _all([*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)]),
-    )
-    for n in (2560, 3072, 5120, 6144):
-        yield nt(n, n, n), _all([*large, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=1), tile(256, 96, 5, pair=2)])
-    yield nt(1024, 1024, 8192), _all([tile(128, 128, 7, split=2, blocks=0), tile(128, 128, 7, blocks=0, pair=1)])
-    yield nt(4096, 4096, 1024), _all(large) + parts
-    yield (
-        nt(512, 512, 8192),
         _all(
-            [
-                tile(128, 192, 5, split=8, blocks=0),
-                tile(128, 128, 7, split=6, blocks=0),
-                tile(128, 128, 7, split=5, blocks=0),
-            ]
+            [*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)]
+            + [tile(128, 128, 7, even=True, pair=1), tile(128, 256, 4, even=True, pair=1)]
         ),
     )
+    even = [replace(x, even=True) for x in (wide, replace(wide, pair=1), replace(tall, pair=2), replace(three, pair=1))]
+    more = [*even, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=2)]
+    for m, n, k in ((2560, 2560, 2560), (4096, 4352, 4096), (5120, 5120, 5120)):
+        yield nt(m, n, k), _all([*large, *more])
+    yield nt(6144, 6144, 6144), _all([*large, *even[1:]])
+    yield nt(3072, 3072, 3072), _all([*large, *even[1:]])
+    yield nt(4096, 4096, 1024), _all(large) + parts
+    mid, half = tile(128, 128, 7, even=True), tile(128, 64, 8, even=True)
+    yield (
+        nt(1024, 1024, 8192),
+        _all([tile(128, 128, 7, split=2, blocks=0), replace(mid, pair=1), replace(mid, pair=2), mid, *even]),
+    )
+    split = [tile(128, 192, 5, split=8, blocks=0), tile(128, 128, 7, split=6, blocks=0)]
+    deep = [mid, replace(mid, pair=1), half, replace(half, pair=2), tile(64, 128, 8, even=True, groups=1, pair=1)]
+    yield nt(512, 512, 8192), _all([*split, *deep, even[1]])
+    deep = [
+        half,
+        replace(half, pair=2),
+        tile(64, 64, 8, groups=1, even=True),
+        tile(64, 64, 8, groups=1, even=True, pair=1),
+    ]
+    yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), mid, *deep])
 
 
 def built(
@@ -178,7 +189,7 @@ def built(
 
 
 def _short(s: Shape) -> str:
-    parts = [f"{s.bm}x{s.bn}x{s.stages}"] + ["turns"] * s.turns + [f"pair{s.pair}"] * bool(s.pair)
+    parts = [f"{s.bm}x{s.bn}x{s.stages}"] + ["turns"] * s.turns + [f"pair{s.pair}"] * bool(s.pair) + ["even"] * s.even
     return " ".join(parts + [f"split{s.split}"] * (s.split > 1) + [f"band{s.band}"] * (s.band != 8))
 
 
