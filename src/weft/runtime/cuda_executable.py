@@ -98,18 +98,18 @@ class CudaExecutable:
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
         self._constants: dict[NodeId, torch.Tensor] = {}
-        self._packed: list[torch.Tensor] = []
         self._state: list[torch.Tensor] = []
         self._bound: list[object] = []
         self.allow_tf32 = linked.facts.get("allow_tf32") == "True"
         with torch.cuda.device(self.device), self._policy(), torch.no_grad():
             self.memory = self._allocate()
+            self._packed, self._places = self._packed_weights()
             self.static_inputs = tuple(self._static[n, Format.ROW] for n in self.graph.inputs)
             self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._segments = self._record()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
-        owned = [self._arena, *self.static_inputs, *self._packed, *self._state, *self._constants.values()]
+        owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
         self._turns = Turns(owned)
 
     @contextlib.contextmanager
@@ -154,6 +154,23 @@ class CudaExecutable:
             self._static[node, Format.ROW] = typed(raw, t, Format.ROW, 0)
         return memory
 
+    def _packed_weights(self) -> tuple[torch.Tensor, list[list[int]]]:
+        """Room for the packed weights of all steps in one piece, and the addresses there by step.
+
+        Pieces of their own would share the framework's segments with the weights that packing leaves behind, and keep
+        those from being given back.
+        """
+        places: list[list[int]] = []
+        end = 0
+        for step in self.plan.steps:
+            sizes = step.kernel.packed_bytes if isinstance(step.kernel, CudaSource) else ()
+            places.append([])
+            for size in sizes:
+                places[-1].append(end)
+                end += -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        room = torch.empty(max(end, 1), dtype=torch.uint8, device=self.device)
+        return room, [[room.data_ptr() + at for at in step] for step in places]
+
     def _constant(self, node: NodeId) -> torch.Tensor:
         if node not in self._constants:
             host = to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
@@ -173,8 +190,7 @@ class CudaExecutable:
         bound = BoundCuda(source, self._cubin(source))
         inputs = [self._address(key) for key in step.inputs]
         outputs = [self._address(key) for key in step.outputs]
-        packed = [torch.empty(max(n, 1), dtype=torch.uint8, device=self.device) for n in source.packed_bytes]
-        addresses = [x.data_ptr() for x in packed]
+        addresses = self._places[i]
         bound.pack(inputs, addresses, torch.cuda.current_stream().cuda_stream)
         torch.cuda.current_stream().synchronize()
         self._release(i, step, source.replaces_weights)
@@ -183,7 +199,6 @@ class CudaExecutable:
             self._state.append(torch.zeros(source.state_bytes, dtype=torch.uint8, device=self.device))
             state = self._state[-1].data_ptr()
         work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
-        self._packed += packed
         self._bound.append(bound)
         # a kernel that waits for other lanes may not start before its predecessor in its own has ended
         alone = bool(self.order.waits[i])
