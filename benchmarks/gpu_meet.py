@@ -1,0 +1,195 @@
+"""Norms of few long rows on an NVIDIA GPU: forms whose blocks meet through memory, and what a meeting costs.
+
+    python -m benchmarks.gpu_meet [TEXT ...] [--seconds 80] [--dry]
+
+For the norms of `benchmarks.memory_cases`: the best forms of the rules, then threads, columns and blocks to a row of
+meeting blocks. Of the first of these also kernels that leave something out, whose results are not looked at: `no-wait`
+takes what lies in the state as it is, `no-leave` also leaves it there. Times as in `benchmarks.gpu_memory`: of one of
+many launches in a graph. A line per case and form is printed, the fastest first; nothing is recorded. `--dry` writes
+and compiles without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_memory import (
+    CASES,
+    TOLERANCE,
+    Bench,
+    Kernel,
+    Prepared,
+    medians,
+    moved_bytes,
+    problem_of,
+    sample,
+    short,
+    timed,
+)
+from benchmarks.memory_cases import Case
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.errors import WeftError
+from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.forms import Form
+from weft.generate.cuda.parts import long_reductions
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource
+
+RULES = 4
+SHARES = (16 << 10, 32 << 10, 64 << 10)
+"""Bytes of a block at least."""
+LEFT_OUT = {
+    "no-wait": (
+        ("#define W_PATIENCE 64", "#define W_PATIENCE 1"),
+        ("    if (missing != GROUP) w_least", "    if (0) w_least"),
+    ),
+    "no-leave": (
+        ("      w_leave<", "      if (0) w_leave<"),
+        ("THREADS - 32 ? w_count(departed, GROUP)", "THREADS ? 1u"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """Kernels of one case; those of `broken` only for their time."""
+
+    prepared: Prepared
+    broken: tuple[tuple[str, CudaSource, str], ...]
+
+
+def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
+    """Of meeting blocks: what the threads of a block own, and how many blocks share it."""
+    graph = problem.graph
+    long = long_reductions(graph)[0]
+    operand, rows = graph.type_of(graph.nodes[long].inputs[0]), graph.type_of(long).size
+    stored = operand.size * 2
+    beside = any(f.name == "LAST" for f in problem.input_formats)
+    run = operand.rank > 4
+    found = []
+    for threads in (256, 512, 128):
+        for columns in (2, 4, 1, 8) if beside else (0,):
+            every = 1 if not beside else columns * (1 if run else 8)
+            groups = max(1, rows // every)
+            for blocks in dict.fromkeys(
+                max(2, round(min(k * facts.sms, max(stored // s, facts.sms)) / groups))
+                for k, s in ((1, 1), (2, 1), *((1 << 20, s) for s in SHARES))
+            ):
+                if every <= 32 and blocks <= facts.sms and blocks * every * 16 <= 1 << 16:
+                    per_row = 0 if beside else threads
+                    found.append(Form(threads, columns=columns, per_row=per_row, once=True, meet=blocks))
+    return found
+
+
+def prepare(case: Case, cache: str, most: int) -> Made | str:
+    """Export, write and compile; a text says what failed."""
+    torch.set_num_threads(1)
+    facts = GpuFacts()
+    start = time.perf_counter()
+    try:
+        problem, given = problem_of(case)
+        generator, nvrtc = CudaGenerator(), find_nvrtc()
+        schedules = generator.schedules(problem, facts)
+        if isinstance(schedules, Declined) or isinstance(nvrtc, Declined):
+            return f"declined: {schedules if isinstance(schedules, Declined) else nvrtc}"
+        wanted = dict.fromkeys([*list(schedules)[:RULES], *(f.schedule() for f in forms_of(problem, facts)[:most])])
+        kernels, texts = [], set[str]()
+        for schedule in wanted:
+            source = generator.emit(problem, schedule)
+            if not isinstance(source, CudaSource) or source.text.replace(source.entry, "") in texts:
+                continue
+            texts.add(source.text.replace(source.entry, ""))
+            compiled = nvrtc.compile(source.text, arch=facts.arch, flags=source.flags, cache_dir=Path(cache))
+            if not sum(used.spill_stores for _, used in compiled.resources):
+                kernels.append((source, str(compiled.path)))
+        broken = []
+        whole = next((s for s, _ in kernels if "w_meet<" in s.text), None)
+        text = "" if whole is None else whole.text
+        for name, changes in LEFT_OUT.items():
+            if whole is None:
+                break
+            for old, new in changes:
+                assert old in text, old
+                text = text.replace(old, new)
+            compiled = nvrtc.compile(text, arch=facts.arch, flags=whole.flags, cache_dir=Path(cache))
+            broken.append((name, replace(whole, text=text), str(compiled.path)))
+        made = Prepared(problem, given, tuple(kernels), 0, time.perf_counter() - start)
+        return Made(made, tuple(broken))
+    except Exception as error:  # one case must not stop the others
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+
+
+def measure(case: Case, made: Made, bench: Bench) -> None:
+    """Verify and time every kernel; prints them."""
+    given = sample(case, "cuda")
+    one = made.prepared
+    tensors = bench.tensors(one, given)
+    with torch.no_grad():
+        exact = case.function(*(x.float() if x.is_floating_point() else x for x in given))
+    moved = moved_bytes(case, one.problem)
+    launches = bench.launches(moved)
+    samplers: dict[str, Callable[[], float]] = {}
+    for source, cubin in one.kernels:
+        label = f"{short(source)} {source.launches[0].grid[0]}"
+        try:
+            kernel = Kernel(one, source, cubin, [tensors])
+            error = kernel.error(exact)
+            if not error < TOLERANCE:
+                print(f"WRONG {case.name} {label}: error {error:.2g}", flush=True)
+                continue
+            samplers[label] = timed(kernel.run, launches)
+        except (WeftError, RuntimeError) as failure:
+            print(f"FAILED {case.name} {label}: {str(failure).splitlines()[0][:200]}", flush=True)
+    del exact
+    for name, source, cubin in made.broken:
+        samplers[f"{short(source)} {name}"] = timed(Kernel(one, source, cubin, [tensors]).run, launches)
+    times = medians(samplers, 5)
+    law = moved / bench.facts.bandwidth_at(moved) / 1e3
+    print(f"{case.name}: {moved / 1e6:.2f} MB, a copy takes {law:.2f} us")
+    for label, us in sorted(times.items(), key=lambda x: x[1]):
+        print(f"  {us:8.3f} {law / us:5.2f} {label}", flush=True)
+
+
+def main() -> None:
+    """Prepare in parallel, measure one after another."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("texts", nargs="*", help="cases whose name holds one of these; all norms by default")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--forms", type=int, default=14)
+    given = parser.parse_args()
+    start = time.perf_counter()
+    texts: Sequence[str] = given.texts or ["candy", "group norm", "instance norm"]
+    cases = [c for c in CASES if any(t in c.name for t in texts)]
+    with tempfile.TemporaryDirectory(prefix="weft-meet-") as cache:
+        workers = max(1, min(len(os.sched_getaffinity(0)) - 1, len(cases)))
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+            found = list(pool.map(prepare, cases, [cache] * len(cases), [given.forms] * len(cases)))
+        print(f"prepared after {time.perf_counter() - start:.1f} s", flush=True)
+        bench = None if given.dry else Bench(gpu_facts(None))
+        for case, made in zip(cases, found, strict=True):
+            if isinstance(made, str):
+                print(f"FAILED {case.name}: {made}")
+            elif bench is None:
+                for source, _ in made.prepared.kernels:
+                    print(f"{case.name}: {short(source)} {[x.grid[0] for x in source.launches]} {source.state_bytes} B")
+            elif time.perf_counter() - start < given.seconds:
+                measure(case, made, bench)
+                torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - start:.1f} s in all")
+
+
+if __name__ == "__main__":
+    main()
