@@ -42,6 +42,8 @@ from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
 Patch = Callable[[str], str]
+Variant = tuple[str, Shape, Patch | None, int]
+"""Name, schedule, change of the text, promotion into the L2 cache."""
 ROUNDS = 5
 
 
@@ -87,6 +89,7 @@ def clocked(text: str) -> str:
 
 
 WRONG: dict[str, Patch] = {
+    "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
     "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (v[0] == 12345.678f) *(uint4*)(y0) ="),
     "no end": _replaced(r"(#pragma unroll\nfor \(int o = 0; o < \d+; \+\+o\) \{\nconst int h)", r"if (n0 < 0)\n\1"),
@@ -94,18 +97,18 @@ WRONG: dict[str, Patch] = {
 """What makes the result wrong."""
 
 
-def _all(shapes: Sequence[Shape]) -> list[tuple[str, Shape, Patch | None, int]]:
+def _all(shapes: Sequence[Shape]) -> list[Variant]:
     return [("", s, None, 2) for s in shapes]
 
 
-def cases() -> Iterator[tuple[Gemm, list[tuple[str, Shape, Patch | None, int]]]]:
+def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with (name, schedule, change of the text, promotion into the L2 cache)."""
     wide, tall, three = tile(128, 256, 4), tile(256, 128, 4), tile(128, 192, 5)
     turns = tile(64, 256, 5, turns=True)
     square = tile(128, 128, 7, turns=True)
     paired = [replace(s, pair=1) for s in (wide, tall, turns, three, square)]
     large = [wide, *paired, replace(wide, pair=1, band=4), replace(wide, pair=2), replace(tall, pair=2)]
-    parts = [(name, s, patch, 2) for s in (wide, replace(wide, pair=1)) for name, patch in WRONG.items()]
+    parts: list[Variant] = [(name, s, patch, 2) for s in (wide, replace(wide, pair=1)) for name, patch in WRONG.items()]
     parts += [("clock", s, clocked, 2) for s in (wide, replace(wide, pair=1))]
 
     def nt(m: int, n: int, k: int) -> Gemm:
@@ -116,23 +119,27 @@ def cases() -> Iterator[tuple[Gemm, list[tuple[str, Shape, Patch | None, int]]]]
         nt(7384, 7384, 7384),
         _all(large) + parts + [("promotion 256", wide, None, 3), ("promotion 64", wide, None, 1)],
     )
+    for k in (4104, 4112, 4128):
+        narrow: Variant = ("no products", replace(wide, panel=32), WRONG["no products"], 2)
+        plain = _all([wide, replace(wide, pair=1), replace(wide, panel=32)])
+        yield nt(4096, 4096, k), [*plain, narrow, *(x for x in parts if x[0] == "no products")]
     yield nt(7424, 7424, 7424), _all([wide, replace(wide, pair=1)]) + parts[-2:]
     yield nt(8192, 8192, 8192), _all([*large, replace(wide, pair=1, band=2), replace(wide, band=16)]) + parts[-2:]
     small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, pair=1)]
     small += [tile(128, 96, 8, blocks=0, pair=2), tile(64, 192, 7, groups=1, blocks=0, pair=1)]
     yield nt(968, 1376, 2616), _all(small)
     few = [tile(64, 128, 8, groups=1, blocks=0, pair=x) for x in (0, 1, 2)]
-    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1)])
+    none: list[Variant] = [("no products", s, WRONG["no products"], 2) for s in few]
+    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
+    yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
         _all([tile(128, 192, 5, blocks=0, pair=x) for x in (0, 1, 2)]),
     )
     yield (
         nt(1536, 1536, 1536),
-        _all(
-            [*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)]
-            + [tile(128, 128, 7, even=True, pair=1), tile(128, 256, 4, even=True, pair=1)]
-        ),
+        _all([*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)])
+        + _all([tile(128, 128, 7, even=True, pair=1), tile(128, 256, 4, even=True, pair=1)]),
     )
     even = [replace(x, even=True) for x in (wide, replace(wide, pair=1), replace(tall, pair=2), replace(three, pair=1))]
     more = [*even, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=2)]
@@ -159,7 +166,7 @@ def cases() -> Iterator[tuple[Gemm, list[tuple[str, Shape, Patch | None, int]]]]
 
 
 def built(
-    g: Gemm, variants: Sequence[tuple[str, Shape, Patch | None, int]], facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None
+    g: Gemm, variants: Sequence[Variant], facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None
 ) -> list[tuple[str, CudaSource, CompiledCubin, bool, int]]:
     """(name, kernel, cubin, whether its result must be right, promotion) of what compiles."""
 
@@ -189,8 +196,10 @@ def built(
 
 
 def _short(s: Shape) -> str:
-    parts = [f"{s.bm}x{s.bn}x{s.stages}"] + ["turns"] * s.turns + [f"pair{s.pair}"] * bool(s.pair) + ["even"] * s.even
-    return " ".join(parts + [f"split{s.split}"] * (s.split > 1) + [f"band{s.band}"] * (s.band != 8))
+    parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
+    for name, usual in (("pair", 0), ("split", 1), ("panel", 64), ("band", 8)):
+        parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
+    return " ".join(parts)
 
 
 def say(line: dict[str, Any]) -> None:
