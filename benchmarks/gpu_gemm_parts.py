@@ -211,7 +211,7 @@ def clusters(source: CudaSource, path: str) -> dict[str, int]:
     """How many clusters of so many blocks the GPU runs at once, by their size."""
     from cuda.bindings import driver as cu
 
-    from weft.device.cuda.driver import Module
+    from weft.device.cuda.driver import Module, _launch_attributes
 
     function = Module(path).function(source.entry)
     launch = source.launches[0]
@@ -222,10 +222,8 @@ def clusters(source: CudaSource, path: str) -> dict[str, int]:
         config.gridDimX, config.gridDimY, config.gridDimZ = size * 132, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.shared_bytes
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
-        config.attrs, config.numAttrs = [attribute], 1
+        config.attrs = _launch_attributes(cu, (size, 1, 1), dependent=False)
+        config.numAttrs = len(config.attrs)
         error, count = cu.cuOccupancyMaxActiveClusters(function._handle, config)
         found[str(size)] = int(count) if int(error) == 0 else -int(error)
     return found
@@ -297,9 +295,10 @@ def ticks(bound: Any) -> float:
 
     from cuda.bindings import driver as cu
 
-    _, address, size = cu.cuModuleGetGlobal(bound._module._handle, b"w_ticks")
+    error, address, size = cu.cuModuleGetGlobal(bound._module._handle, b"w_ticks")
     values = (ctypes.c_longlong * 2)()
-    cu.cuMemcpyDtoH(ctypes.addressof(values), address, size)
+    if int(error) == 0:
+        cu.cuMemcpyDtoH(ctypes.addressof(values), address, size)
     return round(values[0] / values[1], 3) if values[1] else math.nan
 
 
@@ -316,12 +315,20 @@ def child(given: argparse.Namespace) -> None:
     bad = {(x["stuck"], x["name"]) for x in known if "stuck" in x}
     if not any("clusters" in x for x in known):
         first = built(Gemm(4096, 4096, 4096, layout="nt"), _all([tile(128, 256, 4)]), facts, nvrtc, Path(given.cache))
-        say({"clusters": clusters(first[0][1], str(first[0][2].path))})
+        try:
+            say({"clusters": clusters(first[0][1], str(first[0][2].path))})
+        except Exception as error:
+            say({"clusters": f"{type(error).__name__}: {error}"})
     for g, variants in cases():
         if g.name not in done and given.only in g.name:
             say({"begin": g.name})
             made = built(g, variants, facts, nvrtc, Path(given.cache))
-            measure(g, made, {name for case, name in bad if case == g.name})
+            try:
+                measure(g, made, {name for case, name in bad if case == g.name})
+            except Exception as error:
+                say({"case": g.name, "failed": f"{type(error).__name__}: {error}"[:300]})
+                if "cuda" in str(error).lower():  # the context is gone: another process goes on
+                    raise SystemExit(1) from error
             torch.cuda.empty_cache()
             say({"end": g.name})
     say({"all": True})
