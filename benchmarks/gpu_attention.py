@@ -104,6 +104,16 @@ CASES = (
     Case("grouped, 1 row of 1024 keys", 8, 32, 1, 1024, 128, key_heads=8),
     Case("cross, 77 keys", 2, 8, 4096, 77, 40),
 )
+LONG = (
+    Case("4096, 64", 1, 16, 4096, 4096, 64, merged=True),
+    Case("4096, 128", 1, 16, 4096, 4096, 128, merged=True),
+    Case("causal 4096, 64", 2, 16, 4096, 4096, 64, merged=True, causal=True),
+    Case("causal 4096, 128", 1, 32, 4096, 4096, 128, merged=True, causal=True),
+    Case("causal 8192, 128", 1, 16, 8192, 8192, 128, merged=True, causal=True),
+    Case("8192, 64", 1, 8, 8192, 8192, 64, merged=True),
+    Case("grouped causal 4096, 128", 1, 32, 4096, 4096, 128, key_heads=8, causal=True),
+)
+"""Of language models; measured with --long."""
 
 
 def problem_of(c: Case, dtype: DType, *, bias: bool) -> Problem:

@@ -50,8 +50,10 @@ class Kernel:
         bound = BoundCuda(self.source, self.path)  # its module stays loaded as long as this lives
         given, places = ([x.data_ptr() for x in tensors] for tensors in (inputs, packed))
         bound.pack(given, places, torch.cuda.current_stream().cuda_stream)
+        work = torch.empty(self.source.workspace_bytes, dtype=torch.uint8, device="cuda")
+        state = torch.zeros(self.source.state_bytes, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
-        ready = bound.prepare(Addresses(given, [out.data_ptr()], places, 0, 0))
+        ready = bound.prepare(Addresses(given, [out.data_ptr()], places, work.data_ptr(), state.data_ptr()))
 
         def launch() -> None:
             ready(torch.cuda.current_stream().cuda_stream)

@@ -19,8 +19,8 @@ from dataclasses import replace
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import attention_linear, attention_tma, tf32
 from weft.generate.cuda.templates.attention_load import constant_arrays
-from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import TF32, WIDEST, Shape, shapes, shared_bytes
+from weft.generate.cuda.templates.attention_match import Attention, attention
+from weft.generate.cuda.templates.attention_shapes import TF32, WIDEST, Shape, cycles, shapes, shared_bytes
 from weft.generate.cuda.templates.attention_text import Kernel
 from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
@@ -30,6 +30,10 @@ from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
 _EXACT = 2
 """Shapes on CUDA cores where TF32 is allowed."""
+_NEAR = 1.5
+"""A template is among the first two measured unless it is modelled slower than so many times the other."""
+_MOST = 8
+"""Schedules of one problem."""
 _EXP2 = """#ifdef W_EMULATED
 #define w_exp2 exp2f
 #else
@@ -56,10 +60,22 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if max(p.qk, p.head) > WIDEST:
         return Declined(f"heads of {p.qk} and {p.head} columns; attention takes {WIDEST}")
-    found = [s.schedule() for s in shapes(p, facts)]
+    found = _ranked(p, facts)
     if facts.tf32 and p.dtype is DType.F32:  # where the library does not round, neither may a kernel
         found = [*(s.schedule(tf32=True) for s in shapes(replace(p, tf32=True), facts)), *found[:_EXACT]]
     return found or Declined("no shape of attention fits")
+
+
+def _ranked(p: Attention, facts: GpuFacts) -> list[Schedule]:
+    """Best first by the models; of two near ones the best of each before the second best of any: few are measured."""
+    own = [(cycles(p, s, facts), s.schedule()) for s in shapes(p, facts)]
+    other = attention_tma.ranked(p, facts)
+    if not own or not other:
+        return [s for _, s in own or other]
+    near = _NEAR * min(own[0][0], other[0][0])
+    first = sorted((x for x in (own[0], other[0]) if x[0] <= near), key=lambda x: x[0])
+    rest = sorted((x for x in (*own, *other) if x not in first), key=lambda x: x[0])
+    return [s for _, s in (*first, *rest)][:_MOST]
 
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:

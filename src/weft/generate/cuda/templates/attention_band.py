@@ -1,4 +1,4 @@
-"""Causal masks of attention: which keys a row sees follows from positions alone, so tiles are skipped or need no mask."""
+"""Causal masks: which keys a row of attention sees follows from positions, so tiles are skipped or need no mask."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def band(p: Attention) -> Band | None:
     if _row(p, left) is not None:
         left, right, prim = right, left, _MIRRORED[prim]
     position = _row(p, right)
-    if not _is_key(p, left) or position is None or (prim, kept) not in _SHIFTS:
+    if not _is_key(left) or position is None or (prim, kept) not in _SHIFTS:
         return None
     assert left.view is not None
     assert right.view is not None
@@ -59,7 +59,7 @@ def band(p: Attention) -> Band | None:
     return Band(scale, shift, p.dims[position], p.m // p.dims[position])
 
 
-def _is_key(p: Attention, x: Expr) -> bool:
+def _is_key(x: Expr) -> bool:
     """Whether a value is the position of the key."""
     return x.kind == "iota" and x.view is not None and not any(x.view.strides[:-1]) and x.view.strides[-1] == 1
 

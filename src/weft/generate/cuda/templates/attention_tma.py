@@ -1,10 +1,10 @@
-"""Attention on Hopper: the copy engine fills tiles of keys and values, warpgroups multiply them, scores stay in registers.
+"""Attention on Hopper: the copy engine fills tiles of keys and values, warpgroups multiply them.
 
-One warpgroup copies, each of the others owns 64 rows. Its scores are products of operands in shared memory; the weights
-it makes of them are the left operand of the second product from registers. While the weights of one tile are
-computed, the products of the next scores and of the last weights are under way; warpgroups may take turns at
-issuing products, so that one computes weights while another multiplies. Under a causal mask, tiles that no row
-of a block sees are skipped and tiles that all see need no mask; blocks with most tiles come first.
+One warpgroup copies, each of the others owns 64 rows. Its scores are products of operands in shared memory and stay in
+registers; the weights it makes of them are the left operand of the second product from there. While the weights of one
+tile are computed, the products of the next scores and of the last weights are under way; warpgroups may take turns at
+issuing products, so that one computes weights while another multiplies. Under a causal mask, tiles that no row of a
+block sees are skipped and tiles that all see need no mask; blocks with most tiles come first.
 
 Source: Shah et al., arXiv:2407.08608 (warpgroups for attention); note on matrix products, section 2.
 """
@@ -15,20 +15,31 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.attention_band import band
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import Attention, attention
+from weft.generate.cuda.templates.attention_shapes import WIDEST
 from weft.generate.cuda.templates.attention_tma_maps import ROWS, Mapped, mapped
-from weft.generate.cuda.templates.attention_tma_shapes import TEMPLATE, Shape, padded, shared_bytes
+from weft.generate.cuda.templates.attention_tma_shapes import (
+    MOST,
+    TEMPLATE,
+    Shape,
+    cycles,
+    padded,
+    shapes,
+    shared_bytes,
+    tiles,
+)
 from weft.generate.cuda.templates.attention_tma_text import Kernel
 from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
 
-
-__all__ = ["TEMPLATE", "emit", "operands"]
+__all__ = ["TEMPLATE", "emit", "modelled", "operands", "ranked"]
 
 
 @cache
@@ -73,6 +84,22 @@ def operands(p: Attention, s: Shape) -> tuple[Mapped, Mapped, Mapped] | Declined
     return q, k, v
 
 
+def ranked(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[tuple[float, Schedule]]:
+    """Modelled cycles and schedule of the shapes worth measuring; none where the template does not apply."""
+    if facts.capability != 90 or p.dtype not in (DType.F16, DType.BF16) or max(p.qk, p.head) > WIDEST:
+        return []
+    if isinstance(operands(p, Shape(1, 64, 2, False, 1, 0)), Declined):
+        return []
+    mask = band(p)
+    found = shapes(p, facts, lambda s: Kernel.counts(p, s, mask), keep)
+    return [(c, s.schedule()) for c, s in found]
+
+
+def modelled(p: Attention, s: Shape, facts: GpuFacts) -> float:
+    """Cycles of one shape by the model."""
+    return cycles(p, s, Kernel.counts(p, s, band(p)), facts)
+
+
 def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declined:
     """The kernel of a schedule made by `Shape.schedule`; `exp2` is the text of its exponential."""
     p = attention(problem)
@@ -82,7 +109,7 @@ def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declin
     found = operands(p, s)
     if isinstance(found, Declined):
         return found
-    if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < 2:
+    if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < min(2, tiles(p, s)):
         return Declined("keys that are no tile of a warpgroup product, or one stage")
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     kernel = Kernel(p, s, found, band(p))
@@ -99,11 +126,12 @@ def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declin
     text = "\n".join(
         (prelude() + tma.header() + header() + exp2 + own + constant_arrays(p) + head, *kernel.lines(), "}\n")
     )
-    pointers = (*(m.map for m in found), *(Pointer("in", i) for i in sources), Pointer("out", 0))
+    pointers: list[CudaArgument] = [m.map for m in found]
+    pointers += [*(Pointer("in", i) for i in sources), Pointer("out", 0)]
     if kernel.checks:
-        pointers = (*pointers, Pointer("in", p.v.index), Pointer("state", 0))
+        pointers += [Pointer("in", p.v.index), Pointer("state", 0)]
     grid = min(s.blocks or kernel.total, kernel.total)
-    launch = Launch(entry, (grid, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
+    launch = Launch(entry, (grid, 1, 1), (s.threads, 1, 1), tuple(pointers), shared_bytes(p, s))
     return CudaSource(
         schedule=schedule,
         text=text,

@@ -47,11 +47,18 @@ class Check:
         """C text: tiles of keys of a tile of rows. The last sees all, so that somebody does."""
         count, bm, bn = tiles(self.p, self.s), self.s.bm, self.s.bn
         last = f"{tile} * {bm} + {bm - 1 + self.shift}"
-        return f"({tile} == {self.high - 1} || ({last}) / {bn} >= {count} ? {count} : {last} < 0 ? 1 : ({last}) / {bn} + 1)"
+        all_ = f"{tile} == {self.high - 1} || ({last}) / {bn} >= {count}"
+        return f"({all_} ? {count} : {last} < 0 ? 1 : ({last}) / {bn} + 1)"
+
+    def needed(self, tile: int) -> int:
+        """The same as a number."""
+        count = tiles(self.p, self.s)
+        last = tile * self.s.bm + self.s.bm - 1 + self.shift
+        return count if tile == self.high - 1 else min(count, max(0, last) // self.s.bn + 1)
 
     def lines(self, loop: str) -> list[str]:
         """What the warps do that neither copy nor multiply, up to the end of their branch."""
-        p, s = self.p, self.s
+        s = self.s
         entry = 1 + self.words
         everyone = _WARPS * self.repeats * self.high
         swap = "w_shfl_word({}, 1 << b)"
@@ -116,7 +123,7 @@ class Check:
         parts = " | ".join(f"bad[{i * self.words} + (c >> 5)]" for i in range(_WARPS))
         return [
             f"const u32* const bad = (const u32*)(sm + BAD); const u32 flags = ({parts}) >> (c & 31) & 255u;",
-            f"if (flags) {{ {each('e', 8)} if (flags >> e & 1) v[e] = __builtin_nanf(\"\"); }}",
+            f'if (flags) {{ {each("e", 8)} if (flags >> e & 1) v[e] = __builtin_nanf(""); }}',
         ]
 
     def released(self) -> list[str]:

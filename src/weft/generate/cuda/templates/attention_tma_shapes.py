@@ -6,14 +6,20 @@ multiprocessor, 128 other results; what warpgroups hide of each other is fitted.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_tma_maps import PANEL, ROWS, panels
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
 TEMPLATE = "attention_tma"
+MOST = 4
+Counted = Callable[["Shape"], list[int]]
+"""Steps of every tile of rows of one pair of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Shape(Parameters):
     stages: int
     """Tiles of keys, and of values, in shared memory."""
     turns: bool
-    """True: warpgroups issue their products one after the other, so that one computes weights while another multiplies."""
+    """True: warpgroups issue products one after the other, so that one computes weights while another multiplies."""
     resident: int
     """Blocks meant to be on one multiprocessor together."""
     blocks: int
@@ -58,7 +64,7 @@ class Shape(Parameters):
         entry = self.at_entry
         if entry >= 240:
             return entry, entry
-        few = 24 if self.groups * self.resident > 2 else 40
+        few = 32 if self.groups * self.resident > 2 else 40
         return few, min(240, (entry * (self.groups + 1) - few) // self.groups // 8 * 8)
 
 
@@ -90,3 +96,73 @@ def shared_bytes(p: Attention, s: Shape) -> int:
 def tiles(p: Attention, s: Shape) -> int:
     """Steps over all keys."""
     return -(-p.keys // s.bn)
+
+
+def registers(p: Attention, s: Shape) -> int:
+    """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
+    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + (36 if p.scale or s.groups > 1 else 40)
+
+
+def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
+    """Shapes that fit."""
+    keys = padded(p.keys)
+    cuts = {64, 96, 128, 160, 176, *(padded(-(-p.keys // k)) for k in (1, 2, 3, 4))}
+    for groups, resident in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+        if groups > 1 and (groups - 1) * ROWS >= p.m:
+            continue
+        for bn in sorted(cuts):
+            if bn > min(256, max(keys, 16)):
+                continue
+            count = -(-p.keys // bn)
+            for stages in (1,) if count == 1 else (2, 3) if count > 2 else (2,):
+                for turns in (False, True) if groups > 1 and count > 1 else (False,):
+                    s = Shape(groups, bn, stages, turns, resident, 0)
+                    if fits(p, s, facts):
+                        yield s
+
+
+def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
+    """Whether registers and shared memory are enough."""
+    shared = shared_bytes(p, s)
+    instruction = max(s.bn, padded(p.head)) // 2 + 26
+    return (
+        registers(p, s) <= s.moved[1]
+        and instruction <= s.at_entry
+        and shared <= facts.shared_per_block
+        and s.resident * (shared + facts.shared_reserved) <= facts.shared_per_sm
+    )
+
+
+def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v."""
+    qk, head = padded(p.qk), padded(p.head)
+    scores = ROWS * s.bn
+    expression = 0 if p.scale else 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
+    multiply = scores * 2.0 * (qk + head) / 3600.0
+    weigh = scores * (1.07 / 16 + 0.6 * (5.5 + expression) / 128)
+    slots = facts.sms * s.resident
+    steps = p.blocks * sum(counts)
+    alive = min(s.resident, -(-p.blocks * len(counts) // facts.sms)) * s.groups
+    chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
+    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / s.groups
+    busy = max(alive * multiply, alive * weigh)
+    step = max(busy + 0.35 * min(alive * multiply, alive * weigh), chain, loaded)
+    rounds = max(steps / slots, *counts)
+    if min(counts) == max(counts):
+        rounds = -(-p.blocks * len(counts) // slots) * counts[0]
+    begun = max(1.0, p.blocks * len(counts) / slots)
+    return rounds * step + begun * 2600.0 / s.resident + 2600.0
+
+
+def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
+    """Modelled cycles and shape, best first; few, and unlike each other."""
+    ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
+    ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].turns))
+    seen: dict[tuple[int, int], int] = {}
+    keyed = []
+    for modelled, s in ranked:
+        alike = seen.get((s.groups, s.resident), 0)
+        seen[s.groups, s.resident] = alike + 1
+        keyed.append((modelled * (1 + 0.05 * alike), s))
+    keyed.sort(key=lambda x: x[0])
+    return [x for x in keyed[:keep] if x[0] < math.inf]

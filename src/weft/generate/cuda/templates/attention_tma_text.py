@@ -7,8 +7,16 @@ import math
 import numpy as np
 
 from weft.generate.cuda.templates.attention_band import Band
-from weft.generate.cuda.templates.attention_load import added, block_offset, dims_offset, each, expression, times, value_at
-from weft.generate.cuda.templates.attention_load import source_of
+from weft.generate.cuda.templates.attention_load import (
+    added,
+    block_offset,
+    dims_offset,
+    each,
+    expression,
+    source_of,
+    times,
+    value_at,
+)
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_tma_check import Check, checked
 from weft.generate.cuda.templates.attention_tma_maps import PANEL, ROWS, Mapped, panels
@@ -32,12 +40,9 @@ class Kernel:
         self.p, self.s, self.band = p, s, band
         self.q, self.k, self.v = maps
         self.count = tiles(p, s)
-        self.repeats, self.rows = 1, p.m
-        if band is not None and band.queries % s.bm == 0:
-            self.repeats, self.rows = band.repeats, band.queries
+        self.repeats, self.rows = divided(p, s, band)
         self.high = -(-self.rows // s.bm)
-        skips = band is not None and self.rows == band.queries and self.count > 1 and self.high > 1
-        self.check: Check | None = checked(p, s, self.repeats, self.high, band.shift) if skips and band else None
+        self.check = _check(p, s, band)
         self.total = p.blocks * self.repeats * self.high
         self.kind = p.dtype.value
         self.columns = padded(p.head)
@@ -47,6 +52,14 @@ class Kernel:
         self.factor = literal(float(np.float32(math.log2(math.e) * (scale or 1.0))), DType.F32)
         # one multiply-add per weight is enough where scores stay below 2^17, as products of f16 do
         self.fast = p.dtype is DType.F16 and self.plain
+
+    @staticmethod
+    def counts(p: Attention, s: Shape, band: Band | None) -> list[int]:
+        """Steps of every tile of rows of one pair of keys and values."""
+        repeats, rows = divided(p, s, band)
+        check = _check(p, s, band)
+        high = -(-rows // s.bm)
+        return [tiles(p, s) if check is None else check.needed(i) for i in range(high)] * repeats
 
     @property
     def checks(self) -> bool:
@@ -138,7 +151,8 @@ class Kernel:
         def tile(name: str, at: str, size: int, copies: list[str]) -> str:
             return (
                 f"{{ const u32 bar = sb + FULL{name} + 8 * slot, to = sb + {at} + slot * {size};"
-                f" w_bar_wait(sb + EMPTY{name} + 8 * slot, phase ^ 1); w_bar_expect(bar, {size}u); {' '.join(copies)} }}"
+                f" w_bar_wait(sb + EMPTY{name} + 8 * slot, phase ^ 1); w_bar_expect(bar, {size}u);"
+                f" {' '.join(copies)} }}"
             )
 
         return [
@@ -266,10 +280,7 @@ class Kernel:
         p, s = self.p, self.s
         return [
             f"{{ w_bar_wait(sb + FULLV + 8 * {slot}, {phase});",
-            (
-                f"const u64 dv = w_operand_at(sb + VALUES + {slot} * {v_bytes(p, s)},"
-                f" {s.bn * 2 * PANEL}, 1024, 1);"
-            ),
+            (f"const u64 dv = w_operand_at(sb + VALUES + {slot} * {v_bytes(p, s)}, {s.bn * 2 * PANEL}, 1024, 1);"),
             "w_group_begin();",
             f"{each('q', s.bn // 16)} w_weighted_{self.kind}(o, w[q], dv + q * 128);",
             "w_group_commit(); }",
@@ -366,7 +377,9 @@ class Kernel:
         for e in range(0, 8, width):
             guard = f"if (c + {e} < {p.head}) " if p.head % 8 else ""
             to = f"y + {e * step}" if e else "y"
-            pieces.append(f"{guard}{{ {' '.join(wide_store([f'v[{e + i}]' for i in range(width)], p.out_dtype, to))} }}")
+            pieces.append(
+                f"{guard}{{ {' '.join(wide_store([f'v[{e + i}]' for i in range(width)], p.out_dtype, to))} }}"
+            )
         take = " ".join(
             f"v[{2 * c + e}] = {f'o[(4 * j + {c}) * 4 + 2 * h + {e}] * all'};" for c in range(4) for e in range(2)
         )
@@ -398,6 +411,22 @@ class Kernel:
         ]
 
 
+def divided(p: Attention, s: Shape, band: Band | None) -> tuple[int, int]:
+    """Copies of the queries among the rows of a pair, and rows of one, where tiles of rows respect them."""
+    if band is not None and (band.repeats == 1 or band.queries % s.bm == 0):
+        return band.repeats, band.queries
+    return 1, p.m
+
+
+def _check(p: Attention, s: Shape, band: Band | None) -> Check | None:
+    """What skipping tiles of keys takes; None where none are skipped."""
+    repeats, rows = divided(p, s, band)
+    high = -(-rows // s.bm)
+    if band is None or rows != band.queries or tiles(p, s) == 1 or high == 1:
+        return None
+    return checked(p, s, repeats, high, band.shift)
+
+
 def out_width(p: Attention) -> int:
     """Neighbouring columns that are stored at once."""
     steps = [s for n, s in zip(p.out.shape[:-1], p.out.strides[:-1], strict=True) if n > 1]
@@ -406,5 +435,3 @@ def out_width(p: Attention) -> int:
         if p.out.strides[-1] == 1 and p.head % width == 0 and all(x % by == 0 for x in (*steps, p.out.offset)):
             return width
     return 1
-
-
