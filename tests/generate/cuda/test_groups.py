@@ -42,6 +42,7 @@ def random_form(seed: int) -> Form:
         corners=rng.random() < 0.5,
         whole=rng.random() < 0.5,
         apart=rng.random() < 0.3,
+        meet=rng.choice([1, 2, 3]),
     )
 
 

@@ -1,0 +1,93 @@
+"""Blocks that share rows and meet through memory: at once, one after another, and again and again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.generate.cpp.test_groups import NAMED, norm_relu_pad, problem
+from tests.generate.cuda.emulate import build, check, run, trial
+from tests.generate.cuda.test_groups import norm
+from tests.ir.random_graphs import random_inputs
+
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda.forms import Form
+from weft.ir.declined import Declined
+from weft.ir.reference import evaluate
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+MEETING: dict[str, tuple[Problem, Form]] = {
+    "rows": (norm(3, 4100), Form(threads=64, per_row=64, once=True, meet=3)),
+    "rows-one-too-many": (norm(2, 1037), Form(threads=128, per_row=128, once=True, meet=8)),
+    "columns": (norm(24, 500, columns=True), Form(threads=64, columns=2, once=True, meet=5)),
+    "pad": (
+        problem(norm_relu_pad((2, 24, 20, 31), 2), "meet-pad", Format.LAST),
+        Form(threads=64, columns=4, once=True, meet=12),
+    ),
+    "pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, once=True, meet=2)),
+    "groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, once=True, meet=2)),
+}
+
+
+def test_meeting_blocks_are_right() -> None:
+    batch = [trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in MEETING.values()]
+    for one in batch:
+        (launch,) = one.source.launches
+        assert "w_meet<" in one.source.text and launch.cluster == (1, 1, 1), one.source.schedule
+        assert one.source.state_bytes and not one.source.workspace_bytes
+    check(batch)
+
+
+def test_a_part_that_stays_away_is_reduced_by_those_who_wait() -> None:
+    """Blocks one after another: the first finds nobody and reduces all parts; bits and the state are as ever."""
+    batch = [trial(p, form.schedule(), random_inputs(p.graph, 5)) for p, form in MEETING.values()]
+    library = build(batch)
+    for one in batch:
+        at_once, alone, again = (run(one, library, together=x)[0] for x in (True, False, True))
+        assert np.array_equal(np.asarray(at_once), np.asarray(alone)), one.source.schedule
+        assert np.array_equal(np.asarray(at_once), np.asarray(again)), one.source.schedule
+
+
+@pytest.mark.parametrize("name", ["rows", "rows-one-too-many", "columns"])
+def test_variance_keeps_its_digits(name: str) -> None:
+    p, form = MEETING[name]
+    rng = np.random.default_rng(5)
+    shape = p.graph.type_of(p.graph.inputs[0]).shape
+    data = (3000 + rng.standard_normal(shape)).astype(np.float32)
+    data.reshape(shape[0], -1)[:, 0] = 0  # a value far away, where a formula might look for the typical one
+    one = trial(p, form.schedule(), [data])
+    got, want = run(one, build([one]))[0], evaluate(p.graph, [data], precise=True)[0]
+    assert np.abs(np.asarray(got) - np.asarray(want)).max() < 2e-3  # |mean| / deviation is 3000: eps costs as much
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    p, form = MEETING["rows"]
+    data = np.random.default_rng(1).standard_normal((3, 4100)).astype(np.float32)
+    data[1, 4099] = np.inf
+    got = np.asarray(run(one := trial(p, form.schedule(), [data]), build([one]))[0])
+    assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
+
+
+def test_only_one_pass_meets() -> None:
+    """A form that does not apply is ignored: reductions that are no mean and variance, rows of one block."""
+    softmax = NAMED["softmax(33, 100)/1"]()
+    for p, form in ((softmax, Form(threads=64, once=True, meet=4)), (norm(3, 60), Form(per_row=64, once=True, meet=4))):
+        source = trial(p, form.schedule(), []).source
+        assert "w_meet<" not in source.text and not source.state_bytes
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_spills(arch: str, tmp_path: Path) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    for name in ("pad", "rows", "groups"):
+        p, form = MEETING[name]
+        source = trial(p, form.schedule(), []).source
+        assert source.capability <= int(re.sub(r"\D", "", arch))
+        for _, used in nvrtc.compile(source.text, arch=arch, cache_dir=tmp_path).resources:
+            assert used.spill_stores == used.spill_loads == used.stack_bytes == 0, name
+            assert used.registers <= 128, name
