@@ -1,12 +1,13 @@
 """Every distinct convolution of the ten networks in f16: Weft's kernels against cuDNN through torch, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_conv [NAME ...] [--batch N] [--first K] [--more K] [--seconds S] [--only TEXT]
-                                  [--no-peers] [--dry]
+    python -m benchmarks.gpu_conv [NAME ...] [--batch 1,16] [--first K] [--more K] [--seconds S] [--only TEXT]
+                                  [--no-peers] [--dry] [--keep]
 
 Weft: the best of the first K schedules, with bias and activation in the kernel. cuDNN: channels-last, its own search
-for the fastest algorithm, alone (`conv`), and with the eager bias and activation after it (`chain`). A time is the
-median over replays of a CUDA graph of launches that read copies of the weights in turn, after the L2 cache was emptied.
-`--dry` writes and compiles the kernels without a GPU. Nothing is written but standard output.
+for the fastest algorithm, alone (`conv`), and with bias and activation (`chain`): fused where torch exposes that
+(ReLU), else the eager operators after it. A time is the median over replays of a CUDA graph of launches that read
+copies of the weights in turn, after the L2 cache was emptied. `--dry` writes and compiles the kernels without a GPU.
+`--keep` writes the record too, in which a case that is measured again takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.models import NETWORKS
+from benchmarks.record import RESULTS, environment
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
@@ -325,13 +327,22 @@ def time_peer(bench: Bench, data: Data) -> tuple[float, float]:
             y = ACTIVATIONS[c.activation](F.conv2d(y, w, bias, c.strides, c.pads, c.dilations, c.groups))
         return y
 
-    alone(0)
-    chain(0)
+    def fused(i: int) -> torch.Tensor:
+        y = data.x
+        for (c, _, bias), w in zip(data.layers, weights[i % count], strict=True):
+            y = torch.cudnn_convolution_relu(y, w, bias, c.strides, c.pads, c.dilations, c.groups)
+        return y
+
+    ways = [alone, chain]
+    if all(c.activation == "relu" for c, _, _ in data.layers):
+        ways.append(fused)
+    for way in ways:
+        way(0)
     times = [
         bench.median_us([lambda i=i, f=f: f(i) for i in range(LAUNCHES)])  # type: ignore[misc]
-        for f in (alone, chain)
+        for f in ways
     ]
-    return times[0], times[1]
+    return times[0], min(times[1:])
 
 
 def time_kernel(bench: Bench, k: Written, cubin: CompiledCubin, data: Data) -> tuple[float, float]:
@@ -450,16 +461,48 @@ def main() -> int:
     """Run; 0 when every convolution had a right kernel."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(NETWORKS), help="networks (all)")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", default="1")
     parser.add_argument("--first", type=int, default=4, help="schedules of each convolution (4)")
     parser.add_argument("--more", type=int, default=0, help="further schedules of the halo template (0)")
     parser.add_argument("--seconds", type=float, default=90.0, help="when to stop (90)")
     parser.add_argument("--only", default="", help="convolutions whose description holds this text")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--dry", action="store_true", help="no GPU: write, compile for sm_90a, show the model")
+    parser.add_argument("--keep", action="store_true", help="write the record")
     args = parser.parse_args()
-    end = time.perf_counter() + args.seconds
-    networks = {name: convolutions(name, args.batch) for name in args.names}
+    record = Kept() if args.keep else None
+    batches = [int(x) for x in args.batch.split(",")]
+    end = time.perf_counter()
+    bad = False
+    for batch in batches:
+        end += args.seconds / len(batches)
+        bad |= run_batch(batch, end, record, args) != 0
+    return int(bad)
+
+
+@dataclass
+class Kept:
+    """The record, with the cases of earlier runs that were not measured again."""
+
+    def __post_init__(self) -> None:
+        self.path = RESULTS / torch.cuda.get_device_name().lower().replace(" ", "-") / "convolutions.jsonl"
+        old = [json.loads(x) for x in self.path.read_text().splitlines()] if self.path.exists() else []
+        self.cases = {(x["case"], x["batch"]): x for x in old if x["record"] == "case" and "networks" in x}
+        self.head = environment(" ".join(["python -m benchmarks.gpu_conv", *sys.argv[1:]]))
+
+    def add(self, line: Mapping[str, object], networks: Mapping[str, int]) -> None:
+        """A measured convolution, and how often each network has it."""
+        kept = {k: v for k, v in line.items() if k not in ("record", "tried")}
+        self.cases[str(line["case"]), int(str(line["batch"]))] = {
+            "record": "case", "suite": "convolutions", **kept, "networks": dict(networks),
+        }  # fmt: skip
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("".join(json.dumps(x) + "\n" for x in (self.head, *self.cases.values())))
+
+
+def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namespace) -> int:
+    """All convolutions at one batch size, until `end`; 0 when every one had a right kernel."""
+    networks = {name: convolutions(name, batch) for name in args.names}
     distinct = sorted({c for found in networks.values() for c in found if args.only in str(c)}, key=cost)
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
@@ -512,8 +555,10 @@ def main() -> int:
                     continue
                 bad += any(x.get("error") is not None for x in _tried(lines[c]))
                 say(lines[c])
+                if record is not None and isinstance(c, Conv) and "ratio_chain" in lines[c]:
+                    record.add(lines[c], {name: found[c] for name, found in networks.items() if c in found})
     table(networks, lines)
-    print(f"{len(lines)} of {len(distinct)} convolutions timed, {bad} with faults, batch {args.batch}", flush=True)
+    print(f"{len(lines)} of {len(distinct)} convolutions timed, {bad} with faults, batch {batch}", flush=True)
     return 1 if bad else 0
 
 

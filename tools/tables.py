@@ -163,8 +163,8 @@ def gpu_kernels() -> str:
         if lines:
             notes.append(f"{suite}: commit {lines[0]['commit']}, `{lines[0]['command']}`")
 
-    add("convolutions", "cuDNN, the convolution alone", "ratio_conv", lambda c: "batch 1")
-    add("convolutions", "cuDNN, then what follows it", "ratio_chain", lambda c: "batch 1")
+    add("convolutions", "cuDNN, the convolution alone", "ratio_conv", lambda c: f"batch {c['batch']}")
+    add("convolutions", "cuDNN, with what follows it", "ratio_chain", lambda c: f"batch {c['batch']}")
     add("attention", "the best backend of torch", "ratio", lambda c: str(c["dtype"]))
     add("mlp", "the best of layers by cuBLASLt, eager and torch.compile", "ratio", lambda c: f"width {c['width']}")
     add("gemm", "cuBLASLt, the best of 16 algorithms", "ratio", lambda c: GEMM_GROUPS[str(c["group"])])
@@ -187,6 +187,33 @@ def gpu_kernels() -> str:
         return "_not measured yet_"
     head = ["kernels", "against", "cases", "× (geometric mean)", "least", "lost"]
     return markdown(head, rows) + "\n\nNVIDIA H200, graph replay, best of the first schedules; " + "; ".join(notes)
+
+
+def gpu_convolutions() -> str:
+    """The distinct convolutions of each network at each batch size, against cuDNN."""
+    lines = records("nvidia-h200", "convolutions")
+    groups: dict[tuple[str, int], list[tuple[int, dict[str, object]]]] = {}
+    for c in lines:
+        counts = c.get("networks", {})
+        assert isinstance(counts, dict)
+        for name, count in counts.items():
+            groups.setdefault((name, int(str(c["batch"]))), []).append((count, c))
+    if not groups:
+        return "_not measured yet: `python -m benchmarks.gpu_conv --batch 1,16 --keep`_"
+    rows = []
+    for (name, batch), cases in sorted(groups.items(), key=lambda g: (g[0][1], g[0][0])):
+        ratios = {k: [float(str(c[k])) for _, c in cases] for k in ("ratio_conv", "ratio_chain")}
+        sums = {k: sum(n * float(str(c[k])) for n, c in cases) for k in ("us", "conv_us", "chain_us")}
+        rows.append(
+            [f"{name}, batch {batch}", f"{len(cases)}", f"{geometric_mean(ratios['ratio_conv']):.2f}",
+             f"**{geometric_mean(ratios['ratio_chain']):.2f}**", f"{min(ratios['ratio_chain']):.2f}",
+             f"{sum(r < 1 for r in ratios['ratio_chain'])}", *(f"{sums[k]:.0f}" for k in sums)]
+        )  # fmt: skip
+    head = ["network", "distinct convolutions", "× cuDNN alone", "× with bias and activation", "least", "lost",
+            "all of a network: Weft µs", "cuDNN alone", "with bias and activation"]  # fmt: skip
+    env = lines[0]
+    note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
+    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
 
 
 def gpu_faults() -> str:
@@ -252,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-networks-later": partial(gpu_networks, "networks-later"),
     "gpu-memory": gpu_memory,
     "gpu-kernels": gpu_kernels,
+    "gpu-convolutions": gpu_convolutions,
     "gpu-faults": gpu_faults,
     "conformance": conformance,
 }
