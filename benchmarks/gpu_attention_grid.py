@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.gpu_attention import CASES, LONG, TOLERANCE, TORCH, Case, Data, error_of, peers, problem_of
+from benchmarks.gpu_attention import CASES, LONG, TOLERANCE, TORCH, Case, Data, error_of, launches_of, peers, problem_of
 from benchmarks.gpu_time import Kernel
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -102,9 +102,8 @@ def left_out(t: Trial) -> list[Trial]:
 def measured(t: Trial, d: Data, dtype: DType) -> tuple[float, float]:
     """(µs, error)"""
     out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
-    launches = 20 if t.case.rows * t.case.keys * t.case.batch * t.case.heads < 1 << 27 else 4
     faulthandler.dump_traceback_later(20, exit=True)
-    us = Kernel(t.source, t.path).time(d.inputs, out, launches=launches, rounds=5)
+    us = Kernel(t.source, t.path).time(d.inputs, out, launches=launches_of(t.case), rounds=5)
     faulthandler.cancel_dump_traceback_later()
     error = error_of(out, d.exact)
     if error > TOLERANCE[TORCH[dtype]] and not math.isnan(t.modelled):
