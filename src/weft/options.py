@@ -29,6 +29,9 @@ class Options:
     """`cpu`, `cuda` or `cuda:N`."""
     allow_tf32: bool = False
     """On a GPU: products of f32 may round their operands to TF32."""
+    allow_fast_f8: bool = False
+    """On a GPU: sums of products of 8-bit floats may stay in the tensor cores, which keep some 14 bits; without, they
+    move to f32 every 128 terms."""
     budget_s: float = 600.0
     """Wall time for tuning; 0 means: no measuring, library plan only."""
     threads: int = 0

@@ -41,7 +41,7 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     lease = Lease(device)
     stream = lease.streams(1)[0].cuda_stream
     measured = gpu_facts(options.cache, device=device.index or 0, matmul=products, stream=stream)
-    facts = replace(measured, tf32=options.allow_tf32)
+    facts = replace(measured, tf32=options.allow_tf32, fast_f8=options.allow_fast_f8)
     products.close()
     found = find_nvrtc()
     compiler = None if isinstance(found, Declined) else found
@@ -56,6 +56,7 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
         "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "compiler": compiler.identity(()) if compiler else "none",
         "allow_tf32": str(options.allow_tf32),
+        "allow_fast_f8": str(options.allow_fast_f8),
     }
     return facts, compiler, environment
 

@@ -197,6 +197,11 @@ inline unsigned short w_narrow_f16(float x) {
   memcpy(&h, &y, 2);
   return h;
 }
+#define W_EMULATED
+inline unsigned w_times256_f16(unsigned x) {
+  return w_narrow_f16(w_widen_f16((unsigned short)x) * 256.0f) |
+         (unsigned)w_narrow_f16(w_widen_f16((unsigned short)(x >> 16)) * 256.0f) << 16;
+}
 inline unsigned w_narrow2_f16(float lo, float hi) { return w_narrow_f16(lo) | (unsigned)w_narrow_f16(hi) << 16; }
 inline unsigned short w_narrow_bf16(float x) {
   unsigned b;

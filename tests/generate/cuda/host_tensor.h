@@ -133,6 +133,10 @@ inline unsigned short w_narrow_bf16(float x) {
   unsigned b = __float_as_uint(x);
   return x != x ? 0x7fff : (unsigned short)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
+inline unsigned w_times256_f16(unsigned x) {
+  return w_narrow_f16(w_widen_f16((unsigned short)x) * 256.0f) |
+         (unsigned)w_narrow_f16(w_widen_f16((unsigned short)(x >> 16)) * 256.0f) << 16;
+}
 inline unsigned w_narrow2_f16(float lo, float hi) { return w_narrow_f16(lo) | (unsigned)w_narrow_f16(hi) << 16; }
 inline unsigned w_narrow2_bf16(float lo, float hi) { return w_narrow_bf16(lo) | (unsigned)w_narrow_bf16(hi) << 16; }
 inline float2 w_unpack_f16(u32 x) { return {w_widen_f16((u16)x), w_widen_f16((u16)(x >> 16))}; }

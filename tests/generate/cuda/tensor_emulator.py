@@ -13,7 +13,9 @@ import numpy as np
 
 import weft.generate.cuda
 from weft.device.cuda import tensor_map
-from weft.ir.types import DType, round_bf16
+from weft.generate.cuda.templates.prelude import float8
+from weft.ir.reference import round_to
+from weft.ir.types import DType, from_bits, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Launch, TensorMap
@@ -26,14 +28,14 @@ GUARD = 256
 def to_memory(x: np.ndarray, dtype: DType, format: Format) -> np.ndarray:
     """Bytes as they lie on the device."""
     flat = np.ascontiguousarray(x.transpose(format.order(x.ndim))).reshape(-1)
-    if dtype is DType.BF16:
-        return (flat.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    if dtype.is_held:
+        return to_bits(flat, dtype).view(np.uint8)
     return flat.astype(dtype.numpy).view(np.uint8)
 
 
 def from_memory(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    if dtype is DType.BF16:
-        flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype.is_held:
+        flat = from_bits(raw.view(np.uint16 if dtype is DType.BF16 else np.uint8), dtype)
     else:
         flat = raw.view(dtype.numpy)
     order = format.order(len(shape))
@@ -58,7 +60,7 @@ class Buffer:
 def _record(m: TensorMap, address: int) -> ctypes.Array[ctypes.c_longlong]:
     """What the emulation knows of a tensor map; DeviceError for one that CUDA would refuse."""
     tensor_map._check(address, m.dtype, m.sizes, m.strides_bytes, m.box, m.element_strides, m.swizzle_bytes)
-    size = {"f16": 2, "bf16": 2, "tf32": 4}[m.dtype]
+    size = {"f16": 2, "bf16": 2, "tf32": 4, "u8": 1}[m.dtype]
     fields = [
         (*values, *(5 - len(values)) * (0,)) for values in (m.sizes, (size, *m.strides_bytes), m.box, m.element_strides)
     ]
@@ -82,7 +84,7 @@ class Emulated:
 
     def __init__(self, sources: Sequence[CudaSource]) -> None:
         parts = [(_HERE / name).read_text(encoding="utf-8") for name in ("host_tensor.h", "host_tma.h")]
-        parts.append(_headers()[1])
+        parts += [_headers()[1], float8(), (_HERE / "host_float8.h").read_text(encoding="utf-8")]
         parts.append(
             'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
             'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
@@ -92,6 +94,7 @@ class Emulated:
             for header in _headers():
                 assert header in text
                 text = text.replace(header, "")
+            text = text.replace(float8(), "")
             parts.append(f"namespace kernel_{i} {{\n{text}\n")
             for launch in {x.entry: x for x in (*source.pack, *source.launches)}.values():
                 arguments = ", ".join(f"a[{j}]" for j in range(len(launch.arguments)))
@@ -177,4 +180,4 @@ def small_integers(problem: Problem, seed: int = 0, most: int = 2) -> list[np.nd
 
 def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
     """An exact result in the output's own type."""
-    return round_bf16(x.astype(np.float32)) if dtype is DType.BF16 else x.astype(dtype.numpy)
+    return round_to(x, dtype)

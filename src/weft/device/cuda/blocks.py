@@ -162,7 +162,7 @@ class Block:
         size = p.dtype.itemsize
         self.kind = "group" if s.group else "mma" if p.tensor else "simt"
         peak = FLOPS_PER_CLOCK.get(facts.capability, {}).get("tf32" if p.tf32 else p.dtype.value, math.inf)
-        rate = RATE[self.kind] * (2 / size if p.tensor else 1)
+        rate = RATE[self.kind] * (2 / size if p.tensor and not p.dtype.is_float8 else 1)  # those multiply as halves
         self.products = 2.0 * s.bm * s.bn * s.bk / min(rate, REACHED * peak)
         self.loaded = (s.bm + s.bn) * s.bk * size
         if s.group:

@@ -81,6 +81,8 @@ class GpuFacts:
     """Per field; a field that is not listed is a default."""
     tf32: bool = field(default=False, metadata=NOT_STORED)
     """Not of the device but the caller's choice for it: products of f32 may round their operands to TF32."""
+    fast_f8: bool = field(default=False, metadata=NOT_STORED)
+    """The same: sums of products of 8-bit floats may stay in the tensor cores, which keep some 14 bits."""
 
     def source_of(self, field: str) -> Provenance:
         """Where a field's value comes from."""

@@ -130,6 +130,8 @@ def _refuse(problem: Problem) -> Declined | None:
         record = graph.nodes[node]
         if CATEGORY[record.prim] in (Category.LINEAR, Category.OPAQUE):
             return Declined(f"{record.prim.value} is not a primitive of fused loops")
+        if record.type.dtype.is_float8:
+            return Declined(f"{record.type.dtype.value}: C++ kernels have no floats of 8 bits")
         if record.prim is Prim.CONSTANT and record.type.size == 0:
             return Declined("a constant without elements")
         if record.prim is Prim.CONSTANT and record.type.nbytes > MAX_CONSTANT_BYTES:

@@ -1,4 +1,4 @@
-"""Names of C types and exact literals. Values of f16 and bf16 are floats while they are in a register."""
+"""Names of C types and exact literals. Values of floats of 16 and 8 bits are f32 in a register."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _REGISTER: dict[DType, str] = {
     DType.F32: "f32",
     DType.F16: "f32",
     DType.BF16: "f32",
+    DType.F8E4M3: "f32",
+    DType.F8E5M2: "f32",
     DType.I64: "i64",
     DType.I32: "i32",
     DType.I16: "i16",
@@ -22,7 +24,7 @@ _STORAGE: dict[DType, str] = {d: f"w_{d.value}" for d in DType}
 
 
 def register_kind(dtype: DType) -> str:
-    """Which of the header's register types holds a value: `f32` for f16 and bf16, else the type's own name."""
+    """Which of the header's register types holds a value: `f32` for 16- and 8-bit floats, else the type's own name."""
     return _REGISTER[dtype]
 
 

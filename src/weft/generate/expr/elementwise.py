@@ -166,7 +166,7 @@ def _cast(x: Sequence[Value], dtype: DType) -> str:
     if source != target:
         suffix = "v" if value.vector else ""
         text = f"w_from_bool_{target}{suffix}({text})" if source == "bool" else f"w_to_{target}{suffix}({text})"
-    if dtype in (DType.F16, DType.BF16) and value.dtype is not DType.BOOL:
+    if dtype.is_float and dtype.itemsize < 4 and value.dtype is not DType.BOOL:
         # a cast is the one place where the model asked for this rounding by name
         return f"w_round_{dtype.value}({text})"
     return text

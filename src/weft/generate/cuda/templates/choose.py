@@ -103,7 +103,7 @@ def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
             continue
         if s.bk >= 2 * p.k and s.bk > 64 // p.dtype.itemsize and not s.group:
             continue
-        if p.dtype.itemsize == 1 and s.wk > 1:
+        if p.dtype.is_integer and s.wk > 1:
             continue  # sums of integers travel as bits
         if p.a_load == "columns" and s.bm < 16:
             continue
@@ -116,7 +116,7 @@ def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
     kt = -(-p.k // s.bk)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
     for alone, together in _variants(s):
-        if alone.split > 1 and (kt < 2 * alone.split or p.dtype.itemsize == 1 or blocks * alone.split > 600):
+        if alone.split > 1 and (kt < 2 * alone.split or p.dtype.is_integer or blocks * alone.split > 600):
             break
         yield alone
         if together is not None and cluster:

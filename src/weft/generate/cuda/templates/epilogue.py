@@ -14,7 +14,7 @@ from weft.generate.cuda.templates.product import Product, is_weight, offset_of
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.prims import Prim
-from weft.ir.types import DType
+from weft.ir.types import DType, to_bits
 from weft.kernels.source import CudaArgument, Pointer
 
 _WIDE = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
@@ -40,7 +40,7 @@ def plan(p: Product) -> Epilogue:
         fits = all(
             w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(walks, sizes, strict=True)
         )
-        if p.n % width == 0 and fits and width * p.sum.itemsize <= 16:
+        if p.n % width == 0 and fits and width <= (8 if p.float8 else 16 // p.sum.itemsize):
             return Epilogue(width, False)
     return Epilogue(1, False)
 
@@ -116,9 +116,8 @@ def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:
     assert c.graph is not None
     dtype = c.graph.type_of(node).dtype
     data = np.ravel(np.asarray(constants_of(c)[node]))
-    if dtype is DType.BF16:
-        bits = data.astype(np.float32).view(np.uint32) >> 16
-        body = ",".join(map(str, bits.tolist()))
+    if dtype.is_held:
+        body = ",".join(map(str, to_bits(data, dtype).tolist()))
     elif dtype is DType.F16:
         body = ",".join(map(str, data.view(np.uint16).tolist()))
     elif dtype is DType.BOOL:
@@ -151,6 +150,8 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
                 f"{{ const float2 h = w_unpack_{dtype.value}({word}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
             )
         return lines
+    if dtype.is_float8 and width >= 2:
+        return [f"w_ldv((const w_{dtype.value}*)({address}), {to});"]
     if dtype is DType.F32 and width >= 2:
         lines = []
         kind = "float4" if per == 4 else "float2"
@@ -178,6 +179,8 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
         ]
     if dtype is DType.F32 and width == 2:
         return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
+    if dtype.is_float8 and width >= 2:
+        return [f"{{ const float q[{width}] = {{{', '.join(values)}}}; w_stv((w_{dtype.value}*)({address}), q); }}"]
     if dtype in (DType.I8, DType.U8) and width == 4:
         word = " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(values))
         return [f"*(u32*)({address}) = {word};"]
@@ -247,9 +250,9 @@ def streamed(p: Product, *, by_row: bool) -> list[int]:
         if (
             moves == by_row
             and walk.channel == 1
-            and step.dtype.itemsize == p.dtype.itemsize
-            and plan(p).width == p.chunk
-            and _aligned(p, walk, p.chunk)
+            and step.dtype.itemsize * p.vector == 16
+            and plan(p).width == p.vector
+            and _aligned(p, walk, p.vector)
         ):
             found.append(slot)
     return found
@@ -268,7 +271,7 @@ def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
 
 def _sum(p: Product, acc: str, i: int) -> str:
     """A sum as a value of its type; integers travel as bits of floats."""
-    return f"__float_as_int({acc}[{i}])" if p.bytes is not None else f"{acc}[{i}]"
+    return f"__float_as_int({acc}[{i}])" if p.integers else f"{acc}[{i}]"
 
 
 def body(

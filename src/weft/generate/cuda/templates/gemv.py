@@ -12,7 +12,7 @@ from itertools import product as combinations
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
-from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates import epilogue, float8
 from weft.generate.cuda.templates.pack import pack_launch
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, offset_of
@@ -128,7 +128,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     packed = p.w_load == "packed" and not _in_place(p)
     constant = p.w_load == "packed"
     args = epilogue.arguments(p, packed, False, False)
-    kind = storage(p.dtype)
+    kind, dot = storage(p.dtype), p.multiplied if p.float8 else p.dtype.value
     chunks = p.k // p.chunk
     per_lane = -(-chunks // (32 * s.slices))
     unroll = min(s.unroll, per_lane)
@@ -180,7 +180,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "#pragma unroll",
         f"for (int i = 0; i < {p.m}; ++i) {{ const uint4 q = x[i][k];",
         "#pragma unroll",
-        f"for (int j = 0; j < {s.cols}; ++j) acc[i][j] = w_dot_{p.dtype.value}(q, h[u][j], acc[i][j]); }} }} }}",
+        f"for (int j = 0; j < {s.cols}; ++j) acc[i][j] = w_dot_{dot}(q, h[u][j], acc[i][j]); }} }} }}",
         f"read(at + {32 * s.slices * unroll});",
         "}",
         "#pragma unroll",
@@ -199,7 +199,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *epilogue.body(p, args.names, 1),
         "} } }",
     ]
-    text = prelude() + _DOT + args.constants + "\n".join(x for x in lines if x) + "\n"
+    own = float8.functions(p) + (float8.dot(p.multiplied) if p.float8 else "")
+    text = prelude() + _DOT + own + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", 1, p.k) if packed else None
     launch = Launch(entry, (-(-p.n // block_cols), p.z, 1), (s.threads, 1, 1), args.pointers)
     return CudaSource(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
-from weft.generate.cuda.templates import epilogue, loaders, narrow, tf32, wgmma
+from weft.generate.cuda.templates import epilogue, float8, loaders, narrow, tf32, wgmma
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -100,7 +100,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("a cluster adds up four neighbouring results at once")
     if s.group and (p.a_load == "columns" or p.w_load == "kn"):
         return Declined("warpgroup products of operands that do not lie along the sum")
-    if p.bytes and (s.group or s.wk > 1 or s.split > 1):
+    if p.float8 and s.group:
+        return Declined("warpgroup products of 8-bit floats are those of the copy engine's template")
+    if p.integers and (s.group or s.wk > 1 or s.split > 1):
         return Declined("sums of integers by several warps or blocks")
     if s.group and p.dtype is DType.F32:
         return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
@@ -164,7 +166,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
     lines.append("}")
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
-    own += narrow.functions(p.multiplied) if p.bytes else ""
+    own += narrow.functions(p.multiplied) if p.integers else ""
+    own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
     launch = Launch(

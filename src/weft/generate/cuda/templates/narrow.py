@@ -1,6 +1,7 @@
 """Products of 8-bit integers on tensor cores: both operands are widened to i32 by the problem, the sums are i32.
 
-A problem whose contraction reads nothing but widened inputs is matched as if these were i32 in memory; what is loaded
+The same for 8-bit floats, which are widened to f32 and summed in it.
+A problem whose contraction reads nothing but widened inputs is matched as if these were wide in memory; what is loaded
 are the bytes themselves. Sums travel through the registers and shared memory of the other templates as bits.
 """
 
@@ -16,6 +17,7 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 
 BYTES = frozenset({DType.I8, DType.U8})
+FLOATS = frozenset({DType.F8E4M3, DType.F8E5M2})
 _RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE})
 """What may stand between an operand and the input that it is."""
 
@@ -31,11 +33,20 @@ class Narrow:
 
 def narrow(problem: Problem) -> Narrow | None:
     """The problem as one of i32, or None where its contraction is another."""
+    return _narrow(problem, DType.I32, BYTES)
+
+
+def narrow_floats(problem: Problem) -> Narrow | None:
+    """The problem as one of f32 whose operands are 8-bit floats, or None where its contraction is another."""
+    return _narrow(problem, DType.F32, FLOATS)
+
+
+def _narrow(problem: Problem, wide: DType, types_: frozenset[DType]) -> Narrow | None:
     g = problem.graph
     products = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
-    if len(products) != 1 or g.type_of(products[0]).dtype is not DType.I32:
+    if len(products) != 1 or g.type_of(products[0]).dtype is not wide:
         return None
-    paths = [_path(g, operand) for operand in g.nodes[products[0]].inputs]
+    paths = [_path(g, operand, types_) for operand in g.nodes[products[0]].inputs]
     ends = {path[-1] for path in paths if path}
     users, inside = g.users(), {*products, *(node for path in paths for node in path)}
     read_elsewhere = any(not inside.issuperset(users[node]) or node in g.outputs for path in paths for node in path)
@@ -43,27 +54,28 @@ def narrow(problem: Problem) -> Narrow | None:
         return None
     types = {i: g.type_of(x).dtype for i, x in enumerate(g.inputs) if x in ends}
     casts = {node for path in paths for node in path if g.nodes[node].prim is Prim.CAST}
-    return Narrow(Problem(_as_i32(g, ends, casts), problem.key, problem.input_formats, problem.output_formats), types)
+    graph = _as_wide(g, ends, casts, wide)
+    return Narrow(Problem(graph, problem.key, problem.input_formats, problem.output_formats), types)
 
 
-def _path(g: Graph, node: NodeId) -> list[NodeId]:
+def _path(g: Graph, node: NodeId, types: frozenset[DType]) -> list[NodeId]:
     """From an operand to the input of 8 bits that it is, but for its type and the order of its elements; or nothing."""
     path = [node]
     while g.nodes[node].prim in _RENAMING or g.nodes[node].prim is Prim.CAST:
         node = g.nodes[node].inputs[0]
         path.append(node)
     casts = [x for x in path if g.nodes[x].prim is Prim.CAST]
-    narrow_ = g.nodes[node].prim is Prim.INPUT and g.type_of(node).dtype in BYTES
+    narrow_ = g.nodes[node].prim is Prim.INPUT and g.type_of(node).dtype in types
     return path if narrow_ and len(casts) == 1 else []
 
 
-def _as_i32(g: Graph, inputs: set[NodeId], casts: set[NodeId]) -> Graph:
-    """The graph with these inputs in i32 and without the casts that widen them."""
+def _as_wide(g: Graph, inputs: set[NodeId], casts: set[NodeId], wide: DType) -> Graph:
+    """The graph with these inputs in i32 or f32 and without the casts that widen them."""
     b = GraphBuilder()
     new: dict[NodeId, NodeId] = {}
     for i, node in enumerate(g.nodes):
         if isinstance(node.attrs, a.InputAttrs):
-            type_ = TensorType(DType.I32, node.type.shape) if i in inputs else node.type
+            type_ = TensorType(wide, node.type.shape) if i in inputs else node.type
             new[i] = b.input(type_, is_weight=node.attrs.is_weight)
         elif isinstance(node.attrs, a.ConstantAttrs):
             new[i] = b.adopt_constant(node.attrs.digest, g.constant(i), node.type)

@@ -18,11 +18,19 @@ def prelude() -> str:
     return "".join(f.read_text(encoding="utf-8") for f in files) + rough_header() + end
 
 
+@cache
+def float8() -> str:
+    """What kernels need besides that read or write floats of 8 bits."""
+    return (Path(__file__).parent.parent / "weft_cuda_float8.h").read_text(encoding="utf-8")
+
+
 _STORAGE: dict[DType, str] = {
     DType.F64: "double",
     DType.F32: "float",
     DType.F16: "u16",
     DType.BF16: "u16",
+    DType.F8E4M3: "unsigned char",
+    DType.F8E5M2: "unsigned char",
     DType.I64: "long long",
     DType.I32: "int",
     DType.I16: "short",
@@ -41,6 +49,8 @@ def load(dtype: DType, address: str) -> str:
     """Expression: one element in memory as it is in a register."""
     if dtype in (DType.F16, DType.BF16):
         return f"w_unpack_{dtype.value}(*({address})).x"
+    if dtype.is_float8:
+        return f"w_widen(w_{dtype.value}{{*({address})}})"
     if dtype is DType.BOOL:
         return f"(*({address}) != 0)"
     return f"*({address})"
@@ -50,4 +60,6 @@ def store(dtype: DType, address: str, value: str) -> str:
     """Statement: a register's value to memory, rounded once."""
     if dtype in (DType.F16, DType.BF16):
         return f"*({address}) = (u16)w_narrow2_{dtype.value}({value}, 0.0f);"
+    if dtype.is_float8:
+        return f"*({address}) = (unsigned char)w_narrow_{dtype.value}({value});"
     return f"*({address}) = {value};"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from weft.generate.cpp.templates.match import Contraction, Walk, match
-from weft.generate.cuda.templates.narrow import Narrow, narrow
+from weft.generate.cuda.templates.narrow import Narrow, narrow, narrow_floats
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -58,7 +58,8 @@ class Product:
     tf32: bool = False
     """f32 in memory, multiplied as TF32 by the tensor cores: operands rounded to 11 bits, sums in f32."""
     bytes: tuple[DType, DType] | None = None
-    """Integers of 8 bits in memory with sums in i32: their types, left and right; `dtype` is the left one."""
+    """Numbers of 8 bits in memory with sums in i32, or floats with sums in f32: their types, left and right; `dtype` is
+    the left one."""
 
     @property
     def a_across(self) -> bool:
@@ -71,6 +72,16 @@ class Product:
         return self.dtype is DType.F32 and self.w_load == "elements" and _columns_together(self.c, 4)
 
     @property
+    def float8(self) -> bool:
+        """True for operands of 8-bit floats."""
+        return self.dtype.is_float8
+
+    @property
+    def integers(self) -> bool:
+        """True for operands of 8-bit integers."""
+        return self.bytes is not None and not self.float8
+
+    @property
     def tensor(self) -> bool:
         """True where tensor cores multiply."""
         return self.tf32 or self.dtype is not DType.F32
@@ -78,6 +89,8 @@ class Product:
     @property
     def multiplied(self) -> str:
         """Name of the type in which operands are multiplied."""
+        if self.float8:
+            return "".join(t.value.removeprefix("f8") for t in self.bytes or ())
         if self.bytes is not None:
             return "".join("s8" if t is DType.I8 else "u8" for t in self.bytes)
         return "tf32" if self.tf32 else self.dtype.value
@@ -85,12 +98,20 @@ class Product:
     @property
     def sum(self) -> DType:
         """Type of a sum as the problem has it."""
-        return DType.I32 if self.bytes is not None else self.dtype
+        return self.dtype.accumulator if self.float8 else DType.I32 if self.integers else self.dtype
 
     @property
     def words(self) -> int:
-        """Words of 16 bits in an element: tensor cores take 16 words of a row at a time, whatever the type."""
-        return self.dtype.itemsize // 2
+        """Words of 16 bits in an element, at least 1: tensor cores take 16 of a row at a time, whatever the type."""
+        return max(1, self.dtype.itemsize // 2)
+
+    def in_words(self, elements: int) -> int:
+        """Words of 16 bits that so many elements fill."""
+        return -(-elements * self.dtype.itemsize // 2)
+
+    def in_elements(self, words: int) -> int:
+        """Elements that lie in so many words of 16 bits."""
+        return words * 2 // self.dtype.itemsize
 
     @property
     def m(self) -> int:
@@ -117,12 +138,20 @@ class Product:
         """Elements of 16 bytes."""
         return 16 // self.dtype.itemsize
 
+    @property
+    def vector(self) -> int:
+        """Neighbouring results that a thread finishes where memory allows: of 8-bit floats as of halves."""
+        return 8 if self.float8 else self.chunk
+
 
 def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
     """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded."""
     integers = narrow(problem)
     if integers is not None:
         return _of_bytes(integers)
+    floats = narrow_floats(problem)
+    if floats is not None:
+        return _of_bytes(floats)
     c = match(problem, CONTRACTED, VALUES, heads=True)
     if isinstance(c, Declined):
         return c
@@ -130,15 +159,16 @@ def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
 
 
 def _of_bytes(integers: Narrow) -> Product | Declined:
-    """A product of integers of 8 bits, in chunks of 16."""
-    c = match(integers.problem, frozenset({DType.I32}), VALUES)
+    """A product of numbers of 8 bits, in chunks of 16."""
+    c = match(integers.problem, frozenset({DType.I32, DType.F32}), VALUES)
     if isinstance(c, Declined):
         return c
     if c.a.kind != "input" or c.w.kind != "input":
-        return Declined("a constant of integers as an operand")
+        return Declined("a constant of numbers of 8 bits as an operand")
     p = _product(c, (integers.types[c.a.index], integers.types[c.w.index]))
     if not isinstance(p, Declined) and "elements" in (p.a_load, p.w_load):
-        return Declined("integers of 8 bits that do not lie in chunks of 16")
+        side = "left" if p.a_load == "elements" else "right"
+        return Declined(f"a {side} operand of 8 bits that does not lie in chunks of 16 along the sum")
     return p
 
 

@@ -12,7 +12,7 @@ import math
 from functools import cache
 from pathlib import Path
 
-from weft.generate.cuda.templates import epilogue, tf32
+from weft.generate.cuda.templates import epilogue, float8, tf32
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_end import finish
@@ -29,7 +29,7 @@ from weft.generate.cuda.templates.tma_operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.templates.tma_pack import pack_panels
-from weft.generate.cuda.templates.tma_shape import Shape, even_of, pairs_of, tiles_of
+from weft.generate.cuda.templates.tma_shape import MOST_APART, Shape, even_of, pairs_of, sums_apart, tiles_of
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
@@ -58,17 +58,20 @@ def even_header() -> str:
 def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
     """The function that multiplies 64 rows by 32 bytes of the sum by `columns`; tests bring their own.
 
-    `kind`: f16, bf16, or tf32, whose operands cannot be turned.
+    `kind`: f16, bf16, or tf32 and two of e4m3 and e5m2, whose operands cannot be turned.
     """
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     k, turned = (8, "") if kind == "tf32" else (16, f", {int(turned_a)}, {int(turned_b)}")
+    types = f"{kind}.{kind}"
+    if kind[:4] in float8.SHORT.values():
+        k, turned, types = 32, "", f"{kind[:4]}.{kind[4:]}"
     return f"""#ifndef W_EMULATED
 W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{kind}.{kind} {{{registers}}},"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{types} {{{registers}}},"
     " %{count}, %{count + 1}, p, 1, 1{turned}; }}"
     : {operands} : "l"(a), "l"(b), "r"(add));
 #endif
@@ -87,6 +90,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("one buffer: the next copy must be there before the last is given back")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
+    if s.apart and (not p.float8 or s.turns or sums_apart(s.rows, s.bn) > MOST_APART):
+        return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
     wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
         return wrong
@@ -142,6 +147,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         + (pair_header() if s.pair else "")
         + (even_header() if s.even else "")
         + (tf32.FUNCTIONS if p.tf32 else "")
+        + float8.functions(p)
     )
     functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"
@@ -282,7 +288,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     tn = "tn * 2 + rank" if s.pair == 2 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
-        f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * STEP // p.words};"
+        f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * p.in_elements(STEP)};"
         if packed
         else ""
     )
@@ -387,6 +393,20 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     ]
 
 
+def _apart(s: Shape, product: str, free: str) -> list[str]:
+    """A stage whose sums begin anew, and are added to those of the tile in f32 as soon as they are complete."""
+    high = s.rows // 64
+    return [
+        f"float part[{s.bn // 2}];",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i) {{",
+        f"w_group_begin();\n#pragma unroll\nfor (int q = 0; q < {STEP // 16}; ++q)",
+        product,
+        "w_group_commit(); w_group_wait<0>();",
+        f"if (i == {high - 1}) {{ {free} }}",
+        f"#pragma unroll\nfor (int j = 0; j < {s.bn // 2}; ++j) acc[i][j] += part[j];\n}}",
+    ]
+
+
 def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int) -> list[str]:
     """The warpgroups that multiply."""
     high = s.rows // 64
@@ -410,6 +430,20 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
     free = "if (lane < 2) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
     at_both = ", lane" if s.pair else ""
+    of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
+    of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
+    together = [
+        "w_group_begin();",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
+        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
+        f"w_product_{kind}(acc[i], {of_a},",
+        f"  {of_w}, (st - first) | u | q);",
+        "w_group_commit();",
+        # the product before this one is complete: its stage is free
+        "w_group_wait<1>();",
+        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+    ]
     ahead, end = finish(p, rows, s, w, width)
     if s.even:
         end = _handed(p, rows, s, end)
@@ -423,6 +457,9 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         _loop(p, rows, s, begin, step),
         *ahead,
         mine,
+        f"#pragma unroll\nfor (int i = 0; i < {high * s.bn // 2}; ++i) acc[i / {s.bn // 2}][i % {s.bn // 2}] = 0.0f;"
+        if s.apart
+        else "",
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
         f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
         (
@@ -432,19 +469,15 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
             else ""
         ),
         f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
-        "w_group_begin();",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
-        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
-        f"w_product_{kind}(acc[i], {_in_field(p, s) if f else _descriptor(a_at, 'q', a, s.bm, s.panel)},",
-        f"  {_descriptor(w_at, 'q', w, s.bn, s.panel)}, (st - first) | u | q);",
-        "w_group_commit();",
-        # the product before this one is complete: its stage is free
-        "w_group_wait<1>();",
-        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
-        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+        *(
+            _apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", f"{free}sb + EMPTY + 8 * slot{at_both});")
+            if s.apart
+            else ()
+        ),
+        *(() if s.apart else together),
         "}",
         other,
-        f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
+        "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *end,

@@ -18,7 +18,7 @@ from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.templates.tma_shape import MOST_APART, Shape, sums_apart
 from weft.ir.declined import Declined
 
 _PORT = 50.0
@@ -42,6 +42,8 @@ _NEAR = 0.6
 """Share of the L2 cache that operands and results may take and still be there."""
 _STRANGERS = 1.15
 """Blocks on one multiprocessor do not take turns: their ends meet."""
+_MOVED = 40.0
+"""Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
 _STAGES = 8
 _FEWEST = 3
 
@@ -128,14 +130,14 @@ def _case(p: Product, facts: GpuFacts) -> _Case | None:
         return None
     stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
     turned = p.a_load == "columns" or p.w_load == "kn"
-    panels = (STEP,) if turned else _panels(p.c.ic * p.words, p.c.kernel != (1, 1))
+    panels = (STEP,) if turned else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
-    sizes = replace(cost.sizes_of(p), k=p.k * p.words)
+    sizes = replace(cost.sizes_of(p), k=p.in_words(p.k))
     return _Case(sizes, rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
 
 
@@ -166,10 +168,13 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
     for bm, bn, groups, turns, resident in _TILES:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n) or (p.w_load == "kn" and bn % STEP):
             continue
+        apart = p.dtype.is_float8 and not facts.fast_f8
+        if apart and (turns or sums_apart(bm // groups, bn) > MOST_APART):
+            continue
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident)
+            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart)
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
             rounds = -(-tiles // (facts.sms * resident))
@@ -247,7 +252,10 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     reads = high * (64 + s.bn) * part + loaded / 128
     bound = max(products, reads, loaded / _PORT)
     busy = min(busiest, s.resident)
-    alone = max(bound, _LATENCY / s.stages, 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part)
+    own = 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part
+    if s.apart:
+        own += high / s.groups * (_MOVED + s.bn / 2)
+    alone = max(bound, _LATENCY / s.stages, own)
     step = max(bound, alone / busy)
     main = steps * step
     slots = cost.RESULT + cost.PLAIN * p.plain + cost.SPECIAL * p.special

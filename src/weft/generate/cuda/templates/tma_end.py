@@ -46,12 +46,12 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     columns, ring = _ahead(p, s)
     residuals = epilogue.streamed(p, by_row=True) if ring else []
-    kind, pieces = storage(p.dtype), _pieces(p, w)
+    kinds, pieces = {slot: storage(p.c.body[slot].dtype) for slot in (*residuals, *columns)}, _pieces(p, w)
     parts = []
     for e in range(0, 8, width):
         piece = f"[{e // 4}]" if len(pieces) > 1 else ""
-        given = {slot: f"(const {kind}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
-        given |= {slot: f"(const {kind}*)&column{slot}[j]{piece}" for slot in columns}
+        given = {slot: f"(const {kinds[slot]}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
+        given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
     take = [
@@ -137,7 +137,8 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
         return [], 0
     limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
     steps = sum(step.source is None for step in p.c.body)
-    left = (limit - s.rows * s.bn // 128 - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
+    sums = s.rows * s.bn // 128 + (s.bn // 2 if s.apart else 0)
+    left = (limit - sums - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     if len(columns) * (s.bn // 32) > left:
         columns = []

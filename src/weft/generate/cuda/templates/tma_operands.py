@@ -92,8 +92,10 @@ def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tu
 def rows_of(p: Product) -> Rows | Declined:
     """How the left operand's rows lie in memory."""
     c = p.c
-    if not p.tensor or p.bytes or c.a.kind != "input":
-        return Declined("the copy engine's template takes 16-bit inputs, or f32 as TF32")
+    if not p.tensor or p.integers or c.a.kind != "input":
+        return Declined("the copy engine's template takes 16-bit inputs, 8-bit floats, or f32 as TF32")
+    if p.float8 and c.kernel != (1, 1):
+        return Declined("a convolution of 8-bit floats")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
         return Declined("an operand that does not lie in chunks of 16 bytes")
     if c.pack is not None and p.borders is None:
@@ -113,7 +115,7 @@ def rows_of(p: Product) -> Rows | Declined:
 
 def blocks_of_channels(p: Product, panel: int) -> int:
     """Panels of one tap."""
-    return -(-p.c.ic * p.words // panel)
+    return -(-p.in_words(p.c.ic) // panel)
 
 
 def stages_of_sum(p: Product, panel: int) -> int:
@@ -136,7 +138,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: boo
         return _turned(p, c.a.index, dims, bm, shared=shared)
     if shared and (not rows.linear or rows.sizes[2] == 1):
         return Declined("rows of several dimensions, of which two blocks cannot copy halves")
-    wide = panel // p.words
+    wide = p.in_elements(panel)
     first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
     if rows.image:
         dims = [first, *_image(p, box)]
@@ -186,7 +188,7 @@ def field(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
     if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
         return Declined("no convolution of step 1 by tiles of 8 columns")
     high, wide = field_size(p, box)
-    channels = panel // p.words
+    channels = p.in_elements(panel)
     first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, f"cb * {channels} + {p.c.a_walk.offset}")
     image = _image(p, box)
     ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
@@ -241,10 +243,10 @@ def right(p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = F
     per = STEP // panel
     if p.w_load == "packed":
         size = bn * step
-        from_ = f"pk_tile + (long long)kb * {size // p.words}"
+        from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
         if shared:
             return Operand(
-                None, f"w_bulk_both(to + rank * {size}, {from_} + rank * {size // 2 // p.words}, {size}u, bar);"
+                None, f"w_bulk_both(to + rank * {size}, {from_} + rank * {p.in_elements(size) // 2}, {size}u, bar);"
             )
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
@@ -259,14 +261,14 @@ def right(p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = F
             *_outer(p, walk, walk.group),
         ]
         return _turned(p, pointer.index, dims, bn, "mw", shared=shared)
-    wide = panel // p.words
+    wide = p.in_elements(panel)
     columns = Dim(p.n, walk.channel, bn // 2, f"n0 + rank * {bn // 2}") if shared else Dim(p.n, walk.channel, bn, "n0")
     dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *_outer(p, walk, walk.group)]
     map_ = _map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
-        f"{{ const int c = kb * {STEP // p.words} + {i * wide + walk.offset};"
+        f"{{ const int c = kb * {p.in_elements(STEP)} + {i * wide + walk.offset};"
         f" {_copy('mw', f'to + {i * bn * panel * 2}', dims, bn // 2 * panel * 2 if shared else 0)} }}"
         for i in range(per)
     ]
@@ -307,7 +309,8 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
     """The map, if there can be one. Source: CUDA driver API, cuTensorMapEncodeTiled."""
     size = p.dtype.itemsize
     if len(dims) < 2:
-        dims.append(Dim(1, -(-dims[0].size // 8) * 8, 1, "0"))
+        least = max(8, p.chunk)
+        dims.append(Dim(1, -(-dims[0].size // least) * least, 1, "0"))
     if len(dims) > _RANK:
         return Declined(f"an operand of {len(dims)} dimensions; tensor maps have {_RANK}")
     if any(not 1 <= d.box <= _BOX or d.stride > _TRAVERSAL for d in dims):
@@ -317,7 +320,7 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
         return Declined("steps that are no multiples of 16 bytes")
     return TensorMap(
         base,
-        p.multiplied,
+        "u8" if p.float8 else p.multiplied,
         tuple(d.size for d in dims),
         strides,
         tuple(d.box for d in dims),

@@ -24,9 +24,9 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     twice 4, 16 apart: 16 (c / 2) + 4 q + 2 (c % 2).
     """
     c, kind = p.c, storage(p.dtype)
-    chunks, per, row = panel // 8, STEP // panel, panel // p.words
+    chunks, per, row = panel // 8, STEP // panel, p.in_elements(panel)
     blocks, stages, tiles = blocks_of_channels(p, panel), stages_of_sum(p, panel), packed_columns(p, bn) // bn
-    total = c.groups * tiles * bn * stages * STEP // p.words
+    total = c.groups * tiles * bn * stages * p.in_elements(STEP)
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
     block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")

@@ -10,9 +10,18 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8), ("even", False))
+_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
+
+
+MOST_APART = 192
+"""Registers of sums per thread where those of a stage stand apart."""
+
+
+def sums_apart(rows: int, columns: int) -> int:
+    """Registers of a thread for a warpgroup's sums and those of one stage of 64 of its rows."""
+    return (rows + 64) * columns // 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class Shape(Parameters):
     even: bool = False
     """True: all blocks get equally many steps of the tiles that do not fill the grid; of a tile that several blocks
     work on, the last adds up what the others leave in memory."""
+    apart: bool = False
+    """Of 8-bit floats: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
@@ -66,7 +77,7 @@ class Shape(Parameters):
     @property
     def moves_registers(self) -> bool:
         """True: the sums of two warpgroups are more than three warps of a scheduler have registers for."""
-        return self.groups == 2 and self.rows * self.bn >= 128 * _MANY_SUMS
+        return self.groups == 2 and (self.rows + 64 * self.apart) * self.bn >= 128 * _MANY_SUMS
 
     @property
     def cluster(self) -> int:

@@ -1,0 +1,155 @@
+"""Products of 8-bit floats: exact in the emulation, compiled for two architectures, declined where they cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.test_templates import A100, H200
+from tests.generate.cuda.test_tma import linear
+
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates import gemv, tma
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.product import product as product_of
+from weft.generate.cuda.templates.tma_shape import Shape
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
+
+E4, E5, F16, BF16, F32 = DType.F8E4M3, DType.F8E5M2, DType.F16, DType.BF16, DType.F32
+ROW = Format.ROW
+
+
+def product(
+    m: int,
+    n: int,
+    k: int,
+    left: DType = E4,
+    right: DType = E4,
+    out: DType = F16,
+    *,
+    weight: bool = False,
+    turned: bool = True,
+    scales: str = "scalar",
+    bias: DType | None = None,
+    residual: DType | None = None,
+    batch: int = 0,
+) -> Problem:
+    """out = cast(a · b * scales + bias + residual); `scales`: scalar, rows (and columns), or none."""
+    b = GraphBuilder()
+    lead = (batch,) if batch else ()
+    x = b.input(TensorType(left, (*lead, m, k)))
+    w = b.input(TensorType(right, (*lead, n, k) if turned else (*lead, k, n)), is_weight=weight)
+    y = b.cast(w, F32)
+    if turned:
+        y = b.transpose(y, (0, 2, 1) if batch else (1, 0))
+    y = b.add(Prim.MATMUL, b.cast(x, F32), y)
+    if scales == "scalar":
+        y = b.apply(Prim.MUL, y, b.apply(Prim.MUL, b.input(TensorType(F32, ())), b.input(TensorType(F32, ()))))
+    elif scales == "rows":
+        y = b.apply(Prim.MUL, y, b.input(TensorType(F32, (m, 1))))
+        y = b.apply(Prim.MUL, y, b.input(TensorType(F32, (1, n))))
+    if bias is not None:
+        y = b.apply(Prim.ADD, y, b.cast(b.input(TensorType(bias, (n,)), is_weight=True), F32))
+    if residual is not None:
+        y = b.apply(Prim.ADD, y, b.cast(b.input(TensorType(residual, (*lead, m, n))), F32))
+    graph = b.build([b.cast(y, out)])
+    return Problem(graph, str(graph), (ROW,) * len(graph.inputs), (ROW,))
+
+
+def contraction(problem: Problem) -> Product:
+    p = product_of(problem)
+    assert isinstance(p, Product), p
+    return p
+
+
+TMA: dict[str, tuple[Problem, Shape]] = {
+    "one tile": (product(64, 32, 128), linear(64, 32)),
+    "tails": (product(70, 40, 272), linear(64, 64, apart=True)),
+    "e4m3 and e5m2, bf16": (product(70, 40, 272, E4, E5, BF16), linear(64, 32, apart=True)),
+    "e5m2 and e4m3, f32": (product(70, 40, 272, E5, E4, F32), linear(64, 32)),
+    "e5m2 and e5m2": (product(70, 40, 272, E5, E5), linear(64, 32, apart=True)),
+    "weight": (product(70, 40, 272, weight=True, bias=F16), linear(64, 64, apart=True)),
+    "weight of odd sizes": (product(70, 41, 272, weight=True, turned=False), linear(64, 64, apart=True)),
+    "rows and columns": (product(70, 40, 272, scales="rows", bias=BF16, out=BF16), linear(64, 32, apart=True)),
+    "residual": (product(70, 40, 144, residual=F16, bias=F16), linear(64, 32, apart=True)),
+    "to e4m3": (product(70, 40, 144, out=E4), linear(64, 32, apart=True)),
+    "to e5m2, narrow": (product(70, 42, 144, out=E5, weight=True), linear(64, 32)),
+    "residual of e5m2": (product(70, 40, 144, residual=E5), linear(64, 32, apart=True)),
+    "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, apart=True, blocks=2)),
+    "two warpgroups in turn": (
+        product(200, 72, 400), linear(64, 32, groups=2, turns=True, blocks=3, stages=4)
+    ),
+    "split": (product(70, 72, 1040), linear(64, 64, split=4, apart=True)),
+    "batch": (product(33, 24, 144, batch=3), linear(64, 32, apart=True)),
+}  # fmt: skip
+
+
+def made(problem: Problem, shape: Shape, entry: str) -> CudaSource:
+    source = tma.emit(contraction(problem), shape.schedule(), entry)
+    assert isinstance(source, CudaSource), source
+    return source
+
+
+MMA = {
+    "product": product(70, 40, 128),
+    "tails": product(33, 24, 80),
+    "weight, odd": product(20, 19, 64, weight=True, turned=False),
+    "e4m3 and e5m2": product(40, 32, 96, E4, E5, BF16, scales="rows"),
+    "e5m2 and e4m3": product(40, 32, 96, E5, E4, F32),
+    "e5m2 and e5m2": product(40, 32, 96, E5, E5, E4),
+    "long": product(16, 32, 1024, bias=F16),
+}
+FEW = {
+    "one row": product(1, 40, 256, weight=True),
+    "five rows, e5m2": product(5, 24, 272, E4, E5, BF16),
+}
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, CudaSource]:
+    found = {f"tma {name}": made(*case, f"k{i}") for i, (name, case) in enumerate(TMA.items())}
+    for name, problem in MMA.items():
+        schedules = templates.schedules(problem, A100)
+        assert not isinstance(schedules, Declined), schedules.reason
+        picked = [s for s in schedules if s.param("template") == "mma"]
+        picked = [
+            *picked[:1],
+            *[s for s in picked if int(str(s.param("split"))) > 1 or int(str(s.param("wk"))) > 1][:1],
+        ]
+        for i, schedule in enumerate(picked):
+            source = templates.emit(problem, schedule)
+            assert isinstance(source, CudaSource), source
+            found[f"mma {i} {name}"] = source
+    for name, problem in FEW.items():
+        source = gemv.emit(
+            contraction(problem), gemv.shapes(contraction(problem), H200)[0][1].schedule(), f"g{len(name)}"
+        )
+        assert isinstance(source, CudaSource), source
+        found[f"gemv {name}"] = source
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(list(sources.values()))
+
+
+ALL = {f"tma {k}": p for k, (p, _) in TMA.items()} | {f"mma 0 {k}": p for k, p in MMA.items()}
+ALL |= {"mma 1 long": MMA["long"]} | {f"gemv {k}": p for k, p in FEW.items()}
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+    problem = ALL[name]
+    inputs = small_integers(problem)
+    exact = evaluate(problem.graph, inputs, precise=True)
+    got = run(kernels, problem, sources[name], inputs)
+    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
+        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
