@@ -18,7 +18,7 @@ from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.templates.tma_shape import MOST_APART, Shape, sums_apart
+from weft.generate.cuda.templates.tma_shape import MOST_APART, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
 _PORT = 50.0
@@ -38,12 +38,20 @@ _CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
 
 On an H200 24 clusters of 4 run at once and 12 of 8, while 32 of 4, or 16 of 8, took twice as long as the model says.
 """
+_SHARED_COPY = 0.8
+"""An operand of which two blocks copy halves for each other is worth pairing where copies take this share of the
+products' time."""
+_HANDED = 45.0
+"""Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
+_HANDED_LATENCY = 1500.0
 _NEAR = 0.6
 """Share of the L2 cache that operands and results may take and still be there."""
 _STRANGERS = 1.15
 """Blocks on one multiprocessor do not take turns: their ends meet."""
 _MOVED = 40.0
 """Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
+_FEW_ROUNDS, _STEPS_EACH = 10, 6
+"""Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
 _STAGES = 8
 _FEWEST = 3
 
@@ -79,6 +87,8 @@ class _Case:
     """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
     across: int
     """Columns of the kernel."""
+    packed: bool
+    """Weights that are repacked once."""
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
@@ -109,7 +119,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     for base in _candidates(case, facts):
         if not _possible(p, case, base):
             continue
-        for blocks in {base.blocks, base.blocks if base.turns else 0}:
+        for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
             for stages in range(min(_FEWEST, base.stages), base.stages + 1):
                 s = replace(base, blocks=blocks, stages=stages)
                 if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
@@ -119,8 +129,11 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
 
 def _possible(p: Product, case: _Case, s: Shape) -> bool:
     """Whether there are tensor maps for both operands."""
-    a = field(p, case.rows, s.box, s.panel) if s.fields else left(p, case.rows, s.bm, s.panel, s.box)
-    return not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel), Declined)
+    if s.fields:
+        a = field(p, case.rows, s.box, s.panel)
+    else:
+        a = left(p, case.rows, s.bm, s.panel, s.box, shared=s.pair == 2)
+    return not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel, shared=s.pair == 1), Declined)
 
 
 def _case(p: Product, facts: GpuFacts) -> _Case | None:
@@ -138,7 +151,8 @@ def _case(p: Product, facts: GpuFacts) -> _Case | None:
     walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k))
-    return _Case(sizes, rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw)
+    packed = p.w_load == "packed"
+    return _Case(sizes, rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw, packed)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:
@@ -156,7 +170,7 @@ def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit)
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, int(s.pair > 0), int(s.even))
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -181,7 +195,9 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
             if most < _FEWEST or (turns and rounds == 1):
                 continue
             blocks = facts.sms * resident if rounds > 1 else 0
-            yield replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            usual = replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            yield usual
+            yield from _together(case, usual, facts)
             if any(case.reach):
                 yield from _with_fields(case, base, shared, facts)
             for split, share in _CLUSTERED.items():
@@ -190,6 +206,37 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
                 fits = bm * bn * 4 <= stages * base.stage_bytes
                 if not turns and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
                     yield s
+
+
+def _together(case: _Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
+    """The same tile by blocks that copy for each other, or that divide what does not fill the grid evenly."""
+    p = case.sizes
+    if usual.resident > 1:
+        return
+    grid = facts.sms // 2 * 2
+    counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
+    steps = dict(case.stages)[usual.panel]
+    copies = (usual.bm + usual.bn) * 2.0 * STEP / _PORT
+    pairs = [0]
+    if copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
+        linear = case.rows.linear or case.columns
+        pairs += [1] if counts > 1 and (linear or counts % 2 == 0) else []
+        pairs += [2] if columns > 1 and linear and case.rows.sizes[2] > 1 and not (case.packed and columns % 2) else []
+    for pair in pairs:
+        together = 2 if pair else 1
+        units = _units(case, replace(usual, pair=pair))
+        if pair:
+            yield replace(usual, pair=pair, blocks=grid if units * together > grid else 0)
+        e = Even(units, grid // together, steps)
+        each = e.shared * steps
+        if not usual.turns and _STEPS_EACH * e.units <= each < 2**31 // e.units and units < _FEW_ROUNDS * e.units:
+            yield replace(usual, pair=pair, blocks=grid, even=True, stages=max(usual.stages, _FEWEST))
+
+
+def _units(case: _Case, s: Shape) -> int:
+    """Tiles, or pairs of them."""
+    high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
+    return (-(-high // 2) if s.pair == 1 else high) * (-(-wide // 2) if s.pair == 2 else wide) * case.sizes.z
 
 
 def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
@@ -242,15 +289,15 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     part = s.step / STEP
     blocks = -(-p.k // case.taps // s.panel)
     steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
-    tiles = math.prod(case.rows.tiles(s.box)) * -(-p.n // s.bn) * p.z
-    busiest = -(-tiles * s.split // facts.sms)
+    tiles = _units(case, s)
+    busiest = -(-tiles // (facts.sms // 2)) if s.pair else -(-tiles * s.split // facts.sms)
     high = s.bm // 64
     loaded = (s.bm + s.bn) * 2.0 * STEP
     if s.fields:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / _BUSY
     reads = high * (64 + s.bn) * part + loaded / 128
-    bound = max(products, reads, loaded / _PORT)
+    bound = max(products, reads, (loaded - {0: 0, 1: s.bn, 2: s.bm}[s.pair] * s.step) / _PORT)
     busy = min(busiest, s.resident)
     own = 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part
     if s.apart:
@@ -268,7 +315,12 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     )
     if s.split > 1:
         end += _RANK * s.split + area * 4 / _EXCHANGE
-    if s.turns or s.resident > 1:
+    if s.even:
+        e = Even(tiles, s.blocks // (2 if s.pair else 1), steps)
+        others = max(1.0, e.units / e.shared)
+        inside = e.tiles * steps / e.units * step + busiest * end
+        inside += (1 + others) * area * 4 / _HANDED + _HANDED_LATENCY
+    elif s.turns or s.resident > 1:
         inside = busiest * max(main, end / 2) + min(main, end) if busiest > 1 else main + end
         inside *= _STRANGERS if s.resident > 1 and busiest > 1 else 1.0
     else:
