@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,28 @@ from tests.ir.random_graphs import random_inputs
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda.forms import Form
 from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
+
+
+def half(p: Problem) -> Problem:
+    """The same over numbers of 16 bits, computed in f32."""
+    b = GraphBuilder()
+    mapped: dict[int, int] = {}
+    for n, node in enumerate(p.graph.nodes):
+        if node.prim is Prim.INPUT:
+            mapped[n] = b.cast(b.input(replace(node.type, dtype=DType.F16)), DType.F32)
+        elif node.prim is Prim.CONSTANT:
+            mapped[n] = b.constant(p.graph.constant(n))
+        else:
+            mapped[n] = b.add(node.prim, *(mapped[i] for i in node.inputs), attrs=node.attrs)
+    graph = b.build([b.cast(mapped[n], DType.F16) for n in p.graph.outputs])
+    return replace(p, graph=graph, key=f"{p.key}-half")
+
 
 MEETING: dict[str, tuple[Problem, Form]] = {
     "rows": (norm(3, 4100), Form(threads=64, per_row=64, once=True, meet=3)),
@@ -28,6 +48,11 @@ MEETING: dict[str, tuple[Problem, Form]] = {
         Form(threads=64, columns=4, once=True, meet=12),
     ),
     "pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, once=True, meet=2)),
+    "half-rows": (half(norm(3, 4096)), Form(threads=64, per_row=64, once=True, meet=4)),
+    "half-pad": (
+        half(problem(norm_relu_pad((2, 24, 20, 31), 2), "meet-pad", Format.LAST)),
+        Form(threads=64, columns=1, once=True, meet=9),
+    ),
     "groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, once=True, meet=2)),
 }
 
@@ -84,10 +109,16 @@ def test_no_spills(arch: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)
-    for name in ("pad", "rows", "groups"):
+    for name in ("pad", "rows", "groups", "half-rows", "half-pad"):
         p, form = MEETING[name]
         source = trial(p, form.schedule(), []).source
         assert source.capability <= int(re.sub(r"\D", "", arch))
         for _, used in nvrtc.compile(source.text, arch=arch, cache_dir=tmp_path).resources:
             assert used.spill_stores == used.spill_loads == used.stack_bytes == 0, name
             assert used.registers <= 128, name
+
+
+def test_numbers_of_16_bits_wait_as_they_were() -> None:
+    for name in ("half-rows", "half-pad"):
+        p, form = MEETING[name]
+        assert "w_open<w_f16>(" in trial(p, form.schedule(), []).source.text, name

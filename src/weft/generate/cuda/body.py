@@ -119,6 +119,8 @@ class CudaBody(Body):
         """Values that were read or computed since the set was last emptied, wherever they came from."""
         self.view: TileView | None = None
         self.arrays = 0
+        self.chunks: dict[str, tuple[str, int, DType]] = {}
+        """What was read at once: name of the array, then text of its address, elements, and their type in memory."""
         self.rough = False
         """Whether the machine's own functions are exact enough."""
         self.noted: dict[NodeId, list[Place]] | None = None
@@ -248,6 +250,7 @@ class CudaBody(Body):
         name = f"q{self.arrays}"
         self.nest.put(f"{c_type(buffer.dtype)} {name}[{width}];", level)
         self.nest.put(f"w_ldv<{width}>({_element(buffer, address)}, {name});", level)
+        self.chunks[name] = _element(buffer, address), width, buffer.dtype
         self._memo[level][key] = Placed(Value(name, buffer.dtype), level)
         return name
 

@@ -20,9 +20,10 @@ Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: anal
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from weft.generate.cpp.body import Place
 from weft.generate.cpp.plan import Stage
@@ -31,15 +32,37 @@ from weft.generate.cuda.loops import digits, elementwise_root
 from weft.generate.cuda.parts import centred
 from weft.generate.cuda.rows import Rows, Space
 from weft.generate.expr import c_type
+from weft.generate.expr.ctype import storage_type
 from weft.ir.graph import NodeId
 
+if TYPE_CHECKING:
+    from weft.generate.cuda.kernel import CudaText
+    from weft.generate.cuda.launch import Draft
+    from weft.generate.cuda.loops import Scene
+    from weft.generate.cuda.stages import Segment
+
 WARP = 32
+HALF_BYTES = 2
 SQUARES = 1
 """Number of the stage of the squares, which follows that of the sum."""
 SLOT_WORDS = 4
 """Words of what a block leaves for the others: mean and squares of its part of a row, each with a mark."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
+
+
+Held = tuple[int, NodeId, Place]
+"""A value that waits for a later stage: number of the space, node, place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where a value of 16 bits waits: an element of a chunk of each turn."""
+
+    array: str
+    width: int
+    kind: str
+    lane: int
 
 
 @cache
@@ -62,6 +85,14 @@ class Moments(Rows):
     _slots = ""
     """What the blocks of this row leave for each other, and, `_left`, how many had read it."""
     _left = ""
+
+    def __init__(self, text: CudaText, draft: Draft, scene: Scene, segment: Segment) -> None:
+        super().__init__(text, draft, scene, segment)
+        self._packs: dict[str, str] = {}
+        """Per wide read the array in which what it read waits as it was."""
+        self._packed: dict[Held, Packed] = {}
+        self._opened: dict[str, str] = {}
+        """Per such array the values of an element."""
 
     def _prepare(self) -> bool:
         if not super()._prepare():
@@ -138,6 +169,52 @@ class Moments(Rows):
         for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
             self.body.value(node, place)
 
+    def _registers(self, node: NodeId) -> float:
+        return 0.5 if self.meets and self._is_half(node) else 1
+
+    def _is_half(self, node: NodeId) -> bool:
+        dtype = self.scene.graph.type_of(node).dtype
+        return dtype.is_float and dtype.itemsize == HALF_BYTES and node in self.scene.graph.inputs
+
+    def _declare(self, which: int, node: NodeId, place: Place) -> None:
+        if not (self.meets and self._is_half(node)):
+            super()._declare(which, node, place)  # else with the first read
+
+    def _hold(self, key: Held, name: str) -> None:
+        if not (self.meets and self._is_half(key[1])):
+            super()._hold(key, name)
+            return
+        array, _, lane = name.rstrip("]").partition("[")
+        if array not in self.body.chunks:
+            super()._declare(*key)
+            super()._hold(key, name)
+            return
+        address, width, dtype = self.body.chunks[array]
+        if array not in self._packs:
+            self._packs[array] = self.draft.name("h")
+            turns = self.spaces[key[0]].turns
+            self.nest.put(f"w_chunk<{width * HALF_BYTES}> {self._packs[array]}[{turns}];", self.level)
+            self.nest.put(f"{self._packs[array]}[u] = *(const w_chunk<{width * HALF_BYTES}>*)({address});")
+        self._packed[key] = Packed(self._packs[array], width, storage_type(dtype), int(lane))
+        self.kept.add(key)
+
+    def _recall(self, number: int, space: Space) -> None:
+        self._opened = {}
+        super()._recall(number, space)
+
+    def _waiting(self) -> list[Held]:
+        return sorted(self.kept, key=repr) if self._packed else list(self.kept)
+
+    def _held(self, key: Held) -> str:
+        packed = self._packed.get(key)
+        if packed is None:
+            return super()._held(key)
+        if packed.array not in self._opened:
+            self._opened[packed.array] = name = self.draft.name("x")
+            self.nest.put(f"w_f32 {name}[{packed.width}];")
+            self.nest.put(f"w_open<{packed.kind}>({packed.array}[u], {name});")
+        return f"{self._opened[packed.array]}[{packed.lane}]"
+
     def _moments(self) -> None:
         graph, put = self.scene.graph, self.nest.put
         assert self._pair is not None
@@ -170,7 +247,7 @@ class Moments(Rows):
         put(f"unsigned {self._left};")
         put(f"w_f32 {total}[{rows}], {squares}[{rows}];")
         space = self.space_of[0]
-        sizes = f"{space.turns * self.across * space.lanes}u, {space.vectors * space.lanes}u"
+        sizes = f"{space.slice * space.lanes}u, {space.vectors * space.lanes}u"
         with self.body.block(f"for (w_index part = rank; part != {self.cluster}u;)"):
             self.part = "part"
             sums, squared, shift, count = self._pass(operand)
@@ -226,7 +303,7 @@ class Moments(Rows):
         """An element of the warp; where more digits matter, the middle one of three."""
         put = self.nest.put
         first = f"threadIdx.x / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
-        first = f"{self.part} * {space.turns * self.across}u + {first}" if self.cluster > 1 else first
+        first = f"{self.part} * {space.slice}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
         for turn in [0] if self.text.rough else [0, space.turns // 3, 2 * space.turns // 3]:
             names = [self.draft.name("s") for _ in shift]

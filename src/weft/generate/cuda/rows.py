@@ -10,7 +10,7 @@ costly intermediates) waits in registers. Partial results are combined in a fixe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -63,6 +63,8 @@ class Space:
     """Vectors that a thread goes through."""
     split: int = 1
     """Blocks among which the vectors of a row are divided."""
+    slice: int = 0
+    """Vectors of a block, where those follow each other."""
     stages: list[int] = field(default_factory=list)
 
     @property
@@ -243,7 +245,8 @@ class Rows(Team):
         for space in self.spaces:
             space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
             reducing = any(self.segment.stages[k].reductions for k in space.stages)
-            space.turns = space.turns if reducing else _whole(space.turns)
+            space.turns = space.turns if reducing or self.meets else _whole(space.turns)
+            space.slice = -(-space.vectors // self.cluster) if self.meets else space.turns * self.across
 
     def _sharing(self, turns: int) -> int:
         """Blocks that share the rows of a block, given the turns of one block alone."""
@@ -311,14 +314,33 @@ class Rows(Team):
                     wanted[key] = wanted.get(key, 0) + 1
             ahead = self._goes_ahead(space)
             keys = sorted((k for k, n in wanted.items() if n > 1 or (ahead and k[0] in self.scene.readable)), key=repr)
-            if ahead and len(keys) * space.turns > MAX_AHEAD:
+            registers = sum(self._registers(node) for node, _ in keys) * space.turns
+            if ahead and registers > MAX_AHEAD:
                 continue
-            if space.turns > MAX_TURNS or len(keys) * space.turns > min(MAX_CARRIED, 32768 // self.draft.threads):
+            if space.turns > MAX_TURNS or registers > min(MAX_CARRIED, 32768 // self.draft.threads):
                 continue
             for node, place in keys:
                 name = self.draft.name("h")
                 self.arrays[which, node, place] = name
-                self.nest.put(f"{c_type(self.scene.graph.type_of(node).dtype)} {name}[{space.turns}];")
+                self._declare(which, node, place)
+
+    def _registers(self, _node: NodeId) -> float:
+        """What one value takes that waits for a later stage."""
+        return 1
+
+    def _declare(self, which: int, node: NodeId, place: Place) -> None:
+        """An array for a value of each turn."""
+        kind, turns = c_type(self.scene.graph.type_of(node).dtype), self.spaces[which].turns
+        self.nest.put(f"{kind} {self.arrays[which, node, place]}[{turns}];", self.level)
+
+    def _hold(self, key: tuple[int, NodeId, Place], name: str) -> None:
+        """Let a value wait for a later stage."""
+        self.nest.put(f"{self.arrays[key]}[u] = {name};")
+        self.kept.add(key)
+
+    def _held(self, key: tuple[int, NodeId, Place]) -> str:
+        """Name of a value that has waited."""
+        return f"{self.arrays[key]}[u]"
 
     def _goes_ahead(self, _space: Space) -> bool:
         """Whether what the stages of a space read is read before the reductions that they wait for."""
@@ -336,9 +358,7 @@ class Rows(Team):
         for *_, space, _which, keys in sorted(asked, key=lambda x: (x[0], x[1], x[3])):
             with self._turns(space):
                 for key in keys:
-                    value = self.body.value(key[1], key[2]).value
-                    self.nest.put(f"{self.arrays[key]}[u] = {value.name};")
-                    self.kept.add(key)
+                    self._hold(key, self.body.value(key[1], key[2]).value.name)
 
     def _place(self, number: int, r: int, k: int) -> dict[Key, Index]:
         """Loops of a stage at row lane r and element lane k."""
@@ -362,13 +382,19 @@ class Rows(Team):
             turn = f"c * {batch}u + u" if batch else "u"
             position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
             sliced = self.slices and self.cluster > 1
-            position = f"({self.part} * {space.turns}u + {turn})" if sliced else position
+            position = f"(rank * {space.turns}u + {turn})" if sliced else position
             turns = -(-space.turns // count) * count
             even = space.vectors == self.across * self.cluster * turns * space.split
-            clamped = not even and turns > 1
+            clamped = not even and (turns > 1 or self.meets)
             name = "p_" if clamped else "p"
-            self.nest.put(f"const w_index {name} = {position} * {step}u + {'y' if sliced else self.member};")
             inside = f"p_ < {space.vectors}u" if clamped else ""
+            if self.meets:
+                at = f"({turn}) * {self.across}u + y"
+                self.nest.put(f"const w_index o_ = {at};")
+                self.nest.put(f"const w_index {name} = {self.part} * {space.slice}u + o_;")
+                inside = f"o_ < {space.slice}u && {inside}" if clamped and space.slice < self.across * turns else inside
+            else:
+                self.nest.put(f"const w_index {name} = {position} * {step}u + {'y' if sliced else self.member};")
             if clamped:
                 self.nest.put(f"const w_index p = {inside} ? p_ : {space.vectors - 1}u;")
             with self.body.block("" if even or clamped else f"if (p < {space.vectors}u)"):
@@ -448,10 +474,10 @@ class Rows(Team):
         """What waits in registers is known at this element."""
         which = self.spaces.index(space)
         self.body.asked = set()
-        for w, node, place in self.kept:
+        for key in self._waiting():
+            w, node, place = key
             if w == which:
-                value = Value(f"{self.arrays[w, node, place]}[u]", self.scene.graph.type_of(node).dtype)
-                self.body.remember(node, place, value)
+                self.body.remember(node, place, Value(self._held(key), self.scene.graph.type_of(node).dtype))
         if self.text.accesses.frozen:
             return
         for earlier in space.stages[: space.stages.index(number)]:  # the first pass: as if every root waited
@@ -461,6 +487,10 @@ class Rows(Team):
                         place = self.scene.layout.place(root, self._place(earlier, r, k))
                         self.body.remember(root, place, Value("h", self.scene.graph.type_of(root).dtype))
 
+    def _waiting(self) -> Iterable[tuple[int, NodeId, Place]]:
+        """What waits for a later stage."""
+        return self.kept
+
     def _keep(self, number: int, space: Space) -> None:
         """Put into registers what later stages ask for; in the first pass, note what is asked for."""
         which = self.spaces.index(space)
@@ -469,8 +499,7 @@ class Rows(Team):
                 continue
             found = self.body.known(node, place)
             if found is not None:
-                self.nest.put(f"{self.arrays[w, node, place]}[u] = {found.value.name};")
-                self.kept.add((w, node, place))
+                self._hold((w, node, place), found.value.name)
         if self.text.accesses.frozen:
             return
         mine = {r for s in space.stages for r in self.segment.stages[s].pre}

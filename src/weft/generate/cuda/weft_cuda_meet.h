@@ -21,6 +21,11 @@ W_FN unsigned w_opaque(unsigned x) {
 }
 #endif
 #define W_PATIENCE 64  // times that words are read again: some 50 us
+// What was read at once and has waited as it was.
+template <class T, int N> W_FN void w_open(const w_chunk<2 * N>& c, w_f32 (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = w_part((unsigned)c.x[i / 2], i % 2, (const T*)0);
+}
 W_FN unsigned long long w_written(w_f32 x) { return 1ull << 32 | w_bits<unsigned>(x); }
 // Where a block of THREADS with ROWS rows each, of BESIDE threads beside each other, keeps what GROUP blocks have.
 template <int THREADS, int ROWS, int BESIDE, int GROUP> struct w_desk {
