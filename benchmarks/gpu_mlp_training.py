@@ -1,13 +1,15 @@
 """Training of fully connected networks: `weft.nn.FusedMLP` against eager and torch.compile, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_mlp_training [--only TEXT] [--seconds S] [--check] [--no-compile] [--dry]
+    python -m benchmarks.gpu_mlp_training [--only TEXT] [--seconds S] [--check] [--no-compile] [--host] [--dry]
 
 First the gradients of networks of many kinds, remainders of rows among them, against float64 and beside those of eager
 in the same 16-bit type; twice the same bits. Then times of the forward pass, and of forward and backward pass together,
 with float32 parameters under autocast to bfloat16: eager, torch.compile and FusedMLP called alike, host and device
 together, the median over rounds of a few calls between two synchronisations; weights change in every step, as in
 training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
-compiles for sm_80 and sm_90a without a GPU. Nothing is written but standard output.
+compiles for sm_80 and sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where
+the host's time of a step goes, function by function (each with those that it calls), and trains with an optimizer that
+changes parameters without a new version. Nothing is written but standard output.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -221,6 +223,107 @@ def on_device(step: Callable[[], object]) -> float:
     return statistics.median(samples)
 
 
+def in_a_graph(step: Callable[[], object]) -> float:
+    """Microseconds of a replay of a step, the host far ahead."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return on_device(graph.replay)
+
+
+def host(c: Case, steps: int = 100) -> dict[str, float]:
+    """Microseconds that a step spends in functions of the host, whatever thread they run on."""
+    from weft.device.cuda.driver import Function
+    from weft.nn import autograd, fused_mlp, kernels
+
+    spent: dict[str, float] = {}
+
+    def timed(home: Any, name: str) -> Callable[[], None]:
+        plain = vars(home)[name]
+        call = plain.__func__ if isinstance(plain, staticmethod) else plain
+
+        def around(*args: object, **options: object) -> object:
+            start = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                label = f"{getattr(home, '__name__', '')}.{name}".replace("weft.nn.", "")
+                spent[label] = spent.get(label, 0.0) + (time.perf_counter() - start) * 1e6 / steps
+
+        setattr(home, name, staticmethod(around) if isinstance(plain, staticmethod) else around)
+        return lambda: setattr(home, name, plain)
+
+    net = FusedMLP(network(c).cuda())
+    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=TYPES[c.dtype]).requires_grad_()
+    dy = torch.randn(c.rows, c.widths[-1], device="cuda", dtype=TYPES[c.dtype])
+    parameters = list(net.parameters())
+
+    def step() -> None:
+        start = time.perf_counter()
+        with torch.autocast("cuda", TYPES[c.dtype]):
+            y = net(x)
+        middle = time.perf_counter()
+        torch.autograd.grad(y, [x, *parameters], dy)
+        spent["forward"] = spent.get("forward", 0.0) + (middle - start) * 1e6 / steps
+        spent["grad"] = spent.get("grad", 0.0) + (time.perf_counter() - middle) * 1e6 / steps
+
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    places = (
+        (FusedMLP, "_known"), (FusedMLP, "_run"), (fused_mlp._Run, "forward"), (fused_mlp._Run, "backward"),
+        (fused_mlp._Run, "reads"), (kernels.Forward, "run"), (kernels.Forward, "pack"), (kernels.Backward, "run"),
+        (kernels.Backward, "pack"), (Function, "launch"), (autograd, "_asked"), (autograd._Fused, "backward"),
+    )  # fmt: skip
+    spent.clear()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    plain = dict(spent)
+    spent.clear()
+    undo = [timed(home, name) for home, name in places]
+    try:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    finally:
+        for back in undo:
+            back()
+    return {
+        **{f"{k}, nothing timed inside": round(v, 1) for k, v in plain.items()},
+        **{k: round(v, 1) for k, v in spent.items()},
+    }
+
+
+def silent_optimizer() -> bool:
+    """Whether training with an optimizer in one kernel, which leaves versions alone, goes as that of the modules."""
+    c = Case(3000, (8, 64, 64, 2), "sin", "f16")
+    fused = FusedMLP(network(c).cuda())
+    eager = copy.deepcopy(nn.Sequential(*fused))
+    x = torch.rand(c.rows, 8, device="cuda")
+    wanted = torch.stack([(3 * x[:, 0]).sin(), x[:, 1] * x[:, 2]], 1)
+    results = []
+    for net in (fused, eager):
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(300):
+            with torch.autocast("cuda", torch.float16):
+                loss = (net(x).float() - wanted).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(float(loss.detach()))
+    print(f"loss after 300 steps of a fused optimizer: fused {results[0]:.6f}, eager {results[1]:.6f}", flush=True)
+    return results[0] <= 1.3 * results[1] + 1e-4 and results[0] < 0.02
+
+
 def measure(c: Case, *, compiled: bool) -> dict[str, object]:
     """Times of forward pass and of training step without optimizer."""
     net = network(c).cuda()
@@ -249,8 +352,13 @@ def measure(c: Case, *, compiled: bool) -> dict[str, object]:
                 "forward": round(microseconds(forward), 1), "step": round(microseconds(both), 1),
                 "forward_device": round(on_device(forward), 1), "step_device": round(on_device(both), 1),
             }  # fmt: skip
+            if name != "compile":
+                cast("dict[str, float]", row[name])["graph"] = round(in_a_graph(both), 1)
         except RuntimeError as error:  # a peer that does not take the case is said, and the rest is measured
-            row[name] = {"failed": (str(error).splitlines() or [""])[0][:90]}
+            row[name] = {
+                **cast("dict[str, object]", row.get(name, {})),
+                "failed": (str(error).splitlines() or [""])[0][:90],
+            }
     row["parts"] = parts(c, x)
     return row
 
@@ -292,11 +400,12 @@ def compile_all(cases: Sequence[Case], *, wide: bool = True) -> int:
         assert isinstance(layers, Layers)
         dtype = DType(c.dtype)
         given = DType.F32 if c.autocast and wide else dtype
-        net = Network(layers.widths, layers.acts, layers.biases, dtype, given)
+        masters = DType.F32 if c.autocast else None
+        net = Network(layers.widths, layers.acts, layers.biases, dtype, given, masters)
         problem = forward_problem(net, c.rows)
         found = mlp.schedules(problem, facts)
         for schedule in () if isinstance(found, Declined) else found:
-            source = mlp.emit(problem, schedule)
+            source = mlp.emit(problem, schedule, masters)
             if isinstance(source, CudaSource):
                 texts[source.text] = source.flags
         sums = DType.F32 if c.autocast else dtype
@@ -308,7 +417,7 @@ def compile_all(cases: Sequence[Case], *, wide: bool = True) -> int:
 
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Ratios to FusedMLP."""
-    lines = [f"{'case':52} {'fused us':>18} {'eager x':>14} {'compile x':>14}   (forward, step; host included)"]
+    lines = [f"{'case':52} {'fused us':>18} {'eager x':>14} {'compile x':>14}   (forward, step; host included; graph)"]
     for row in rows:
         found = {k: cast("dict[str, float]", row[k]) for k in ("fused", "eager", "compile") if k in row}
         own = found["fused"]
@@ -320,7 +429,9 @@ def table(rows: Sequence[dict[str, object]]) -> str:
             times = found.get(peer, {})
             ok = "forward" in times
             cells += f"{times['forward'] / own['forward']:7.2f}{times['step'] / own['step']:7.2f} " if ok else " " * 15
-        device = " ".join(f"{k} {v['step_device']}" for k, v in found.items() if "step_device" in v)
+        device = " ".join(
+            f"{k} {v['step_device']} ({v.get('graph', '-')})" for k, v in found.items() if "step_device" in v
+        )
         lines.append(f"{row['case']:52} {cells}  device: {device}\n{'':8}{row.get('parts')}")
     return "\n".join(lines)
 
@@ -363,11 +474,17 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100, help="times of the first so many cases")
     parser.add_argument("--compiled", type=int, default=3, help="torch.compile in the first so many cases (3)")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--host", action="store_true", help="where the host's time goes, and a silent optimizer")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     if given.dry:
         return int(dry() > 0)
     started = time.perf_counter()
+    if given.host:
+        right = silent_optimizer()
+        for c in (TIMES[0], TIMES[4]):
+            print(c.name, json.dumps(host(c)), flush=True)
+        return 0 if right else 1
     right = True
     checks = [] if given.times else [c for c in CHECKS if given.only in c.name]
     count = compile_all(checks)
@@ -387,7 +504,7 @@ def main() -> int:
             f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
             flush=True,
         )
-    for test in () if given.times else (changed_weights_are_seen, second_derivatives):
+    for test in () if given.times else (changed_weights_are_seen, silent_optimizer, second_derivatives):
         try:
             good = test()
         except Exception as error:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from weft.ir.declined import Declined
-from weft.nn import FusedMLP, Sine
+from weft.nn import FusedMLP, Sine, fused_mlp
 from weft.nn.autograd import by_composite, fused
-from weft.nn.fused_mlp import _type_of_products
+from weft.nn.fused_mlp import _Run, _type_of_products
 from weft.nn.layers import Layers, layers_of
 
 ACTIVATIONS: list[nn.Module] = [
@@ -129,7 +129,7 @@ def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyP
     net = FusedMLP(small(nn.ReLU()))
 
     def why(x: torch.Tensor) -> object:
-        found = _type_of_products(x, list(net.parameters()))
+        found = _type_of_products(x.dtype, {p.dtype for p in net.parameters()})
         return found.reason if isinstance(found, Declined) else found
 
     x = torch.randn(4, 3)
@@ -153,7 +153,9 @@ def test_hooks_of_a_layer_are_not_passed_over():
 def test_a_layer_that_stands_twice_is_twice_in_the_network():
     shared = nn.Linear(4, 4)
     net = FusedMLP(nn.Sequential(shared, nn.ReLU(), shared))
-    assert [p is q for p, q in zip(net._in_order(), [shared.weight, shared.bias] * 2, strict=True)] == [True] * 4
+    known = net._known()
+    assert not isinstance(known, Declined)
+    assert [p is q for p, q in zip(known.parameters, [shared.weight, shared.bias] * 2, strict=True)] == [True] * 4
     assert torch.equal(net(torch.ones(1, 4)), shared(torch.relu(shared(torch.ones(1, 4)))))
 
 
@@ -230,3 +232,72 @@ def test_a_loss_of_gradients_has_gradients():
         found.append(torch.autograd.grad(loss, list(net.parameters())[:-1]))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_what_changes_in_a_module_is_seen():
+    net = FusedMLP(nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1), nn.Linear(4, 2)))
+
+    def layers() -> Layers:
+        known = net._known()
+        assert not isinstance(known, Declined)
+        return known.layers
+
+    first = layers()
+    assert layers() is first and first.acts[0].numbers == (0.1,)
+    net[1].negative_slope = 0.3
+    assert layers().acts[0].numbers == (0.3,)
+    net[1] = nn.Tanh()
+    assert layers().acts[0].kind == "tanh"
+    net[2].weight = nn.Parameter(torch.zeros(2, 4))
+    known = net._known()
+    assert not isinstance(known, Declined) and known.parameters[2] is net[2].weight
+    net[0].register_forward_hook(lambda *a: None)
+    assert isinstance(net._known(), Declined)
+
+
+class _Kernels:
+    """What `_Run.reads` asks of its kernels."""
+
+    class net:
+        masters = None
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> _Run:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(fused_mlp, "stream", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 7}))
+    layers = layers_of(list(small(nn.ReLU())))
+    assert isinstance(layers, Layers)
+    return _Run(_Kernels(), layers, torch.float32)  # type: ignore[arg-type]
+
+
+def test_parameters_in_training_are_read_every_time_others_when_their_version_changes(reader: _Run):
+    parameters = [torch.ones(3, 2), torch.ones(2)]
+
+    def changed() -> bool:
+        before = reader._stamp
+        addresses = reader.reads(parameters)
+        assert addresses == [p.data_ptr() for p in parameters]
+        return reader._stamp != before
+
+    assert changed() and not changed()
+    parameters[0].mul_(2)
+    assert changed() and not changed()
+    reader.clear()
+    assert changed() and not changed()
+    parameters[1] = torch.ones(2)
+    assert changed() and not changed()
+    parameters[1].requires_grad_()
+    # an optimizer in one kernel leaves the version as it is
+    assert changed() and changed()
+    parameters[1].requires_grad_(False)
+    assert changed() and not changed()
+
+
+def test_parameters_of_other_types_and_views_are_copied(reader: _Run):
+    parameters = [torch.arange(6.0).view(2, 3).t(), torch.ones(2, dtype=torch.float64)]
+    addresses = reader.reads(parameters)
+    assert all(a != p.data_ptr() for a, p in zip(addresses, parameters, strict=True))
+    assert [c.dtype for c in reader._copies] == [torch.float32] * 2
+    assert torch.equal(reader._copies[0], parameters[0]) and reader._copies[0].is_contiguous()

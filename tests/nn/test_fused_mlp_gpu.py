@@ -15,6 +15,7 @@ from benchmarks.gpu_mlp_training import (
     compile_all,
     network,
     second_derivatives,
+    silent_optimizer,
 )
 from torch import nn
 
@@ -83,6 +84,64 @@ def test_training_with_a_gradient_scaler():
     assert changed_weights_are_seen()
 
 
+def test_training_with_an_optimizer_that_leaves_versions_alone():
+    assert silent_optimizer()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_training_goes_as_with_the_modules(fused: bool):
+    """Hundreds of steps: the loss ends where that of the modules does."""
+    case = Case(5000, (2, 64, 64, 64, 1), "silu", "bf16")
+    kernels_, modules = FusedMLP(network(case).cuda()), network(case).cuda()
+    x = torch.rand(case.rows, 2, device="cuda") * 2 - 1
+    wanted = torch.sin(4 * x[:, :1]) * torch.cos(3 * x[:, 1:])
+    found = []
+    for net in (kernels_, modules):
+        optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, fused=fused)
+        for _ in range(400):
+            with torch.autocast("cuda", torch.bfloat16):
+                y = net(x)
+            loss = (y.float() - wanted).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append(float(loss.detach()))
+    assert found[0] < 0.02 and found[0] <= 1.5 * found[1] + 1e-3, found
+
+
+def test_a_whole_step_in_a_graph():
+    case = Case(4096, (16, 64, 64, 8), "relu", "bf16")
+    net = FusedMLP(network(case).cuda())
+    x, wanted = torch.randn(4096, 16, device="cuda"), torch.randn(4096, 8, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, capturable=True)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            y = net(x)
+        loss = (y.float() - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            first = float(step())
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    for _ in range(100):
+        graph.replay()
+    assert float(loss) < 0.98 * first
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        again = (net(x).float() - wanted).square().mean()
+        eager = (nn.Sequential(*net)(x).float() - wanted).square().mean()
+    assert float((again - eager).abs()) < 1e-2 * float(eager)
+
+
 def test_a_loss_of_gradients():
     assert second_derivatives()
 
@@ -145,7 +204,7 @@ def test_views_and_other_streams(net: FusedMLP):
 
 
 def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
-    run = net._run(torch.ones(1, 16, device="cuda", dtype=torch.bfloat16), net._in_order())
+    run = net._run(torch.ones(1, 16, device="cuda", dtype=torch.bfloat16), net._known())
     outside = [s for s in shapes(run.kernels.net, gpu_facts(None, calibrate=False)) if not s.inside]
     kernels_of.cache_clear()
     monkeypatch.setattr(kernels, "shapes", lambda *a, **k: outside[:1])
@@ -161,7 +220,7 @@ def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 300), nn.Linear(300, 8)).half()), torch.float16), "300 columns"),
+        (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 600), nn.Linear(600, 8)).half()), torch.float16), "600 columns"),
         (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 30), nn.Linear(30, 8))), torch.float32), "outside of autocast"),
         (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 8)).half()), torch.float16), "fewer than two"),
     ],

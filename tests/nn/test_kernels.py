@@ -24,10 +24,10 @@ class Fake:
     def __init__(self, dx: float, sums: float) -> None:
         self.values = dx, sums
 
-    def image(self, flat: torch.Tensor) -> torch.Tensor:
+    def image(self) -> torch.Tensor:
         return torch.zeros(1)
 
-    def pack(self, flat: torch.Tensor, image: torch.Tensor) -> None:
+    def pack(self, parameters: list[int], image: torch.Tensor) -> None:
         pass
 
     def run(self, x: torch.Tensor, dy: torch.Tensor, image: torch.Tensor, dx: torch.Tensor, sums: torch.Tensor) -> None:
@@ -53,10 +53,10 @@ def test_wrong_gradients_are_refused(
 ):
     monkeypatch.setattr(kernels, "_least", lambda call: 5.0)
     made = Kernels(NET, profile("h200"), cast("Nvrtc", None))
-    x, dy, flat = torch.ones(3000, 4).bfloat16(), torch.ones(3000, 2).bfloat16(), torch.zeros(made.elements)
+    x, dy = torch.ones(3000, 4).bfloat16(), torch.ones(3000, 2).bfloat16()
     wanted = torch.ones(2048, 4), torch.full((made.elements,), 2.0)
     fake = cast("Backward", Fake(dx, sums))
-    found = made._tried(fake, x, dy, flat, (*key, DType.F32), dy[:2048], wanted)
+    found = made._tried(fake, x, dy, [], (*key, DType.F32), dy[:2048], wanted)
     assert found == (5.0 if right else float("inf"))
 
 
@@ -78,9 +78,9 @@ def test_rows_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     asked: Callable[[Network], Kernels] = lambda net: Kernels(net, profile("h200"), cast("Nvrtc", None))  # noqa: E731
     assert asked(NET).refused(100) is None and asked(NET).backward_refused() is None
-    wide = Network((4, 300, 2), NET.acts, NET.biases, DType.BF16, DType.BF16)
+    wide = Network((4, 600, 2), NET.acts, NET.biases, DType.BF16, DType.BF16)
     refused = asked(wide).refused(100)
-    assert refused is not None and "300 columns" in refused.reason
+    assert refused is not None and "600 columns" in refused.reason
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     captured = asked(NET).refused(100)
     assert captured is not None and "while a CUDA graph is captured" in captured.reason

@@ -28,6 +28,8 @@ class Engine(Protocol):
 
 def fused(engine: Engine, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """The network's result for dense x (rows, columns); differentiable twice and more."""
+    if not torch.is_grad_enabled() or not (x.requires_grad or any(p.requires_grad for p in parameters)):
+        return engine.forward(x, parameters)
     found: torch.Tensor = _Fused.apply(engine, x, *parameters)  # type: ignore[no-untyped-call]
     return found
 
@@ -77,6 +79,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         x, *parameters = ctx.saved_tensors
         needs = _asked(ctx, before=1)
+        if not torch.is_grad_enabled():  # nobody wants gradients of these
+            return (None, *ctx.engine.backward(cotangents[0], x, parameters, needs))
         return (None, *_Gradient.apply(ctx.engine, needs, cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
 
 

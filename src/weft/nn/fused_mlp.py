@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from weft.generate.cuda.training import Network
 from weft.ir.declined import Declined
 from weft.nn.autograd import by_composite, fused
-from weft.nn.kernels import DTYPES, WIDEST, Backward, Forward, Kernels, kernels_of, make_current
+from weft.nn.kernels import DTYPES, Forward, Kernels, kernels_of, make_current, stream
 from weft.nn.layers import Layers, layers_of
 
 _MOST_ROWS = 1 << 30
@@ -28,8 +28,9 @@ class FusedMLP(nn.Sequential):
     between; gradients are the same bits in every run. Everywhere else it is the module that it was made from:
     `why_not(x)` says why. Gradients of gradients are taken through torch's operations.
 
-    Weights that change are noticed by their version, as autograd does; what is written through `.data` is not, and
-    wants `refresh()`. Each number of rows is compiled once, which takes about a second.
+    Parameters that require gradients are read in every call. Changes of others are noticed by their version, as
+    autograd does; what is written to those through `.data` is not, and wants `refresh()`. Each number of rows is
+    compiled once, which takes about a second.
 
         net = FusedMLP(nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))).cuda()
         with torch.autocast("cuda", torch.bfloat16):
@@ -51,27 +52,31 @@ class FusedMLP(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Columns of x are its last dimension; the result has the type that the module would give."""
-        parameters = self._in_order()
-        run = self._run(x, parameters)
-        if isinstance(run, Declined):
+        known = self._known()
+        run = self._run(x, known)
+        if isinstance(run, Declined) or isinstance(known, Declined):
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         rows = rows.to(run.dtype) if rows.dtype not in (run.dtype, torch.float32) else rows
         rows = _dense(rows)
-        with torch.autocast("cuda", enabled=False), torch.cuda.device(x.device):
-            y = fused(run, rows, parameters)
-        y = y.reshape(*x.shape[:-1], y.shape[-1])
+        if x.device.index == torch.cuda.current_device():
+            y = fused(run, rows, known.parameters)
+        else:
+            with torch.cuda.device(x.device):
+                y = fused(run, rows, known.parameters)
+        y = y if x.dim() == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
         # autocast computes this one in float32
-        return y.float() if torch.is_autocast_enabled("cuda") and run.layers.acts[-1].kind == "softplus" else y
+        return y.float() if run.layers.acts[-1].kind == "softplus" and torch.is_autocast_enabled("cuda") else y
 
     def why_not(self, x: torch.Tensor) -> str | None:
         """Why this input goes through the modules one by one; None: it goes through the kernels."""
-        run = self._run(x, self._in_order())
+        run = self._run(x, self._known())
         return run.reason if isinstance(run, Declined) else None
 
     def why_no_fused_backward(self, x: torch.Tensor) -> str | None:
-        """Why gradients for this input are computed by torch, from a forward pass done again; None: by the kernels."""
-        run = self._run(x, self._in_order())
+        """Why gradients for this input are computed by torch; None: by the kernels."""
+        with torch.no_grad():
+            run = self._run(x, self._known())
         if isinstance(run, Declined):
             return run.reason
         found = run.kernels.backward_refused()
@@ -81,18 +86,19 @@ class FusedMLP(nn.Sequential):
         """Read the parameters anew at the next call: they were changed behind autograd's back."""
         self._images.clear()
 
-    def _run(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> _Run | Declined:
+    def _run(self, x: torch.Tensor, known: _Known | Declined) -> _Run | Declined:
         """What computes the result for x, or why nothing does."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return Declined("the module is being traced")
         if x.device.type != "cuda":
             return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
-        dtype = _type_of_products(x, parameters)
+        if isinstance(known, Declined):
+            return known
+        parameters, layers = known.parameters, known.layers
+        types = {p.dtype for p in parameters}
+        dtype = _type_of_products(x.dtype, types)
         if isinstance(dtype, Declined):
             return dtype
-        layers = self._layers()
-        if isinstance(layers, Declined):
-            return layers
         if x.dim() == 0 or x.shape[-1] != layers.widths[0]:
             return Declined(f"an input of shape {tuple(x.shape)} for {layers.widths[0]} columns")
         rows = x.numel() // x.shape[-1]
@@ -104,19 +110,29 @@ class FusedMLP(nn.Sequential):
             return Declined("parameters made in inference mode, which have no version")
         if any(p.device != x.device for p in parameters):
             return Declined(f"parameters that are not on {x.device}")
-        if max(layers.widths) > WIDEST:
-            return Declined(f"{max(layers.widths)} columns; kernels take up to {WIDEST}")
-        given = DTYPES[torch.float32 if x.dtype is torch.float32 else dtype]
-        net = Network(layers.widths, layers.acts, layers.biases, DTYPES[dtype], given)
-        kernels = kernels_of(net, x.device.index)
-        if isinstance(kernels, Declined):
-            return kernels
-        return self._images.run(kernels, layers, dtype, rows)
+        given = x.dtype if x.dtype is torch.float32 else dtype
+        run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, x.device.index)
+        if isinstance(run, Declined):
+            return run
+        refused = run.kernels.refused(rows)
+        if refused is None and torch.is_grad_enabled() and known.trains(x):
+            refused = run.kernels.backward_refused()
+        return run if refused is None else refused
 
-    def _in_order(self) -> list[torch.Tensor]:
-        """Weight and bias of each layer; one that two layers share stands there twice."""
-        layers = [m for m in self._modules.values() if isinstance(m, nn.Linear)]
-        return [p for m in layers for p in m._parameters.values() if p is not None]
+    def _known(self) -> _Known | Declined:
+        """The layers, as they are now."""
+        modules = tuple(self._modules.values())
+        settings = tuple(map(_settings, modules))
+        last = self._images.last
+        if last is None or last.modules != modules or not _equal(last.settings, settings):
+            linear = tuple(m for m in modules if isinstance(m, nn.Linear))
+            last = self._images.last = _Seen(modules, settings, linear, self._layers())
+        if isinstance(last.layers, Declined):
+            return last.layers
+        return _Known(last.layers, self._in_order(last.linear))
+
+    def _in_order(self, linear: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        return [p for m in linear for p in m._parameters.values() if p is not None]
 
     def _layers(self) -> Layers | Declined:
         modules = list(self._modules.values())
@@ -126,19 +142,55 @@ class FusedMLP(nn.Sequential):
         return layers_of(modules)
 
 
-def _type_of_products(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.dtype | Declined:
-    """In which products are computed, or why in none that kernels know."""
-    types = {p.dtype for p in parameters}
+class _Seen(NamedTuple):
+    """What a module was when its layers were looked at."""
+
+    modules: tuple[nn.Module, ...]
+    settings: tuple[tuple[object, ...], ...]
+    linear: tuple[nn.Linear, ...]
+    layers: Layers | Declined
+
+
+class _Known(NamedTuple):
+    """What a module is made of."""
+
+    layers: Layers
+    parameters: list[torch.Tensor]
+    """Weight and bias of each layer; one that two layers share stands there twice."""
+
+    def trains(self, x: torch.Tensor) -> bool:
+        """Whether anything requires a gradient."""
+        return x.requires_grad or any(p.requires_grad for p in self.parameters)
+
+
+def _settings(m: nn.Module) -> tuple[object, ...]:
+    """What of a module decides what it computes, but for its parameters."""
+    held = m.__dict__
+    hooks = (
+        held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]
+    )
+    return bool(hooks), *[v for k, v in held.items() if k[0] != "_"]
+
+
+def _equal(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # a tensor among the settings was replaced
+        return False
+
+
+def _type_of_products(given: torch.dtype, types: set[torch.dtype]) -> torch.dtype | Declined:
+    """In which products are computed, or why in none that kernels know; `types`: those of the parameters."""
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
-        if x.dtype not in DTYPES or not types <= set(DTYPES):
-            return Declined(f"{x.dtype} under autocast")
+        if given not in DTYPES or not types <= set(DTYPES):
+            return Declined(f"{given} under autocast")
         return dtype if dtype in (torch.float16, torch.bfloat16) else Declined(f"autocast to {dtype}")
-    if types != {x.dtype}:
-        return Declined(f"an input of {x.dtype} and parameters of {', '.join(sorted(map(str, types)))}")
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        return Declined(f"{x.dtype} outside of autocast; kernels multiply float16 and bfloat16")
-    return x.dtype
+    if types != {given}:
+        return Declined(f"an input of {given} and parameters of {', '.join(sorted(map(str, types)))}")
+    if given not in (torch.float16, torch.bfloat16):
+        return Declined(f"{given} outside of autocast; kernels multiply float16 and bfloat16")
+    return given
 
 
 class _Run:
@@ -146,11 +198,12 @@ class _Run:
 
     def __init__(self, kernels: Kernels, layers: Layers, dtype: torch.dtype) -> None:
         self.kernels, self.layers, self.dtype = kernels, layers, dtype
-        self._flat: torch.Tensor | None = None
-        self._views: list[torch.Tensor] = []
+        self._memory = torch.float32 if kernels.net.masters else dtype
+        """Type of the parameters that kernels read."""
+        self._copies: list[torch.Tensor] = []
         self._versions: object = None
         self._held: list[torch.Tensor] = []
-        """What was copied: while it is held no other tensor has its identity and its address."""
+        """What was read: while it is held no other tensor has its identity and its address."""
         self._stamp = 0
         self._blocks: torch.Tensor | None = None
         self._blocks_stamp = 0
@@ -162,56 +215,60 @@ class _Run:
         """The parameters have changed."""
         self._versions = None
 
-    def reads(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """All parameters in the type of the products, in one buffer; copied if they have changed."""
-        places = self.kernels.places
-        if self._flat is None:
-            count, device = self.kernels.elements, parameters[0].device
-            with torch.inference_mode(mode=False):  # it is written again in any mode
-                self._flat = torch.zeros(count, dtype=self.dtype, device=device)
-                self._views = [self._flat[p.offset : p.offset + p.size].view(p.shape) for p in places]
-        current = torch.cuda.current_stream()
-        if self._stream is not None and self._stream != current and not torch.cuda.is_current_stream_capturing():
-            current.wait_stream(self._stream)
-        self._stream = current
-        # a graph that is replayed changes parameters without a new version
-        self._captured = self._captured or torch.cuda.is_current_stream_capturing()
-        versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
-        if self._captured or versions != self._versions:
-            with torch.no_grad():
-                torch._foreach_copy_(self._views, [p.detach() for p in parameters])
-            self._versions, self._held = versions, list(parameters)
-            self._stamp += 1
-        return self._flat
+    def reads(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """Addresses of the parameters as kernels read them; `_stamp` is another if they may have changed.
 
-    def ready(
-        self, x: torch.Tensor, parameters: Sequence[torch.Tensor]
-    ) -> tuple[Forward, list[torch.Tensor]] | Declined:
-        """The forward kernel for the rows of x, and its image of the weights."""
-        self.reads(parameters)
-        forward = self.kernels.forward(x, self._views, lambda first: [self.composite(first, self._views)])
-        if isinstance(forward, Declined):
-            return forward
-        rows = len(x)
-        known = self._packed.get(rows)
-        if known is not None and known[0] is forward and known[2] == self._stamp:
-            return forward, known[1]
-        image = known[1] if known is not None and known[0] is forward else forward.image()
-        forward.pack([v.data_ptr() for v in self._views], image)
-        self._packed[rows] = forward, image, self._stamp
-        while len(self._packed) > KEPT_IMAGES:
-            self._packed.pop(next(iter(self._packed)))
-        return forward, image
+        Versions tell of parameters that nobody trains. Others are taken for changed every time: an optimizer in one
+        kernel (`fused=True`) changes them without a new version, and so does the replay of a graph.
+        """
+        capturing = torch.cuda.is_current_stream_capturing()
+        current = stream()
+        if self._stream is None or self._stream.cuda_stream != current:
+            now = torch.cuda.current_stream()
+            if self._stream is not None and not capturing:
+                now.wait_stream(self._stream)
+            self._stream = now
+        self._captured = self._captured or capturing
+        if self._captured or any(p.requires_grad for p in parameters):
+            self._versions, self._held = None, []
+            self._stamp += 1
+        else:
+            versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
+            if versions != self._versions:
+                self._versions, self._held = versions, list(parameters)
+                self._stamp += 1
+        if all(p.dtype is self._memory and p.is_contiguous() for p in parameters):
+            return [p.data_ptr() for p in parameters]
+        return self._copied(parameters)
+
+    def _copied(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The same of parameters of several types, or that are views."""
+        if not self._copies:
+            with torch.inference_mode(mode=False):  # they are written again in any mode
+                self._copies = [torch.empty(p.shape, dtype=self._memory, device=p.device) for p in parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(self._copies, [p.detach() for p in parameters])
+        return [p.data_ptr() for p in self._copies]
 
     def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """By one kernel; by torch where the compiler, asked for the first time, refuses it."""
         make_current(x.device)
-        found = self.ready(x, parameters)
-        if isinstance(found, Declined):
+        addresses = self.reads(parameters)
+        forward = self.kernels.forward(x, addresses, lambda first: [self.composite(first, parameters)])
+        if isinstance(forward, Declined):
             return self.composite(x, parameters)
-        forward, image = found
-        y = torch.empty(len(x), self.layers.widths[-1], dtype=self.dtype, device=x.device)
-        forward.run(x, image, y)
+        rows = len(x)
+        known = self._packed.get(rows)
+        if known is None or known[0] is not forward:
+            known = forward, forward.image(), -1
+        stale = known[2] != self._stamp
+        if stale:
+            forward.pack(addresses, known[1])
+            self._packed[rows] = forward, known[1], self._stamp
+            while len(self._packed) > KEPT_IMAGES:
+                self._packed.pop(next(iter(self._packed)))
+        y = torch.empty(rows, self.layers.widths[-1], dtype=self.dtype, device=x.device)
+        forward.run(x, known[1], y, behind=stale)
         return y
 
     def _type(self, parameters: Sequence[torch.Tensor]) -> torch.dtype:
@@ -222,49 +279,47 @@ class _Run:
         self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """By three kernels, or by torch where they do not fit."""
-        with torch.autocast("cuda", enabled=False), torch.cuda.device(x.device):
-            make_current(x.device)
-            flat, dy = self.reads(parameters), _dense(dy)
-            kind = self._type(parameters)
-            inputs, sums_wanted = needs[0], any(needs[1:])
+        if x.device.index != torch.cuda.current_device():
+            with torch.cuda.device(x.device):
+                return self.backward(dy, x, parameters, needs)
+        make_current(x.device)
+        addresses, dy = self.reads(parameters), _dense(dy)
+        kind = self._type(parameters)
+        inputs, wanted = needs[0], any(needs[1:])
 
-            def reference(first: torch.Tensor) -> list[torch.Tensor]:
-                return self._reference(first, x[: len(first)], inputs=inputs, parameters=sums_wanted)
+        def reference(first: torch.Tensor) -> list[torch.Tensor]:
+            return self._reference(first, x[: len(first)], parameters, inputs=inputs, wanted=wanted)
 
-            made = self.kernels.backward(
-                x, dy, flat, reference, inputs=inputs, parameters=sums_wanted, dtype=DTYPES[kind]
-            )
-            if isinstance(made, Declined):
-                return by_composite(self, dy, x, parameters, needs)
-            dx = torch.empty_like(x) if needs[0] else None
-            sums = None
-            if any(needs[1:]):
-                sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device)
-            made.run(x, dy, self._image(made, flat), dx, sums)
-            found: list[torch.Tensor | None] = [dx]
-            for place, p, need in zip(self.kernels.places, parameters, needs[1:], strict=True):
-                part = None if sums is None or not need else sums[place.offset : place.offset + place.size]
-                found.append(None if part is None else part.view(place.shape).to(p.dtype))
-            return found
+        made = self.kernels.backward(x, dy, addresses, reference, inputs=inputs, parameters=wanted, dtype=DTYPES[kind])
+        if isinstance(made, Declined):
+            return by_composite(self, dy, x, parameters, needs)
+        if self._blocks is None:
+            self._blocks = made.image()
+        if self._blocks_stamp != self._stamp:
+            made.pack(addresses, self._blocks)
+            self._blocks_stamp = self._stamp
+        dx = torch.empty_like(x) if inputs else None
+        sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+        made.run(x, dy, self._blocks, dx, sums)
+        found: list[torch.Tensor | None] = [dx]
+        if sums is None:
+            return [dx, *[None] * len(parameters)]
+        for (shape, steps, offset), p, need in zip(self.kernels.views, parameters, needs[1:], strict=True):
+            part = sums.as_strided(shape, steps, offset) if need else None
+            found.append(part if part is None or p.dtype is kind else part.to(p.dtype))
+        return found
 
-    def _reference(self, dy: torch.Tensor, x: torch.Tensor, *, inputs: bool, parameters: bool) -> list[torch.Tensor]:
+    def _reference(
+        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], *, inputs: bool, wanted: bool
+    ) -> list[torch.Tensor]:
         """Gradients by torch: that of x, and those of the parameters at their places; zeros where none is wanted."""
-        views = [v.detach() for v in self._views]
-        dx, *others = by_composite(self, dy, x, views, [inputs, *([parameters] * len(views))])
+        given = [p.detach() for p in parameters]
+        dx, *others = by_composite(self, dy, x, given, [inputs, *([wanted] * len(given))])
         sums = torch.zeros(self.kernels.elements, dtype=torch.float32, device=x.device)
         for place, found in zip(self.kernels.places, others, strict=True):
             if found is not None:
                 sums[place.offset : place.offset + place.size] = found.reshape(-1).float()
         return [torch.zeros_like(x) if dx is None else dx, sums]
-
-    def _image(self, made: Backward, flat: torch.Tensor) -> torch.Tensor:
-        """Of the weights as the kernels of gradients read them."""
-        if self._blocks is None or self._blocks_stamp != self._stamp:
-            if self._blocks is None:
-                self._blocks = made.image(flat)
-            made.pack(flat, self._blocks)
-            self._blocks_stamp = self._stamp
-        return self._blocks
 
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """By torch."""
@@ -280,20 +335,37 @@ class _Images:
     """The runs of a module; a copy of the module begins with none."""
 
     def __init__(self) -> None:
-        self._runs: dict[Kernels, _Run] = {}
+        self.last: _Seen | None = None
+        self._latest: tuple[Layers, tuple[object, ...], _Run | Declined] | None = None
+        self._runs: dict[tuple[object, ...], _Run | Declined] = {}
 
     def clear(self) -> None:
         """See `FusedMLP.refresh`."""
         for run in self._runs.values():
-            run.clear()
+            if isinstance(run, _Run):
+                run.clear()
 
-    def run(self, kernels: Kernels, layers: Layers, dtype: torch.dtype, rows: int) -> _Run | Declined:
-        """The run of a network, if its forward pass is possible for so many rows."""
-        run = self._runs.get(kernels)
+    def run(
+        self, layers: Layers, dtype: torch.dtype, given: torch.dtype, masters: torch.dtype | None, device: int
+    ) -> _Run | Declined:
+        """The run of a network, or why there is none on this device."""
+        kind = dtype, given, masters, device
+        latest = self._latest
+        if latest is not None and latest[0] is layers and latest[1] == kind:
+            return latest[2]
+        run = self._runs.get((layers, *kind))
         if run is None:
-            run = self._runs[kernels] = _Run(kernels, layers, dtype)
-        refused = kernels.refused(rows)
-        return run if refused is None else refused
+            run = self._runs[layers, *kind] = self._made(layers, dtype, given, masters, device)
+        self._latest = layers, kind, run
+        return run
+
+    def _made(
+        self, layers: Layers, dtype: torch.dtype, given: torch.dtype, masters: torch.dtype | None, device: int
+    ) -> _Run | Declined:
+        wide = None if masters is None else DTYPES[masters]
+        net = Network(layers.widths, layers.acts, layers.biases, DTYPES[dtype], DTYPES[given], wide)
+        kernels = kernels_of(net, device)
+        return kernels if isinstance(kernels, Declined) else _Run(kernels, layers, dtype)
 
     def __deepcopy__(self, memo: object) -> _Images:
         return _Images()

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -21,7 +22,7 @@ from weft.generate.cuda.training import Gradient, Network, forward_problem, grad
 from weft.generate.cuda.training.gradient import Entry
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Pointer
 from weft.options import Options
 
 KEPT_FORWARDS = 32
@@ -29,8 +30,6 @@ KEPT_FORWARDS = 32
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 _TRIALS, _LAUNCHES, _REMEMBERED = 3, 4, 64
-WIDEST = 256
-"""Columns that the kernels take."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
 VERIFIED = 2048
@@ -40,6 +39,7 @@ _FAR = 0.3
 Reference = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 """First rows of an input, or of the gradient of a result -> what torch's operations give for them."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
+SHORT = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 def make_current(device: torch.device) -> None:
@@ -48,8 +48,13 @@ def make_current(device: torch.device) -> None:
         torch.cuda.mem_get_info(device)
 
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def stream() -> int:
     """Handle of torch's current stream."""
+    if _raw_stream is not None:  # without an object for it
+        return int(_raw_stream(torch.cuda.current_device()))
     return int(torch.cuda.current_stream().cuda_stream)
 
 
@@ -58,7 +63,18 @@ class Forward:
     """The forward kernel for one number of rows."""
 
     bound: BoundCuda
-    _ready: OrderedDict[tuple[int, ...], Prepared] = field(default_factory=OrderedDict)
+    packing: Function
+    """The entry that makes the image; `bound` would look at its arguments anew each time."""
+    _ready: dict[tuple[object, ...], Prepared] = field(default_factory=dict)
+
+    @staticmethod
+    def of(source: CudaSource, cubin: Path) -> Forward:
+        """Loaded.
+
+        Raises:
+            DeviceError: this device has too little for it [W301].
+        """
+        return Forward(BoundCuda(source, cubin), Module(cubin).function(source.pack[0].entry))
 
     def image(self) -> list[torch.Tensor]:
         """Room for the image of the weights."""
@@ -67,19 +83,26 @@ class Forward:
 
     def pack(self, parameters: Sequence[int], image: Sequence[torch.Tensor]) -> None:
         """Make the image from parameters at these addresses, on the current stream."""
-        self.bound.pack([0, *parameters], [x.data_ptr() for x in image], stream())
+        (launch,) = self.bound.source.pack
+        inputs = [parameters[x.index - 1] for x in launch.arguments if isinstance(x, Pointer) and x.kind == "in"]
+        self.packing.launch(launch.grid, launch.block, (*inputs, image[0].data_ptr()), stream=stream())
 
-    def run(self, x: torch.Tensor, image: Sequence[torch.Tensor], y: torch.Tensor) -> None:
-        """Dense x in, y out, on the current stream."""
-        key = x.data_ptr(), y.data_ptr(), *(t.data_ptr() for t in image)
+    def run(self, x: torch.Tensor, image: Sequence[torch.Tensor], y: torch.Tensor, *, behind: bool = True) -> None:
+        """Dense x in, y out, on the current stream; `behind` what made the image, if that is not long ago."""
+        key = x.data_ptr(), y.data_ptr(), behind, *(t.data_ptr() for t in image)
         ready = self._ready.get(key)
         if ready is None:
             weights = [0] * len(self.bound.source.replaces_weights)
-            ready = self.bound.prepare(Addresses([key[0], *weights], [key[1]], list(key[2:])))
-            while len(self._ready) >= _REMEMBERED:
-                self._ready.popitem(last=False)
-            self._ready[key] = ready
+            # weights are read before the kernel waits for what stands before it on the stream
+            places = Addresses([key[0], *weights], [key[1]], [t.data_ptr() for t in image])
+            ready = self._kept(key, self.bound.prepare(places, dependent=not behind))
         ready(stream())
+
+    def _kept(self, key: tuple[object, ...], ready: Prepared) -> Prepared:
+        while len(self._ready) >= _REMEMBERED:
+            self._ready.pop(next(iter(self._ready)))
+        self._ready[key] = ready
+        return ready
 
 
 @dataclass(eq=False)
@@ -93,15 +116,18 @@ class Backward:
         """On the current stream."""
         grid = (max(1, min(entry.blocks, blocks)), 1, 1)
         threads = (entry.threads, 1, 1)
-        self.functions[entry.name].launch(grid, threads, arguments, shared_bytes=entry.shared_bytes, stream=stream())
+        # every kernel of the text waits, before it reads anything, until those before it have ended
+        self.functions[entry.name].launch(
+            grid, threads, arguments, shared_bytes=entry.shared_bytes, dependent=True, stream=stream()
+        )
 
-    def image(self, flat: torch.Tensor) -> torch.Tensor:
+    def image(self) -> torch.Tensor:
         """Room for the image of the weights."""
-        return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=flat.device)
+        return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=torch.cuda.current_device())
 
-    def pack(self, flat: torch.Tensor, image: torch.Tensor) -> None:
-        """Make the image from the parameters in their buffer."""
-        self.launch(self.plan.pack, self.plan.pack.blocks, flat.data_ptr(), image.data_ptr())
+    def pack(self, parameters: Sequence[int], image: torch.Tensor) -> None:
+        """Make the image from parameters at these addresses."""
+        self.launch(self.plan.pack, self.plan.pack.blocks, *parameters, image.data_ptr())
 
     def run(
         self,
@@ -152,6 +178,9 @@ class Kernels:
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc) -> None:
         self.net, self.facts, self.nvrtc = net, facts, nvrtc
         self.places, self.elements = net.places(), net.elements
+        self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
+        """(shape, strides, offset) of each parameter among all."""
+        self._backward_refused: Declined | bool | None = False
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
@@ -171,24 +200,27 @@ class Kernels:
             self._refusals[rows] = schedules if isinstance(schedules, Declined) else None
         return self._refusals[rows]
 
-    def forward(self, x: torch.Tensor, flat: Sequence[torch.Tensor], reference: Reference) -> Forward | Declined:
-        """For the rows of x: the fastest schedule, with these parameters, whose first rows are those of `reference`."""
+    def forward(self, x: torch.Tensor, parameters: Sequence[int], reference: Reference) -> Forward | Declined:
+        """For the rows of x: the fastest schedule whose first rows are those of `reference`.
+
+        `parameters`: their addresses.
+        """
         rows = len(x)
         found = self._forwards.get(rows)
         if found is None:
-            found = self._measured(x, flat, reference)
+            found = self._measured(x, parameters, reference)
             while len(self._forwards) >= KEPT_FORWARDS:
                 self._forwards.popitem(last=False)
             self._forwards[rows] = found
         self._forwards.move_to_end(rows)
         return found
 
-    def _measured(self, x: torch.Tensor, flat: Sequence[torch.Tensor], reference: Reference) -> Forward | Declined:
+    def _measured(self, x: torch.Tensor, parameters: Sequence[int], reference: Reference) -> Forward | Declined:
         problem = forward_problem(self.net, len(x))
         schedules = mlp.schedules(problem, self.facts)
         if isinstance(schedules, Declined):
             return schedules
-        sources = [s for x in schedules if isinstance(s := mlp.emit(problem, x), CudaSource)]
+        sources = [s for x in schedules if isinstance(s := mlp.emit(problem, x, self.net.masters), CudaSource)]
         jobs = [CompileJob(s.text, self.facts.arch, s.flags) for s in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
         best: tuple[float, Forward | Declined] = math.inf, Declined("no forward kernel compiles and is right")
@@ -197,8 +229,8 @@ class Kernels:
             if not isinstance(result, CompiledCubin):
                 continue
             try:
-                forward = Forward(BoundCuda(source, result.path))
-                seconds = self._time(forward, x, flat, wanted)
+                forward = Forward.of(source, result.path)
+                seconds = self._time(forward, x, parameters, wanted)
             except WeftError:  # this device has too little for the schedule; the others may do
                 continue
             if seconds < best[0]:
@@ -206,12 +238,11 @@ class Kernels:
         return best[1]
 
     def _time(
-        self, forward: Forward, x: torch.Tensor, flat: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+        self, forward: Forward, x: torch.Tensor, parameters: Sequence[int], wanted: Sequence[torch.Tensor]
     ) -> float:
         """The shortest; infinite for a wrong result."""
-        parameters = [p.data_ptr() for p in flat]
         image = forward.image()
-        y = torch.empty(len(x), self.net.widths[-1], dtype=flat[0].dtype, device=x.device)
+        y = torch.empty(len(x), self.net.widths[-1], dtype=SHORT[self.net.dtype], device=x.device)
         forward.pack(parameters, image)
         forward.run(x, image, y)
         return _least(lambda: forward.run(x, image, y)) if _near(y[:VERIFIED], wanted[0], _FAR) else math.inf
@@ -220,14 +251,14 @@ class Kernels:
         self,
         x: torch.Tensor,
         dy: torch.Tensor,
-        flat: torch.Tensor,
+        addresses: Sequence[int],
         reference: Reference,
         *,
         inputs: bool,
         parameters: bool,
         dtype: DType,
     ) -> Backward | Declined:
-        """For gradients of these, those of parameters in `dtype`.
+        """For gradients of these, those of parameters, which lie at `addresses`, in `dtype`.
 
         The fastest shape for these tensors whose gradients, for the first rows of x and another dy, are those of
         `reference`: that of x, and those of the parameters at their places.
@@ -237,22 +268,24 @@ class Kernels:
         if known not in self._backwards:
             if torch.cuda.is_current_stream_capturing():
                 return Declined("gradients are met first while a CUDA graph is captured")
-            self._backwards[known] = self._built(x, dy, flat, reference, key)
+            self._backwards[known] = self._built(x, dy, addresses, reference, key)
         return self._backwards[known]
 
     def backward_refused(self) -> Declined | None:
         """Why gradients are not computed by kernels, as far as is known without compiling one."""
-        tried = [x for x in self._backwards.values() if isinstance(x, Declined)]
-        if tried:
-            return tried[-1]
-        found = gradient(self.net, self.facts)
-        return found if isinstance(found, Declined) else None
+        for x in self._backwards.values():
+            if isinstance(x, Declined):
+                return x
+        if isinstance(self._backward_refused, bool):
+            found = gradient(self.net, self.facts)
+            self._backward_refused = found if isinstance(found, Declined) else None
+        return self._backward_refused
 
     def _built(
         self,
         x: torch.Tensor,
         dy: torch.Tensor,
-        flat: torch.Tensor,
+        addresses: Sequence[int],
         reference: Reference,
         key: tuple[bool, bool, DType],
     ) -> Backward | Declined:
@@ -279,7 +312,7 @@ class Kernels:
                 made = Backward(plan, {e.name: module.function(e.name) for e in entries})
                 for e in entries:
                     made.functions[e.name].prepare(e.shared_bytes)
-                seconds = self._tried(made, x, dy, flat, key, trial, wanted)
+                seconds = self._tried(made, x, dy, addresses, key, trial, wanted)
             except WeftError:  # this device has too little for the shape; the others may do
                 continue
             if seconds < best[0]:
@@ -291,16 +324,16 @@ class Kernels:
         made: Backward,
         x: torch.Tensor,
         dy: torch.Tensor,
-        flat: torch.Tensor,
+        addresses: Sequence[int],
         key: tuple[bool, bool, DType],
         trial: torch.Tensor,
         wanted: Sequence[torch.Tensor],
     ) -> float:
         """The shortest time; infinite if the gradients for `trial` are not those that are wanted."""
         inputs, parameters, kind = key
-        dtype = torch.float32 if kind is DType.F32 else flat.dtype
-        image = made.image(flat)
-        made.pack(flat, image)
+        dtype = torch.float32 if kind is DType.F32 else SHORT[kind]
+        image = made.image()
+        made.pack(addresses, image)
         dx = torch.zeros_like(x) if inputs else None
         sums = torch.zeros(self.elements, dtype=dtype, device=x.device) if parameters else None
         made.run(x[: len(trial)], trial, image, dx, sums)

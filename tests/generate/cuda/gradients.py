@@ -46,7 +46,7 @@ def network(
 
 
 def text_of(g: Gradient, *, parameters: bool = True) -> Text:
-    counts = [(g.pack, 2), (g.chain, 6)]
+    counts = [(g.pack, g.text.split(f"{g.pack.name}(", 1)[1].split(")", 1)[0].count(",") + 1), (g.chain, 6)]
     if parameters:
         counts += [(g.finish, 3)] if g.inside else [(g.sums, 4), (g.finish, 3)]
     return Text(
@@ -137,15 +137,16 @@ class Runner:
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Gradients of x and of the parameters (f32)."""
         net, g = self.net, self.g
-        flat = Buffer(2 * net.elements, 0)
-        for place, p in zip(net.places(), parameters, strict=True):
-            flat.data[2 * place.offset : 2 * (place.offset + place.size)] = to_memory(p, net.dtype, Format.ROW)
+        kind = net.masters or net.dtype
+        held = [Buffer(kind.itemsize * p.size) for p in net.places()]
+        for buffer, p in zip(held, parameters, strict=True):
+            buffer.data[:] = to_memory(p, kind, Format.ROW)
         image = Buffer(g.image_bytes)
         self.library.clear_buffers()
-        for b in (flat, image):
+        for b in (*held, image):
             self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
-        self._start(g.pack, [flat.address, image.address], g.pack.blocks)
-        assert image.intact() and flat.intact()
+        self._start(g.pack, [*(b.address for b in held), image.address], g.pack.blocks)
+        assert image.intact() and all(b.intact() for b in held)
         partial, out = Buffer(g.partial_bytes), Buffer(4 * net.elements)
         pieces = []
         shares = 1

@@ -12,6 +12,7 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mlp as mlp_template
 from weft.generate.cuda.templates import mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import Chain, chain
@@ -21,7 +22,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import TensorType
+from weft.ir.types import TensorType, round_bf16
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
@@ -150,6 +151,27 @@ def test_all_weights_are_replaced():
     assert isinstance(source, CudaSource)
     assert source.replaces_weights == (1, 2, 3, 4)
     assert [p.index for p in source.launches[0].arguments if getattr(p, "kind", "") == "in"] == [0]
+
+
+@pytest.mark.parametrize("shape", [WARP, GROUP, PIECES, GROUPS], ids=str)
+def test_weights_in_float32_are_rounded_while_they_are_packed(shape: Shape | mlp_wide.Shape):
+    problem = mlp(Net(20, (8, 48, 33), "tanh", BF16))
+    short, wide = (mlp_template.emit(problem, shape.schedule(), masters) for masters in (None, F32))
+    assert isinstance(short, CudaSource) and isinstance(wide, CudaSource)
+    rng = np.random.default_rng(3)
+    x, *held = (v.astype(np.float32) for v in normal(problem))
+    held = [(v + 1e-3 * rng.standard_normal(v.shape)).astype(np.float32) for v in held]
+    types = [problem.graph.type_of(i) for i in problem.graph.inputs]
+    b = GraphBuilder()
+    for t in types:
+        b.input(TensorType(BF16 if t is types[0] else F32, t.shape))
+    memory = b.build([b.input(problem.graph.type_of(problem.graph.outputs[0]))])
+    given = Problem(memory, "memory", (Format.ROW,) * len(memory.inputs), (Format.ROW,))
+    kernels = [Emulated([s]) for s in (short, wide)]
+    rounded = [round_bf16(v) for v in held]
+    wanted = run(kernels[0], problem, short, [x, *rounded])[0]
+    got = run(kernels[1], given, wide, [x, *held, np.zeros_like(wanted)])[0]
+    np.testing.assert_array_equal(got, wanted)
 
 
 def _branches() -> Problem:

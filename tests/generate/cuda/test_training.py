@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.gradients import Runner, error_of, exact, made, network, normal, text_of
+from tests.generate.cuda.gradients import Runner, error_of, exact, made, network, normal, rounded, text_of
 from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
 
@@ -93,6 +93,21 @@ def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient]
     (dx, one), (again, two) = (Runner(emulated, net, gradients["ragged"], n).run(*inputs) for n in (1, 3))
     np.testing.assert_array_equal(dx, again)
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_parameters_in_float32_are_rounded_where_they_are_read():
+    net = network((5, 24, 3), TANH, given=DType.F32)
+    x, dy, parameters = normal(net, 20)
+    rng = np.random.default_rng(1)
+    held = [(p + 1e-4 * rng.standard_normal(p.shape)).astype(np.float32) for p in parameters]
+    wide = replace(net, masters=DType.F32)
+    one, two = made(net), made(wide)
+    emulated = Emulated([text_of(one), text_of(two)])
+    dx, others = Runner(emulated, net, one).run(x, dy, [rounded(p, net.dtype) for p in held])
+    again, more = Runner(emulated, wide, two).run(x, dy, held)
+    np.testing.assert_array_equal(dx, again)
+    assert all(np.array_equal(a, b) for a, b in zip(others, more, strict=True))
+    assert any(not np.array_equal(rounded(p, net.dtype), p) for p in held)
 
 
 def test_infinity_arrives():

@@ -22,6 +22,7 @@ from weft.generate.cuda.templates.mlp_text import Kernel, instruction, mlp_heade
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.tma import header as tma_header
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
@@ -36,17 +37,20 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     return [s.schedule() for s in shapes(p, facts)] or mlp_wide.schedules(p, facts)
 
 
-def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
-    """The kernel of one of `schedules`; depends on its arguments only."""
+def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
+    """The kernel of one of `schedules`; depends on its arguments only.
+
+    `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
+    """
     if schedule.param("template") == "mlp_wide":
-        return mlp_wide.emit(problem, schedule)
+        return mlp_wide.emit(problem, schedule, masters)
     p = chain(problem)
     if isinstance(p, Declined):
         return p
     s = Shape.of(schedule)
     image = Image.of(p, group=s.group)
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-    packing, pack, weights = mlp_image.pack(image, f"{entry}_pack")
+    packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
     x = p.graph.inputs.index(p.x)
     head = (
         f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}('

@@ -123,8 +123,11 @@ def layer_bytes(layer: Layer, *, group: bool, columns: int = 0) -> int:
     return 2 * k * whole(layer.n, columns)
 
 
-def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
-    """(text, launch, inputs that are read) of what makes the image; a thread makes one element."""
+def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, Launch, tuple[int, ...]]:
+    """(text, launch, inputs that are read) of what makes the image; a thread makes one element.
+
+    `masters`: inputs lie in memory in that type, and are rounded to that of the products first.
+    """
     p = image.p
     sources = [x.weight for x in p.layers] + [p.vectors[v] for _, v in image.vectors]
     inputs = sorted({s.index for s in sources if s.kind == "input"})
@@ -139,13 +142,17 @@ def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
     total = 0
     for at, layer in enumerate(p.layers):
         count = layer_bytes(layer, group=image.group, columns=image.columns) // 2
-        lines += _weight(image, at, count)
+        lines += _weight(image, at, count, masters)
         total += count
     for (part, node), place in zip(image.vectors, image.places, strict=True):
         width = p.graph.type_of(node).size // p.rows
         source = p.vectors[node]
         n, size = column("i", image.order(part)), whole(width, image.columns)
-        value = load(source.dtype, f"{_pointer(source)} + ({n} * {source.steps[1]} + {source.offset})")
+        memory = _memory(source, masters)
+        value = load(memory, f"{_pointer(source, masters)} + ({n} * {source.steps[1]} + {source.offset})")
+        if memory is not source.dtype and source.dtype is not DType.F32:
+            kind = source.dtype.value
+            value = f"w_unpack_{kind}(w_narrow2_{kind}({value}, 0.0f)).x"
         lines.append(
             f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = (float){value};"
             f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {size}u;"
@@ -157,7 +164,7 @@ def pack(image: Image, entry: str) -> tuple[str, Launch, tuple[int, ...]]:
     return text, launch, tuple(inputs)
 
 
-def _weight(image: Image, at: int, count: int) -> list[str]:
+def _weight(image: Image, at: int, count: int, masters: DType | None) -> list[str]:
     """Statements: element i of a layer, or on to the next."""
     layer = image.p.layers[at]
     parts, n = pieces(layer.n, image.columns)
@@ -174,14 +181,14 @@ def _weight(image: Image, at: int, count: int) -> list[str]:
         position_k = f"{start} / {16 * n} * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2"
     first, last = at == 0, at == len(image.p.layers) - 1
     w = layer.weight
+    value = f"({_pointer(w, masters)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}]"
+    if _memory(w, masters) is not w.dtype:
+        value = f"(u16)w_narrow2_{w.dtype.value}({value}, 0.0f)"
     return [
         f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
         f"const u32 n = {column('pn', image.written if last else 2)};",
         f"const u32 k = {column('pk_', image.read) if first else _row('pk_', layer)};",
-        (
-            f"u16 v = 0; if (n < {layer.n} && k < {layer.k})"
-            f" v = ({_pointer(w)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}];"
-        ),
+        f"u16 v = 0; if (n < {layer.n} && k < {layer.k}) v = {value};",
         f"((u16*)((char*)pk + {image.layers[at]}))[i] = v; return; }}",
         f"i -= {count}u;",
     ]
@@ -198,8 +205,13 @@ def _row(position: str, layer: Layer) -> str:
     return text
 
 
-def _pointer(source: Source) -> str:
-    return f"(const {storage(source.dtype)}*){'in' if source.kind == 'input' else 'kc'}{source.index}"
+def _pointer(source: Source, masters: DType | None) -> str:
+    return f"(const {storage(_memory(source, masters))}*){'in' if source.kind == 'input' else 'kc'}{source.index}"
+
+
+def _memory(source: Source, masters: DType | None) -> DType:
+    """In which type a source lies in memory."""
+    return masters if masters is not None and source.kind == "input" else source.dtype
 
 
 def _array(p: Chain, node: NodeId, dtype: DType) -> str:

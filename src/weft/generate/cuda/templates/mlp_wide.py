@@ -22,6 +22,7 @@ from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.tma import header as tma_header
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
@@ -129,8 +130,11 @@ def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
     return turns * max(overlapped, bytes_ / _L2_RATE)
 
 
-def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
-    """The kernel of one of `schedules`; depends on its arguments only."""
+def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
+    """The kernel of one of `schedules`; depends on its arguments only.
+
+    `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
+    """
     p = chain(problem)
     if isinstance(p, Declined):
         return p
@@ -139,7 +143,7 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if isinstance(kernel, Declined):
         return kernel
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-    packing, pack, weights = mlp_image.pack(kernel.image, f"{entry}_pack")
+    packing, pack, weights = mlp_image.pack(kernel.image, f"{entry}_pack", masters)
     head = (
         f'extern "C" __global__ void __launch_bounds__({32 * s.warps}, 1) {entry}('
         "const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {"

@@ -154,32 +154,39 @@ def panel_bytes(net: Network) -> int:
 
 
 def pack(net: Network, plan: Plan, entry: str) -> str:
-    """The kernel that makes the image; a thread makes one number."""
+    """The kernel that makes the image from all parameters in order; a thread makes one number."""
+    count = len(net.places())
+    kind = storage(net.masters or net.dtype)
+    narrow = f"(u16)w_narrow2_{net.dtype.value}({{0}}, 0.0f)" if net.masters else "{0}"
     lines = [
-        f'extern "C" __global__ void __launch_bounds__(256) {entry}(const void* w_, void* image_) {{',
+        f'extern "C" __global__ void __launch_bounds__(256) {entry}(',
+        f"{', '.join(f'const void* p{i}' for i in range(count))}, void* image_) {{",
         "w_wait(); w_release();",
-        "const u16* const w = (const u16*)w_; char* const image = (char*)image_;",
+        "char* const image = (char*)image_;",
         "u32 i = blockIdx.x * 256u + threadIdx.x;",
     ]
+    number = 0
+    biases: list[tuple[int, str]] = []
     for layer in range(net.depth):
-        weight, _ = net.place(layer)
+        weight, bias = net.place(layer)
         rows, columns = weight.shape
         count, eights = net.width(layer) * net.width(layer + 1), net.width(layer + 1) // 8
+        value = narrow.format(f"((const {kind}*)p{number})[n * {columns} + k]")
         lines += [
             f"if (i < {count}u) {{",
             f"const u32 block = i / 64, n = block / 2 % {eights} * 8 + i % 64 / 8;",
             f"const u32 k = block / {2 * eights} * 16 + block % 2 * 8 + i % 8;",
-            f"const u16 v = n < {rows} && k < {columns} ? w[{weight.offset} + n * {columns} + k] : (u16)0;",
+            f"u16 v = 0; if (n < {rows} && k < {columns}) v = {value};",
             f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
         ]
-    for layer in range(net.depth):
-        _, bias = net.place(layer)
-        width = net.width(layer + 1)
         value = "0.0f"
         if bias is not None:
-            value = f"i < {bias.size} ? w_unpack_{net.dtype.value}(w[{bias.offset} + i]).x : 0.0f"
-        lines.append(f"if (i < {width}u) {{ ((float*)(image + {plan.vectors[layer]}))[i] = {value}; return; }}")
-        lines.append(f"i -= {width}u;")
+            held = narrow.format(f"((const {kind}*)p{number + 1})[i]")
+            value = f"i < {bias.size} ? w_unpack_{net.dtype.value}({held}).x : 0.0f"
+        biases.append((net.width(layer + 1), f"((float*)(image + {plan.vectors[layer]}))[i] = {value};"))
+        number += 1 if bias is None else 2
+    for width, statement in biases:
+        lines.append(f"if (i < {width}u) {{ {statement} return; }}\ni -= {width}u;")
     return "\n".join((*lines, "}\n"))
 
 

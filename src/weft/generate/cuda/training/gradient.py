@@ -51,7 +51,7 @@ class Entry:
 class Gradient:
     """Entries take addresses, and numbers as if they were addresses.
 
-    pack(parameters, image), chain(x, gradient of the result, image, kept, gradient of x, rows),
+    pack(each parameter, image), chain(x, gradient of the result, image, kept, gradient of x, rows),
     sums(kept, partial, tiles, more), finish(partial, gradients of the parameters, shares). `more` adds to what the
     sums of earlier rows left in `partial`. Where blocks add inside there are no sums, and `kept` is `partial`.
     """

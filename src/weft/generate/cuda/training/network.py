@@ -47,6 +47,8 @@ class Network:
     """Of products and results: f16 or bf16."""
     given: DType
     """Of the input: `dtype` or f32."""
+    masters: DType | None = None
+    """Of the parameters in memory, where that is not `dtype`: f32."""
 
     @property
     def depth(self) -> int:
