@@ -108,6 +108,11 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         linear(64, 64, pair=2, band=1),
     ),
     "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, pair=1)),
+    "nn, columns to spare": (product((2, 70, 72), (2, 72, 200), weight=False), linear(64, 96, spare=32)),
+    "pair below, nn, columns to spare": (
+        product((2, 70, 72), (2, 72, 200), weight=False),
+        linear(64, 160, spare=32, pair=1),
+    ),
     "pair beside, nn, in turn": (
         product((300, 200), (200, 200), weight=False),
         linear(64, 64, pair=2, groups=2, turns=True, blocks=4, stages=4),

@@ -96,7 +96,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if wrong is not None:
         return wrong
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, shared=s.pair == 2)
-    w = right(p, s.bn, s.panel, s.step, shared=s.pair == 1)
+    if s.spare and p.w_load != "kn":
+        return Declined("columns to spare where panels run along the sum")
+    w = right(p, s.bn + s.spare, s.panel, s.step, shared=s.pair == 1)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -284,7 +286,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
-    bytes_ = ((0 if s.fields else box) + s.bn) * s.step * 2
+    bytes_ = ((0 if s.fields else box) + s.bn + s.spare) * s.step * 2
     tn = "tn * 2 + rank" if s.pair == 2 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"

@@ -133,7 +133,9 @@ def _possible(p: Product, case: _Case, s: Shape) -> bool:
         a = field(p, case.rows, s.box, s.panel)
     else:
         a = left(p, case.rows, s.bm, s.panel, s.box, shared=s.pair == 2)
-    return not isinstance(a, Declined) and not isinstance(right(p, s.bn, s.panel, shared=s.pair == 1), Declined)
+    return not isinstance(a, Declined) and not isinstance(
+        right(p, s.bn + s.spare, s.panel, shared=s.pair == 1), Declined
+    )
 
 
 def _case(p: Product, facts: GpuFacts) -> _Case | None:
@@ -180,7 +182,10 @@ def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
 def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
     for bm, bn, groups, turns, resident in _TILES:
-        if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n) or (p.w_load == "kn" and bn % STEP):
+        if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
+            continue
+        spare = -bn % STEP if p.w_load == "kn" else 0
+        if spare * 4 > bn:
             continue
         apart = p.dtype.is_float8 and not facts.fast_f8
         if apart and (turns or sums_apart(bm // groups, bn) > MOST_APART):
@@ -188,7 +193,7 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart)
+            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart, spare=spare)
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
             rounds = -(-tiles // (facts.sms * resident))
@@ -292,12 +297,12 @@ def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
     tiles = _units(case, s)
     busiest = -(-tiles // (facts.sms // 2)) if s.pair else -(-tiles * s.split // facts.sms)
     high = s.bm // 64
-    loaded = (s.bm + s.bn) * 2.0 * STEP
+    loaded = (s.bm + s.bn + s.spare) * 2.0 * STEP
     if s.fields:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / _BUSY
     reads = high * (64 + s.bn) * part + loaded / 128
-    bound = max(products, reads, (loaded - {0: 0, 1: s.bn, 2: s.bm}[s.pair] * s.step) / _PORT)
+    bound = max(products, reads, (loaded - {0: 0, 1: s.bn + s.spare, 2: s.bm}[s.pair] * s.step) / _PORT)
     busy = min(busiest, s.resident)
     own = 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part
     if s.apart:

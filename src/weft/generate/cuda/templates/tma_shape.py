@@ -10,7 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False))
+_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -61,6 +61,9 @@ class Shape(Parameters):
     apart: bool = False
     """Of 8-bit floats: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage."""
 
+    spare: int = 0
+    """Columns that are copied beside those of the tile, where memory runs along them: panels are copied whole."""
+
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
         named = self.named("cuda", template="tma")
@@ -92,7 +95,7 @@ class Shape(Parameters):
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        return ((0 if self.fields else self.bm) + self.bn) * self.step * 2
+        return ((0 if self.fields else self.bm) + self.bn + self.spare) * self.step * 2
 
     @property
     def step(self) -> int:
