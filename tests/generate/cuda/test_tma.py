@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from weft.generate.cuda.templates import tma, tma_choose
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.templates.tma_shape import Even, Shape
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
@@ -325,6 +327,54 @@ def test_one_buffer_is_declined():
     found = tma.emit(contraction(CASES["linear"][0]), linear(64, 64, stages=1).schedule(), "k")
     assert isinstance(found, Declined)
     assert "one buffer" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("linear", {"pair": 1, "split": 2}, "share no sum"),
+        ("linear", {"pair": 1, "resident": 2}, "no multiprocessor"),
+        ("field", {"pair": 2}, "fields alone"),
+        ("3x3, 96 channels", {"pair": 2, "bn": 64}, "rows of several dimensions"),
+        ("asymmetric", {"pair": 1}, "an odd number of boxes"),
+        ("linear", {"pair": 2}, "packed columns"),
+        ("linear", {"spare": 32}, "columns to spare"),
+        ("two warpgroups in turn", {"even": True}, "share the rows of a tile"),
+        ("linear", {"even": True}, "share the rows of a tile"),
+        ("linear", {"even": True, "blocks": 2}, "fill the grid"),
+        ("linear", {"even": True, "blocks": 132}, "fewer steps than blocks"),
+    ],
+)
+def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str):
+    problem, shape = CASES[name]
+    found = tma.emit(contraction(problem), replace(shape, **changes).schedule(), "k")  # type: ignore[arg-type]
+    assert isinstance(found, Declined)
+    assert reason in found.reason
+
+
+def test_a_schedule_tells_new_parameters_where_they_are_used():
+    old, new = linear(64, 64).schedule(), linear(64, 64, pair=1, even=True, band=4).schedule()
+    assert not {"pair", "even", "band", "spare"} & set(dict(old.params))
+    assert Shape.of(old) == linear(64, 64)
+    assert Shape.of(new) == linear(64, 64, pair=1, even=True, band=4)
+
+
+@pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])
+def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int):
+    e = Even(tiles, units, steps)
+    assert e.shared == {(7, 5): 7, (3, 5): 3, (64, 6): 10, (10, 5): 0}[tiles, units]
+    by, over = map(int, re.findall(r"\d+", e.range_of("unit")))
+    starts = [unit * by // over for unit in range(units + 1)]
+    assert starts[0] == 0
+    assert starts[-1] == e.shared * steps
+    assert max(b - a for a, b in pairwise(starts)) - min(b - a for a, b in pairwise(starts)) <= 1
+
+
+def test_large_products_are_offered_pairs_and_even_shares():
+    found = [s for _, s in tma_choose.every(contraction(product((5120, 5120), (5120, 5120), weight=False)), GpuFacts())]
+    assert any(s.pair for s in found)
+    assert any(s.even for s in found)
+    assert all(s.blocks for s in found if s.even)
 
 
 def test_other_architectures_have_no_shapes():
