@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from weft.gemm.epilogue import epilogue
-from weft.gemm.spec import LAYOUTS, Gemm, thirteen
+from weft.gemm.spec import LAYOUTS, Gemm, thirteen, typed
 from weft.ir.types import DType
 
 HALF = (DType.F16, DType.BF16)
@@ -40,6 +40,19 @@ def _plain(dtype: DType, *, whole: bool) -> list[Gemm]:
     return found + list(_cases(SKINNY, "nt", dtype)) if whole else found[13::2] + list(_cases(SKINNY[::3], "nt", dtype))
 
 
+FLOAT8 = (
+    *((n, n, n, "e4m3") for n in (1024, 2048, 4096, 8192)),
+    *((m, n, k, "e4m3") for m, n, k in ((4096, 14336, 4096), (2048, 3072, 768), (512, 4096, 4096), (512, 512, 8192))),
+    *((m, n, k, "e4m3") for m, n, k in ((128, 11008, 4096), (16, 4096, 4096))),
+    (2048, 2048, 2048, "e4m3_e5m2"),
+    (4096, 4096, 1024, "e5m2_e4m3"),
+)
+
+
+def _float8(cases: Iterable[tuple[int, int, int, str]], *, fast: bool) -> Iterable[Gemm]:
+    return (typed(Gemm(m, n, k, layout="nt", fast=fast), types) for m, n, k, types in cases)
+
+
 GROUPS: Mapping[str, tuple[Gemm, ...]] = {
     "f16": tuple(_plain(DType.F16, whole=True)),
     "bf16": tuple(_plain(DType.BF16, whole=False)),
@@ -71,9 +84,11 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
     "f32": tuple(
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192)), "nn", DType.F32)
     ),
+    "fp8": tuple(_float8(FLOAT8, fast=False)),
+    "fp8_fast": tuple(_float8(FLOAT8[1:10:3], fast=True)),
     "tf32": tuple(
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
     ),
 }
 """`exhaustive`: for `--every`; `bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without
-TF32, `tf32`: with it."""
+TF32, `tf32`: with it; `fp8`: both sides move sums to f32, `fp8_fast`: neither."""

@@ -50,6 +50,8 @@ FEW = 16
 KINDS_WITHIN, RANDOM_WITHIN = 3.0, 5.0
 """See `sampled`."""
 EXHAUSTIVE = RESULTS / "nvidia-h200" / "exhaustive.json"
+CONFIGURATIONS = EXHAUSTIVE.with_name("configurations.json")
+"""The same of other groups: the few configurations of each product, not all."""
 CLOSE = 1.03
 TRIES = 3
 """Of a case whose kernels end the process."""
@@ -184,7 +186,7 @@ def child(given: argparse.Namespace) -> None:
 
         def write() -> None:
             for group, g in left:
-                allowed = replace(facts, tf32=group == "tf32")
+                allowed = replace(facts, tf32=group == "tf32", fast_f8=g.fast)
                 made = kernels_of(g, allowed, given.kernels, every=given.every)
                 made = [x for x in made if (g.name, f"weft {x[1]}") not in bad]
                 jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
@@ -277,9 +279,9 @@ def dry(given: argparse.Namespace) -> None:
     if isinstance(nvrtc, Declined):
         raise SystemExit(f"the kernels cannot be compiled here: {nvrtc.reason}")
     for group in given.groups:
-        facts = replace(known, tf32=group == "tf32")
         for g in GROUPS[group]:
             if given.only in g.name:
+                facts = replace(known, tf32=group == "tf32", fast_f8=g.fast)
                 for us, schedule, source in kernels_of(g, facts, given.kernels, every=given.every):
                     made = build(source, facts, nvrtc, None)
                     good = isinstance(made, CompiledCubin)
@@ -305,17 +307,17 @@ def times_of(line: Line) -> dict[str, float]:
     return {k.removeprefix("weft "): us for k, us in line.get("all", {}).items() if k.startswith("weft ")}
 
 
-def keep_exhaustive(path: Path, to: Path = EXHAUSTIVE) -> None:
-    """Put the results of a run with `--every` into a table: schedules once each, times by number."""
+def keep_times(path: Path, to: Path) -> None:
+    """Put the times of all configurations in a file of results into a table: schedules once each, times by number."""
     lines = read(path)
     schedules: dict[str, int] = {}
     cases = {}
     for x in lines:
-        if x.get("group") == "exhaustive" and (times := times_of(x)):
+        if times := times_of(x):
             timed = [[schedules.setdefault(s, len(schedules)), us] for s, us in times.items()]
             cases[x["case"]] = {"library_us": x.get("library_us"), "weft": timed}
     if not cases:
-        raise SystemExit(f"{path.name} has no case of the group `exhaustive`")
+        raise SystemExit(f"{path.name} has no times")
     head = {
         "environment": next((x for x in lines if x.get("record") == "environment"), None),
         "schedules": list(schedules),
@@ -324,7 +326,7 @@ def keep_exhaustive(path: Path, to: Path = EXHAUSTIVE) -> None:
     to.write_text(json.dumps(head, indent=0)[:-2] + f',\n"cases":{{\n{rows}\n}}}}\n')
 
 
-def read_exhaustive(path: Path = EXHAUSTIVE) -> list[Line]:
+def read_times(path: Path) -> list[Line]:
     """The lines from which such a table was made, as far as it has them."""
     data = json.loads(path.read_text())
     names = data["schedules"]
@@ -413,13 +415,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     if given.keep:
         if any(x.get("group") == "exhaustive" for x in read(Path(given.keep))):
-            keep_exhaustive(Path(given.keep))
+            keep_times(Path(given.keep), EXHAUSTIVE)
         else:
             keep(Path(given.keep))
+            keep_times(Path(given.keep), CONFIGURATIONS)
         return
     if given.quality:
         path = Path(given.quality)
-        print_quality(read_exhaustive(path) if path.suffix == ".json" else read(path), profile("h200"))
+        print_quality(read_times(path) if path.suffix == ".json" else read(path), profile("h200"))
         return
     if given.dry:
         dry(given)

@@ -22,7 +22,7 @@ from weft.errors import DeviceError, OptionError, WeftError
 from weft.gemm import folder
 from weft.gemm.epilogue import epilogue
 from weft.gemm.search import Found, Measure, dry_run, rejected, search
-from weft.gemm.spec import Gemm, Search, dtype_of, layout_of, read_list, read_tokens, thirteen
+from weft.gemm.spec import Gemm, Search, layout_of, read_list, read_tokens, thirteen, typed
 from weft.kernels.measurement import Measurement
 from weft.options import Options
 
@@ -38,7 +38,7 @@ Tokens = Annotated[
 def gemm_command(
     tokens: Tokens = [],  # noqa: B006
     layout: Annotated[str, typer.Option(help="nn, nt, tn or tt: t for an operand whose transpose is in memory")] = "nn",
-    dtype: Annotated[str, typer.Option(help="f16, bf16 or f32")] = "f16",
+    dtype: Annotated[str, typer.Option(help="f16, bf16, f32, e4m3, e5m2, e4m3_e5m2 or e5m2_e4m3")] = "f16",
     epilogue_text: Annotated[
         str, typer.Option("--epilogue", help="a name such as bias_relu, or an expression such as relu(acc + bias)")
     ] = "none",
@@ -47,6 +47,9 @@ def gemm_command(
         bool, typer.Option("--constant", help="the right operand is constant: it may be repacked once")
     ] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="products of f32 may round their operands to TF32")] = False,
+    fast_f8: Annotated[
+        bool, typer.Option("--fast-f8", help="sums of products of 8-bit floats may stay in the tensor cores")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="most configurations of an exhaustive search")] = 256,
     output: Annotated[Path, typer.Option("-o", "--output", help="where the folders go")] = Path("outputs"),
     device: Annotated[str, typer.Option(help="cuda or cuda:N")] = "cuda",
@@ -66,13 +69,15 @@ def gemm_command(
         raise OptionError(option="--against", problem=f"{against!r} is not one of {', '.join(PEERS)}")
     if dry and against:
         raise OptionError(option="--against", problem="a dry run measures nothing, so it compares nothing")
-    base = Gemm(layout=layout_of(layout), dtype=dtype_of(dtype), epilogue=epilogue(epilogue_text), constant=constant)
+    kind = replace(Options.from_environment(os.environ), device=device)
+    fast = fast_f8 or kind.allow_fast_f8
+    base = Gemm(layout=layout_of(layout), epilogue=epilogue(epilogue_text), constant=constant, fast=fast)
+    base = typed(base, dtype)
     problems = _problems(tokens, base)
     if dry and any(g.search is Search.LIBRARY for g in problems):
         raise OptionError(option="TOKEN", problem="O=1 asks for the library, which a dry run does not call")
     done: list[dict[str, object]] = []
     worst = 0
-    kind = replace(Options.from_environment(os.environ), device=device)
     options = replace(kind, allow_tf32=tf32 or kind.allow_tf32)
     results = _dry(problems, limit, options) if dry else _measured(problems, limit, against, options, screen)
     for g, found in results:
@@ -191,7 +196,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
     """One search for people."""
     g, best = found.gemm, found.best
     facts = {
-        "product": f"{g.m} x {g.n} x {g.k}, {g.layout}, {g.dtype.value}, epilogue {plain(g.epilogue.text, 200)}",
+        "product": f"{g.m} x {g.n} x {g.k}, {g.layout}, {g.types}, epilogue {plain(g.epilogue.text, 200)}",
         "device": plain(found.device),
         "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations",
         "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",

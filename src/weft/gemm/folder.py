@@ -19,7 +19,7 @@ from weft.errors import ArtifactError
 from weft.gemm.epilogue import epilogue
 from weft.gemm.plot import plot
 from weft.gemm.search import Found, Outcome
-from weft.gemm.spec import Gemm, Search, dtype_of, layout_of
+from weft.gemm.spec import Gemm, Search, layout_of, typed
 from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.source import CudaSource
 
@@ -70,8 +70,8 @@ def parameters(found: Found) -> dict[str, object]:
     g, best = found.gemm, found.best
     return {
         "gemm": {
-            "m": g.m, "n": g.n, "k": g.k, "layout": g.layout, "dtype": g.dtype.value, "epilogue": g.epilogue.text,
-            "constant": g.constant, "t": g.most, "O": g.search.value, "search": g.search.name.lower(),
+            "m": g.m, "n": g.n, "k": g.k, "layout": g.layout, "dtype": g.types, "epilogue": g.epilogue.text,
+            **({"fast": g.fast} if g.dtype.is_float8 else {}), "constant": g.constant, "t": g.most, "O": g.search.value, "search": g.search.name.lower(),
         },
         "device": found.device,
         "feasible": found.feasible,
@@ -118,8 +118,10 @@ def read(folder: Path) -> tuple[Gemm, CudaSource]:
         source = kernel_from_json(json.loads((folder / "kernel.json").read_text(encoding="utf-8")))
         g = Gemm(
             int(asked["m"]), int(asked["n"]), int(asked["k"]), int(asked["t"]), Search(asked["O"]),
-            layout_of(asked["layout"]), dtype_of(asked["dtype"]), epilogue(asked["epilogue"]), bool(asked["constant"]),
+            layout_of(asked["layout"]), epilogue=epilogue(asked["epilogue"]), constant=bool(asked["constant"]),
+            fast=bool(asked.get("fast", False)),
         )  # fmt: skip
+        g = typed(g, str(asked["dtype"]))
         text = (folder / "cuda.cu").read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(

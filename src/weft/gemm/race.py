@@ -25,6 +25,7 @@ from weft.errors import WeftError
 from weft.gemm.epilogue import Epilogue
 from weft.gemm.spec import Gemm
 from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
@@ -37,9 +38,10 @@ MOST_SETS = 128
 L2_SHARE = 3
 """Times the L2 cache that all sets are together, at least."""
 LIMITS = {DType.F16: 1e-3, DType.BF16: 6e-3, DType.F32: 2e-5}
+FAST_LIMIT = 4e-2
+"""The same for sums of 8-bit floats that stay in the tensor cores."""
 """Error of a result, root of the mean square over that of the exact result."""
 TF32_LIMIT = 2e-3
-TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
 
 
 @dataclass(slots=True)
@@ -106,20 +108,22 @@ class Race:
     def __init__(self, g: Gemm, l2_bytes: int, *, seed: int = 0, tf32: bool = False) -> None:
         self.gemm, self._seed = g, seed
         self.contenders: list[Contender] = []
-        self._limit = TF32_LIMIT if tf32 and g.dtype is DType.F32 else LIMITS[g.dtype]
-        kind = TORCH[g.dtype]
+        fast = g.fast and g.dtype.is_float8
+        self._limit = TF32_LIMIT if tf32 and g.dtype is DType.F32 else FAST_LIMIT if fast else LIMITS[g.out]
         chance = torch.Generator(DEVICE).manual_seed(seed)
-        bytes_ = g.dtype.itemsize * (sum(math.prod(s) for s in g.shapes) + g.m * g.n)
+        bytes_ = g.m * g.n * g.out.itemsize
+        bytes_ += sum(math.prod(s) * t.itemsize for s, t in zip(g.shapes, g.dtypes, strict=True))
         count = max(1, min(MOST_SETS, -(-L2_SHARE * l2_bytes // bytes_)))
-        scales = [1.0, g.k**-0.5, *(1.0 for _ in g.epilogue.operands)]
+        scales = [1.0, 1.0 if g.dtype.is_float8 else g.k**-0.5, *(1.0 for _ in g.epilogue.operands)]
         self.inputs = [
             [
-                (torch.randn(shape, generator=chance, device=DEVICE) * by).to(kind)
-                for shape, by in zip(g.shapes, scales, strict=True)
+                (torch.randn(shape, generator=chance, device=DEVICE) * by).to(TORCH_DTYPE[kind])
+                for shape, kind, by in zip(g.shapes, g.dtypes, scales, strict=False)
             ]
+            + [torch.tensor(x, device=DEVICE) for x in ((0.5, 2.0 * g.k**-0.5) if g.dtype.is_float8 else ())]
             for _ in range(count)
         ]
-        self.outputs = [torch.empty(g.m, g.n, dtype=kind, device=DEVICE) for _ in range(count)]
+        self.outputs = [torch.empty(g.m, g.n, dtype=TORCH_DTYPE[g.out], device=DEVICE) for _ in range(count)]
         self.exact = self._exact()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -128,10 +132,13 @@ class Race:
         g = self.gemm
         a, b, *others = (x.double() for x in self.inputs[0])
         product = (a.mT if g.layout[0] == "t" else a) @ (b.mT if g.layout[1] == "t" else b)
+        if g.dtype.is_float8:
+            *others, scale_a, scale_b = others
+            product *= scale_a * scale_b
         return torch_value(g.epilogue, product, self._named(others))
 
     def _named(self, operands: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: x for (name, _), x in zip(self.gemm.epilogue.operands, operands, strict=True)}
+        return {name: x for (name, _), x in zip(self.gemm.epilogue.operands, operands, strict=False)}
 
     def add_kernel(self, name: str, source: CudaSource, cubin: str) -> Contender:
         """A kernel of ours; constant operands are packed once for each set."""
@@ -158,7 +165,8 @@ class Race:
         fused, rest = g.epilogue.divided
         dtype = "tf32" if tf32 and g.dtype is DType.F32 else g.dtype.value
         asked = LtProduct(
-            g.m, g.n, g.k, dtype, g.layout, bool(fused.bias), bool(fused.residual), fused.activation
+            g.m, g.n, g.k, dtype, g.layout, bool(fused.bias), bool(fused.residual), fused.activation,
+            (g.right or g.dtype).value if g.dtype.is_float8 else "", g.out.value if g.dtype.is_float8 else "", g.fast,
         )  # fmt: skip
         room = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
         found = []
@@ -167,7 +175,8 @@ class Race:
             for (a, b, *others), out in zip(self.inputs, self.outputs, strict=True):
                 named = self._named(others)
                 bias, c = (named[x].data_ptr() if x else 0 for x in (fused.bias, fused.residual))
-                at = LtAddresses(a.data_ptr(), b.data_ptr(), out.data_ptr(), bias, c, room.data_ptr())
+                scales = (others[-2].data_ptr(), others[-1].data_ptr()) if g.dtype.is_float8 else (0, 0)
+                at = LtAddresses(a.data_ptr(), b.data_ptr(), out.data_ptr(), bias, c, scales, room.data_ptr())
                 run = algorithm.bind(at)
                 launches.append(run if rest is None else _followed(run, rest, out, named))
             found.append(self._add(Contender("library", f"algorithm {algorithm.number}", launches, room)))

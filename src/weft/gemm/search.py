@@ -125,6 +125,7 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
     """
     start = time.monotonic()
     problem = g.problem()
+    facts = replace(facts, fast_f8=g.fast)
     ranked = feasible(g, problem, facts)
     outcomes = {s: Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)}
     ranked_at = time.monotonic()
@@ -170,7 +171,7 @@ def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False)
     found = {}
     for arch, name in ARCHITECTURES.items():
         start = time.monotonic()
-        facts = replace(profile(name), tf32=tf32)
+        facts = replace(profile(name), tf32=tf32, fast_f8=g.fast)
         problem = g.problem()
         ranked = feasible(g, problem, facts)
         outcomes = [Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, get_args
@@ -29,8 +29,16 @@ from weft.orchestrate.extract import canonical_text
 Layout = Literal["nn", "nt", "tn", "tt"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 """A letter for each operand: `n` as written (m x k, k x n), `t` with its transpose in memory."""
-DTYPES = (DType.F16, DType.BF16, DType.F32)
-"""What the templates multiply."""
+TYPES: Mapping[str, tuple[DType, DType]] = {
+    "f16": (DType.F16, DType.F16),
+    "bf16": (DType.BF16, DType.BF16),
+    "f32": (DType.F32, DType.F32),
+    "e4m3": (DType.F8E4M3, DType.F8E4M3),
+    "e5m2": (DType.F8E5M2, DType.F8E5M2),
+    "e4m3_e5m2": (DType.F8E4M3, DType.F8E5M2),
+    "e5m2_e4m3": (DType.F8E5M2, DType.F8E4M3),
+}
+"""What the templates multiply: names of the types of A and B."""
 LARGEST = 1 << 20
 """Of M, N and K."""
 MOST_ELEMENTS = 1 << 31
@@ -67,16 +75,38 @@ class Gemm:
     search: Search = Search.TEMPLATES
     layout: str = "nn"
     dtype: DType = DType.F16
+    """Of A; 8-bit floats are multiplied by a scale for each operand, and everything else is then bf16."""
     epilogue: Epilogue = field(default_factory=lambda: epilogue("none"))
     constant: bool = False
     """B is the same in every call, so that it may be repacked once."""
+    right: DType | None = None
+    """Of B, where it is another."""
+    fast: bool = False
+    """Sums of products of 8-bit floats may stay in the tensor cores."""
 
     @property
     def name(self) -> str:
         """Fit for a folder: sizes, layout, type and epilogue."""
-        parts = [f"M={self.m}", f"N={self.n}", f"K={self.k}", self.layout, self.dtype.value]
+        parts = [f"M={self.m}", f"N={self.n}", f"K={self.k}", self.layout, self.types]
+        parts += ["fast"] if self.fast and self.dtype.is_float8 else []
         parts += [self.epilogue.name] if self.epilogue.name != "none" else []
         return "_".join([*parts, "constant"] if self.constant else parts)
+
+    @property
+    def types(self) -> str:
+        """Of A and B, as in `TYPES`."""
+        return next(name for name, types in TYPES.items() if types == (self.dtype, self.right or self.dtype))
+
+    @property
+    def out(self) -> DType:
+        """Of the result and of the epilogue's operands."""
+        return DType.BF16 if self.dtype.is_float8 else self.dtype
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Of everything in `shapes`."""
+        scales = (DType.F32, DType.F32) if self.dtype.is_float8 else ()
+        return (self.dtype, self.right or self.dtype, *(self.out for _ in self.epilogue.operands), *scales)
 
     @property
     def flops(self) -> float:
@@ -85,27 +115,30 @@ class Gemm:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of A and B as they lie in memory, then of the epilogue's operands."""
+        """Of A and B as they lie in memory, then of the epilogue's operands, then of the scales of A and B."""
         a = (self.k, self.m) if self.layout[0] == "t" else (self.m, self.k)
         b = (self.n, self.k) if self.layout[1] == "t" else (self.k, self.n)
         extents: dict[str, tuple[int, ...]] = {
             "column": (self.n,), "row": (self.m, 1), "full": (self.m, self.n),
         }  # fmt: skip
-        return (a, b, *(extents[extent] for _, extent in self.epilogue.operands))
+        scales: tuple[tuple[int, ...], ...] = ((), ()) if self.dtype.is_float8 else ()
+        return (a, b, *(extents[extent] for _, extent in self.epilogue.operands), *scales)
 
     def problem(self) -> Problem:
         """As a problem of the generators; one value per column is constant at run time, as a bias is."""
         b = GraphBuilder()
-        a_shape, b_shape, *others = self.shapes
-        left = b.input(TensorType(self.dtype, a_shape))
-        right = b.input(TensorType(self.dtype, b_shape), is_weight=self.constant)
+        types = [TensorType(dtype, shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        left, right = b.input(types[0]), b.input(types[1], is_weight=self.constant)
+        wide = self.dtype.accumulator if self.dtype.is_float8 else self.dtype
         given: dict[str, NodeId] = {}
-        for (name, extent), shape in zip(self.epilogue.operands, others, strict=True):
-            given[name] = b.input(TensorType(self.dtype, shape), is_weight=extent == "column")
+        for (name, extent), type_ in zip(self.epilogue.operands, types[2:], strict=False):
+            given[name] = b.cast(b.input(type_, is_weight=extent == "column"), wide)
         left = b.transpose(left, (1, 0)) if self.layout[0] == "t" else left
         right = b.transpose(right, (1, 0)) if self.layout[1] == "t" else right
-        result = self.epilogue.build(b, b.add(Prim.MATMUL, left, right), given)
-        graph = b.build([result])
+        product = b.add(Prim.MATMUL, b.cast(left, wide), b.cast(right, wide))
+        if self.dtype.is_float8:
+            product = b.apply(Prim.MUL, product, b.apply(Prim.MUL, b.input(types[-2]), b.input(types[-1])))
+        graph = b.build([b.cast(self.epilogue.build(b, product, given), self.out)])
         posed = Problem(graph, "", (Format.ROW,) * len(graph.inputs), (Format.ROW,))
         return replace(posed, key=canonical_text(posed))
 
@@ -166,16 +199,16 @@ def layout_of(text: str) -> str:
     return text
 
 
-def dtype_of(text: str) -> DType:
-    """An element type by name.
+def typed(g: Gemm, text: str) -> Gemm:
+    """The product with operands of these types, by their name.
 
     Raises:
-        OptionError: the templates do not multiply such a type [W001].
+        OptionError: the templates do not multiply such types [W001].
     """
-    for known in DTYPES:
-        if known.value == text:
-            return known
-    raise OptionError(option="--dtype", problem=f"{_short(text)} is none of {', '.join(d.value for d in DTYPES)}")
+    if text not in TYPES:
+        raise OptionError(option="--dtype", problem=f"{_short(text)} is none of {', '.join(TYPES)}")
+    left, right = TYPES[text]
+    return replace(g, dtype=left, right=None if right is left else right)
 
 
 def read_list(text: str, base: Gemm, where: str) -> list[Gemm]:
@@ -211,7 +244,7 @@ def _read_line(words: Sequence[str], base: Gemm) -> Gemm:
         elif match[1] == "layout":
             base = replace(base, layout=layout_of(match[2]))
         elif match[1] == "dtype":
-            base = replace(base, dtype=dtype_of(match[2]))
+            base = typed(base, match[2])
         else:
             base = replace(base, epilogue=epilogue(match[2]))
     return read_tokens(tokens, base)

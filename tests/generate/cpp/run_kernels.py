@@ -16,7 +16,7 @@ from weft.generate.cpp import CppGenerator
 from weft.generate.cpp.kernel import runtime_header
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
-from weft.ir.types import Array, DType, TensorType
+from weft.ir.types import Array, DType, TensorType, from_bits, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import KernelSource
@@ -70,18 +70,18 @@ def build(batch: Sequence[Trial]) -> dict[str, NativeKernel]:
 def to_memory(x: Array, type: TensorType, fmt: Format) -> np.ndarray:
     """Bytes of a value as a kernel sees them."""
     x = np.asarray(x)
-    if type.dtype is DType.BF16:
-        x = (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16).reshape(type.shape)
+    if type.dtype.is_held:
+        x = to_bits(x, type.dtype).reshape(type.shape)
     return np.ascontiguousarray(np.transpose(x, fmt.order(type.rank))).reshape(-1).view(np.uint8)
 
 
 def from_memory(data: np.ndarray, type: TensorType, fmt: Format) -> Array:
     """Inverse of `to_memory`."""
     order = fmt.order(type.rank)
-    stored = np.uint16 if type.dtype is DType.BF16 else type.dtype.numpy
+    stored = {DType.BF16: np.uint16, DType.F8E4M3: np.uint8, DType.F8E5M2: np.uint8}.get(type.dtype, type.dtype.numpy)
     x = np.transpose(data.view(stored).reshape([type.shape[k] for k in order]), np.argsort(order) if order else ())
-    if type.dtype is DType.BF16:
-        x = (np.ascontiguousarray(x).astype(np.uint32) << 16).view(np.float32).reshape(type.shape)
+    if type.dtype.is_held:
+        x = from_bits(np.ascontiguousarray(x), type.dtype).reshape(type.shape)
     return x
 
 

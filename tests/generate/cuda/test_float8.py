@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from tests.generate.cuda import products
+from tests.generate.cuda.emulate import build, trials
+from tests.generate.cuda.emulate import run as run_loops
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
-from tests.generate.cuda.test_templates import A100, H200
-from tests.generate.cuda.test_tma import linear
+from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.generate.cuda.test_tma import compile_all, linear
 
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import gemv, tma
+from weft.generate.cuda.templates import gemv, tma, tma_choose
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
 from weft.generate.cuda.templates.tma_shape import Shape
@@ -17,7 +22,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType, f8_values
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
@@ -153,3 +158,94 @@ def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], k
     got = run(kernels, problem, sources[name], inputs)
     for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
         np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+
+
+def readings(dtype: DType) -> list[tuple[Problem, list[Array]]]:
+    """Every byte widened; numbers around every value and half-way between two, and beyond the greatest, narrowed."""
+    values = f8_values(dtype)
+    finite = np.sort(values[np.isfinite(values)])
+    between = (finite[1:] + finite[:-1]) / 2
+    edges = np.array([np.nan, np.inf, -np.inf, 464, -465, 480, 61439, 61440, -1e9, 1e-30, -0.0, 1e-40], np.float32)
+    wanted = np.concatenate([finite, between, np.nextafter(between, np.inf), np.nextafter(between, -np.inf), edges])
+    cases: list[tuple[Problem, list[Array]]] = []
+    for x, source, target in ((values, dtype, F32), (wanted.astype(np.float32), F32, dtype), (values, dtype, F16)):
+        padded = np.resize(x, -(-x.size // 16) * 16)
+        b = GraphBuilder()
+        graph = b.build([b.cast(b.input(TensorType(source, padded.shape)), target)])
+        cases.append((Problem(graph, str(graph), (ROW,), (ROW,)), [padded]))
+    return cases
+
+
+@pytest.mark.parametrize("dtype", [E4, E5])
+def test_conversions(dtype: DType):
+    for problem, inputs in readings(dtype):
+        (want,) = evaluate(problem.graph, inputs)
+        batch = trials(problem, inputs)[:2]
+        library = build(batch)
+        for one in batch:
+            np.testing.assert_array_equal(run_loops(one, library)[0], want, err_msg=str(one.source.schedule))
+
+
+def test_both_architectures_compile():
+    fast = replace(H200, fast_f8=True)
+    problem = product(4096, 4096, 4096, out=BF16, scales="rows", bias=BF16)
+    for facts in (H200, fast):
+        shapes = [s for _, s in tma_choose.shapes(contraction(problem), facts, 3)]
+        assert all(s.apart != facts.fast_f8 for s in shapes)
+        compile_all([made(problem, s, f"k{i}") for i, s in enumerate(shapes)])
+    for facts, arch in ((A100, "sm_80"), (H200, "sm_90a")):
+        found = templates.schedules(product(512, 768, 1024, E4, E5, weight=True), facts)
+        assert not isinstance(found, Declined)
+        picked = next(s for s in found if s.param("template") == "mma")
+        few = templates.schedules(product(1, 768, 1024, E5, E4, weight=True), facts)
+        assert not isinstance(few, Declined)
+        rows = next(s for s in few if s.param("template") == "gemv")
+        sources = [
+            templates.emit(product(512, 768, 1024, E4, E5, weight=True), picked),
+            templates.emit(product(1, 768, 1024, E5, E4, weight=True), rows),
+        ]
+        compiled_well([s for s in sources if isinstance(s, CudaSource)], arch, facts)
+
+
+def test_without_leave_sums_move():
+    problem = product(2048, 2048, 2048)
+    found = templates.schedules(problem, H200)
+    assert not isinstance(found, Declined)
+    own = [s for s in found if s.param("template") == "tma"]
+    assert own
+    assert all(s.param("apart") is True for s in own)
+    assert all(s.param("template") in ("mma", "gemv") for s in templates.schedules(problem, A100))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("problem", "part"),
+    [
+        (product(32, 32, 72), "a left operand of 8 bits"),
+        (product(32, 40, 64, turned=False), "a right operand of 8 bits"),
+    ],
+)
+def test_what_is_declined_says_why(problem: Problem, part: str):
+    found = templates.schedules(problem, H200)
+    assert isinstance(found, Declined)
+    assert part in found.reason
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        linear(64, 64, groups=2, turns=True, apart=True, stages=4),
+        linear(128, 256, groups=2, apart=True, stages=3),
+    ],
+)
+def test_sums_apart_need_registers(shape: Shape):
+    found = tma.emit(contraction(product(256, 256, 256)), shape.schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "leave registers" in found.reason
+
+
+def test_halves_have_no_sums_of_their_own():
+    half = product_of(products.product((64, 64), (64, 64)))
+    assert isinstance(half, Product)
+    found = tma.emit(half, linear(64, 64, apart=True).schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "8-bit floats" in found.reason

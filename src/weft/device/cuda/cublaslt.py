@@ -25,12 +25,14 @@ WORKSPACE_BYTES = 64 << 20
 MOST = 16
 """Algorithms that the heuristic is asked for."""
 
-_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14}
+_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14, "f8e4m3": 28, "f8e5m2": 29}
 """cudaDataType_t of the operands."""
-_COMPUTE = {"f32": 68, "tf32": 77, "f16": 68, "bf16": 68}
-"""cublasComputeType_t: sums in f32."""
+_COMPUTE = {"tf32": 77}
+"""cublasComputeType_t where it is not `_SUMS_F32`."""
+_SUMS_F32 = 68
 _F32 = 0
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+_SCALE_A, _SCALE_B, _FAST = 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
 _MAX_WORKSPACE = 1
 """cublasLtMatmulPreferenceAttributes_t."""
@@ -63,7 +65,8 @@ class LtProduct:
     n: int
     k: int
     dtype: str
-    """`f16`, `bf16`, `f32`, or `tf32` (f32 in memory)."""
+    """Of A: `f16`, `bf16`, `f32`, `tf32` (f32 in memory), `f8e4m3` or `f8e5m2`, of which the library takes the layout
+    `nt` only, and no product of two e5m2."""
     layout: str = "nn"
     """A letter for each operand: `t` where its transpose is in memory."""
     bias: bool = False
@@ -71,6 +74,17 @@ class LtProduct:
     residual: bool = False
     """C is added, as large as the result."""
     activation: Activation = ""
+    right: str = ""
+    """Type of B, where it is another."""
+    out: str = ""
+    """Type of C, D and the bias, where it is another."""
+    fast: bool = False
+    """8-bit floats: sums may stay in the tensor cores."""
+
+    @property
+    def scaled(self) -> bool:
+        """True for 8-bit floats: A and B are multiplied by a number in f32 each."""
+        return self.dtype.startswith("f8")
 
     @property
     def epilogue(self) -> int:
@@ -87,6 +101,8 @@ class LtAddresses:
     d: int
     bias: int = 0
     c: int = 0
+    scales: tuple[int, int] = (0, 0)
+    """Of A and B."""
     workspace: int = 0
     """Of `WORKSPACE_BYTES`."""
 
@@ -121,7 +137,7 @@ class CublasLt:
         try:
             room = ctypes.c_uint64(WORKSPACE_BYTES)
             self._call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, ctypes.byref(room), _size(8))
-            with self._described(product, 256) as (operation, a, b, d):
+            with self._described(product, 256, (256, 256)) as (operation, a, b, d):
                 status = self._library.cublasLtMatmulAlgoGetHeuristic(
                     self._handle, operation, b, a, d, d, preference, most, found, ctypes.byref(count)
                 )
@@ -134,7 +150,7 @@ class CublasLt:
         return [LtAlgorithm(self, product, i, found[i]) for i in range(count.value) if found[i].state == 0]
 
     @contextlib.contextmanager
-    def _described(self, p: LtProduct, bias: int) -> Iterator[tuple[ctypes.c_void_p, ...]]:
+    def _described(self, p: LtProduct, bias: int, scales: tuple[int, int]) -> Iterator[tuple[ctypes.c_void_p, ...]]:
         """Descriptors of the operation and of A, B and D."""
         made: list[tuple[str, ctypes.c_void_p]] = []
 
@@ -144,12 +160,12 @@ class CublasLt:
             made.append((f"cublasLt{name}Destroy", handle))
             return handle
 
-        def layout(rows: int, columns: int, turned: bool) -> ctypes.c_void_p:
+        def layout(dtype: str, rows: int, columns: int, turned: bool) -> ctypes.c_void_p:
             high, wide = (rows, columns) if turned else (columns, rows)  # of the column-major matrix
-            return make("MatrixLayout", _TYPES[p.dtype], ctypes.c_uint64(high), ctypes.c_uint64(wide), _long(high))
+            return make("MatrixLayout", _TYPES[dtype], ctypes.c_uint64(high), ctypes.c_uint64(wide), _long(high))
 
         try:
-            operation = make("MatmulDesc", _COMPUTE[p.dtype], _F32)
+            operation = make("MatmulDesc", _COMPUTE.get(p.dtype, _SUMS_F32), _F32)
             values: list[tuple[int, Any]] = [
                 (_TRANSA, ctypes.c_int32(p.layout[1] == "t")),
                 (_TRANSB, ctypes.c_int32(p.layout[0] == "t")),
@@ -157,6 +173,10 @@ class CublasLt:
             ]
             if p.bias:
                 values.append((_BIAS_POINTER, ctypes.c_void_p(bias)))
+            if p.scaled:  # the library's A is our B
+                values.append((_SCALE_A, ctypes.c_void_p(scales[1])))
+                values.append((_SCALE_B, ctypes.c_void_p(scales[0])))
+                values.append((_FAST, ctypes.c_int8(p.fast)))
             for number, value in values:
                 self._call(
                     "cublasLtMatmulDescSetAttribute",
@@ -165,8 +185,9 @@ class CublasLt:
                     ctypes.byref(value),
                     _size(ctypes.sizeof(value)),
                 )
-            a, b = layout(p.m, p.k, p.layout[0] == "t"), layout(p.k, p.n, p.layout[1] == "t")
-            yield operation, a, b, layout(p.m, p.n, False)
+            a = layout(p.dtype, p.m, p.k, p.layout[0] == "t")
+            b = layout(p.right or p.dtype, p.k, p.n, p.layout[1] == "t")
+            yield operation, a, b, layout(p.out or p.dtype, p.m, p.n, False)
         finally:
             for name, handle in reversed(made):
                 self._call(name, handle)
@@ -194,7 +215,7 @@ class LtAlgorithm:
         """
         lt, p, found = self._lt, self._product, self._found
         held = contextlib.ExitStack()
-        operation, a, b, d = held.enter_context(lt._described(p, at.bias))
+        operation, a, b, d = held.enter_context(lt._described(p, at.bias, at.scales))
         one, beta = ctypes.c_float(1.0), ctypes.c_float(1.0 if p.residual else 0.0)
         pointers = [ctypes.c_void_p(x) for x in (at.b, at.a, at.c if p.residual else at.d, at.d, at.workspace)]
         run = lt._library.cublasLtMatmul
