@@ -48,8 +48,8 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
 RULES = 4
-SHARES = (16 << 10, 32 << 10, 64 << 10)
-"""Bytes of a block at least."""
+SHARES = (32 << 10, 16 << 10, 64 << 10)
+"""Bytes of a block where there is more than enough for all."""
 LEFT_OUT = {
     "no-wait": (
         ("#define W_PATIENCE 64", "#define W_PATIENCE 1"),
@@ -68,6 +68,13 @@ class Made:
 
     prepared: Prepared
     broken: tuple[tuple[str, CudaSource, str], ...]
+    registers: dict[str, int]
+    """Of the last launch of each kernel by its entry."""
+
+    def label(self, source: CudaSource) -> str:
+        """What tells a kernel from the others."""
+        last = source.launches[-1]
+        return f"{short(source)} blocks={last.grid[0]} registers={self.registers[source.entry]}"
 
 
 def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
@@ -79,14 +86,13 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     beside = any(f.name == "LAST" for f in problem.input_formats)
     run = operand.rank > 4
     found = []
-    for threads in (256, 512, 128):
-        for columns in (2, 4, 1, 8) if beside else (0,):
+    large = stored > facts.sms << 16
+    for threads in (256, 128, 512):
+        for columns in ((2, 4) if large else (2, 4, 1)) if beside else (0,):
             every = 1 if not beside else columns * (1 if run else 8)
             groups = max(1, rows // every)
-            for blocks in dict.fromkeys(
-                max(2, round(min(k * facts.sms, max(stored // s, facts.sms)) / groups))
-                for k, s in ((1, 1), (2, 1), *((1 << 20, s) for s in SHARES))
-            ):
+            each = SHARES if large else [stored // (k * facts.sms) for k in (1, 2)]
+            for blocks in (max(2, round(stored / s / groups)) for s in each):
                 if every <= 32 and blocks <= facts.sms and blocks * every * 16 <= 1 << 16:
                     per_row = 0 if beside else threads
                     found.append(Form(threads, columns=columns, per_row=per_row, once=True, meet=blocks))
@@ -105,7 +111,7 @@ def prepare(case: Case, cache: str, most: int) -> Made | str:
         if isinstance(schedules, Declined) or isinstance(nvrtc, Declined):
             return f"declined: {schedules if isinstance(schedules, Declined) else nvrtc}"
         wanted = dict.fromkeys([*list(schedules)[:RULES], *(f.schedule() for f in forms_of(problem, facts)[:most])])
-        kernels, texts = [], set[str]()
+        kernels, texts, registers = [], set[str](), {}
         for schedule in wanted:
             source = generator.emit(problem, schedule)
             if not isinstance(source, CudaSource) or source.text.replace(source.entry, "") in texts:
@@ -114,6 +120,7 @@ def prepare(case: Case, cache: str, most: int) -> Made | str:
             compiled = nvrtc.compile(source.text, arch=facts.arch, flags=source.flags, cache_dir=Path(cache))
             if not sum(used.spill_stores for _, used in compiled.resources):
                 kernels.append((source, str(compiled.path)))
+                registers[source.entry] = compiled.resources[-1][1].registers
         broken = []
         whole = next((s for s, _ in kernels if "w_meet<" in s.text), None)
         text = "" if whole is None else whole.text
@@ -126,7 +133,7 @@ def prepare(case: Case, cache: str, most: int) -> Made | str:
             compiled = nvrtc.compile(text, arch=facts.arch, flags=whole.flags, cache_dir=Path(cache))
             broken.append((name, replace(whole, text=text), str(compiled.path)))
         made = Prepared(problem, given, tuple(kernels), 0, time.perf_counter() - start)
-        return Made(made, tuple(broken))
+        return Made(made, tuple(broken), registers)
     except Exception as error:  # one case must not stop the others
         return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
 
@@ -142,7 +149,7 @@ def measure(case: Case, made: Made, bench: Bench) -> None:
     launches = bench.launches(moved)
     samplers: dict[str, Callable[[], float]] = {}
     for source, cubin in one.kernels:
-        label = f"{short(source)} {source.launches[0].grid[0]}"
+        label = made.label(source)
         try:
             kernel = Kernel(one, source, cubin, [tensors])
             error = kernel.error(exact)
@@ -184,7 +191,7 @@ def main() -> None:
                 print(f"FAILED {case.name}: {made}")
             elif bench is None:
                 for source, _ in made.prepared.kernels:
-                    print(f"{case.name}: {short(source)} {[x.grid[0] for x in source.launches]} {source.state_bytes} B")
+                    print(f"{case.name}: {made.label(source)} {source.state_bytes} B")
             elif time.perf_counter() - start < given.seconds:
                 measure(case, made, bench)
                 torch.cuda.empty_cache()
