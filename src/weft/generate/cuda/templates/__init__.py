@@ -21,9 +21,10 @@ from weft.generate.cuda.templates import (
     tma,
     tma_choose,
 )
-from weft.generate.cuda.templates.product import product
+from weft.generate.cuda.templates.float8 import has_float8
+from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
-from weft.ir.prims import Prim
+from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 
@@ -35,6 +36,8 @@ _FIRST = 3
 """Schedules that are measured of every problem."""
 TENSOR = frozenset({"mma", "wgmma", "halo", "tma"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
+_OWN = 6
+"""Shapes of the copy engine's template for 8-bit floats."""
 _NEAR = 1.5
 """Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
 
@@ -46,6 +49,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
     chains of MATMULs with constant weights; and a depthwise CONV with a 1x1 CONV behind it. Schedules carry `template`.
     """
+    if has_float8(problem.graph) and sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) != 1:
+        return Declined("several contractions around 8-bit floats")
     products = sum(n.prim is Prim.MATMUL for n in problem.graph.nodes)
     if products > 1:
         layers = mlp.schedules(problem, facts)
@@ -60,18 +65,32 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    if p.float8:
+        return _of_float8(p, facts)
     if p.bytes:
         return [s.schedule("mma") for _, s in choose.shapes(p, facts)]
+    plain = not has_float8(problem.graph)
     by_channel = depthwise.normal(p)
     if not isinstance(by_channel, Declined):
+        if not plain:
+            return Declined("a depthwise convolution around 8-bit floats")
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
     name = "mma" if p.tensor else "simt"
     ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
     if p.tf32:  # where the library does not round, neither may a kernel
         ranked += [(cycles, s.schedule("simt")) for cycles, s in choose.shapes(replace(p, tf32=False), facts, _EXACT)]
-    ranked += [(cycles, s.schedule()) for cycles, s in halo_choose.shapes(p, facts)]
+    ranked += [(cycles, s.schedule()) for cycles, s in (halo_choose.shapes(p, facts) if plain else ())]
     near = _NEAR * min(cycles for cycles, _ in ranked) if ranked else 0.0
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts) if cycles <= near]
+    if gemv.applies(p) is None:
+        ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
+    return _ordered(ranked)[:_MOST]
+
+
+def _of_float8(p: Product, facts: GpuFacts) -> list[Schedule]:
+    """Products of 8-bit floats: as halves by `mma.sync`, by themselves where the copy engine feeds warpgroups."""
+    ranked = [(cycles, s.schedule("mma")) for cycles, s in choose.shapes(p, facts)]
+    ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts, _OWN)]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
     return _ordered(ranked)[:_MOST]
