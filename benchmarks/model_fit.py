@@ -23,7 +23,6 @@ from benchmarks.measured import Table, load_table, problem_of
 from benchmarks.model_quality import NOTICED, RECORDED, family, quantile
 from weft.device.cuda import blocks
 from weft.generate.cuda import pointwise
-from weft.generate.cuda.choose import turns_axes
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.templates import cost
 from weft.generate.cuda.templates.mma import Shape
@@ -40,8 +39,10 @@ BLOCKS = {
 }  # fmt: skip
 """Constants of products, and what the notes and the data sheets would make them."""
 POINTWISE = {
-    "START": 350.0, "RESULT": 10.0, "PLAIN": 5.0, "SPECIAL": 20.0, "RESULT_SLOTS": 5.0, "PLAIN_SLOTS": 4.0,
-    "SPECIAL_SLOTS": 8.0, "TILE": 500.0, "GATHER": 300.0, "SHOWN": 0.5,
+    "BLOCK": 150.0, "RESULT": 5.0, "VALUE": 3.0, "SPECIAL": 20.0, "TAP": 3.0, "APART": 20.0, "THREAD_SLOTS": 20.0,
+    "RESULT_SLOTS": 5.0, "VALUE_SLOTS": 1.5, "SPECIAL_SLOTS": 2.0, "TAP_SLOTS": 3.0, "SHARED_SLOTS": 5.0,
+    "TILE": 1000.0, "GATHER": 400.0, "PORT_BYTES": 64.0, "SCATTERED": 0.3, "SCATTERED_TILE": 0.3, "SECTORS": 0.3,
+    "MEMORY": 1.0, "SHOWN": 0.1, "IN_STEP": 1.0,
 }  # fmt: skip
 """The same of elementwise kernels."""
 WITHIN = 2.0
@@ -87,13 +88,13 @@ def pointwise_kernels(table: Table) -> list[Kernel]:
         problem = problem_of(case.text)
         if family(problem) not in ("pointwise", "window"):
             continue
-        work, turns = pointwise.work_of(problem), turns_axes(problem)
+        work = pointwise.work_of(problem)
         for k in case.kernels:
             if k.schedule.generator == "cuda":
                 form = Form.of(k.schedule)
 
-                def model(work: pointwise.Work = work, form: Form = form, turns: bool = turns) -> float:
-                    return pointwise.cycles(work, form, turns, table.facts) / table.facts.clock_ghz / 1e3
+                def model(work: pointwise.Work = work, form: Form = form) -> float:
+                    return pointwise.cycles(work, form, table.facts) / table.facts.clock_ghz / 1e3
 
                 found.append(Kernel(number, case.network, k.us, model))
     return found

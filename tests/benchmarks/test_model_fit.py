@@ -37,7 +37,7 @@ def test_a_fit_finds_what_made_the_times() -> None:
 def test_constants_are_put_back_after_an_error() -> None:
     table = load_table(RECORDED)
     kernels = pointwise_kernels(replace(table, cases=table.cases[:40]))
-    names = {"PLAIN": 5.0}
+    names = {"RESULT": 5.0}
     before = read(pointwise, names)
 
     def broken() -> float:
@@ -47,7 +47,7 @@ def test_constants_are_put_back_after_an_error() -> None:
         fitted(pointwise, names, [replace(kernels[0], model=broken)])
     assert read(pointwise, names) == before
     write(pointwise, names, [7.0])
-    assert pointwise.PLAIN == 7.0
+    assert pointwise.RESULT == 7.0
     write(pointwise, names, before)
     assert read(pointwise, names) == before
 

@@ -10,6 +10,8 @@ from tests.orchestrate.test_estimate import problem_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import choose
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.generator import CudaGenerator
+from weft.generate.cuda.pieces import pieces_of
 from weft.generate.cuda.pointwise import Work, cycles, work_of
 from weft.generate.cuda.predict import predicted_us
 from weft.ir import attrs as a
@@ -17,10 +19,9 @@ from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 H200 = GpuFacts()
-SMALL = Work(size=50_176, itemsize=2, plain=4, special=1, gathers=0, read=100_352, written=100_352)
 
 
 def chain(shape: tuple[int, ...], transposed: bool = False) -> Problem:
@@ -32,34 +33,74 @@ def chain(shape: tuple[int, ...], transposed: bool = False) -> Problem:
     return problem_of(b.build([b.cast(y, DType.F16)]))
 
 
+SMALL = work_of(chain((1, 196, 256)))
+
+
+def turned(shape: tuple[int, ...]) -> Work:
+    """Of a mere change of axes."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, shape))
+    return work_of(problem_of(b.build([b.add(Prim.TRANSPOSE, x, attrs=a.TransposeAttrs((0, 2, 1)))])))
+
+
 def test_what_a_problem_asks_for() -> None:
     w = work_of(chain((8, 64, 64)))
-    assert (w.size, w.itemsize, w.plain, w.special, w.gathers) == (8 * 64 * 64, 2, 3, 1, 0)
-    assert w.read == w.written == 2 * w.size
+    assert (w.special, w.gathers, w.taps) == (1, 0, 0)
+    assert w.read == w.written == 2 * 8 * 64 * 64
 
 
-@pytest.mark.parametrize("field", ["size", "plain", "special", "gathers", "read", "written"])
+def test_what_its_loops_are() -> None:
+    (piece,) = SMALL.flat
+    assert piece.size == piece.along == 196 * 256 and piece.near == 4 and not piece.apart and not piece.tiles
+    assert [piece.lanes(v) for v in (2, 8, 16)] == [1, 4, 8]
+    assert SMALL.tiled == SMALL.flat and not SMALL.turns  # nothing to turn
+    few = turned((1, 196, 256))
+    assert few.turns and [p.apart for p in few.flat] == [1] and few.flat[0].sectors == 32
+    assert few.tiled[0].tiles == 4 * 4 and few.tiled[0].edge == 64
+    odd = work_of(chain((1, 7, 9)))
+    assert odd.flat[0].lanes(16) == 8 and sum(p.size for p in odd.flat) == 63  # whole vectors and a rest
+
+
+def test_loops_are_those_of_the_kernel() -> None:
+    for problem, tile in ((chain((3, 40, 72)), False), (chain((2, 70, 96), transposed=True), True)):
+        for form in (Form(threads=128, tile=tile), Form(threads=64, vector=8, tile=tile)):
+            source = CudaGenerator().emit(problem, form.schedule())
+            assert isinstance(source, CudaSource)
+            pieces = pieces_of(problem, tile=tile)
+            blocks = sum(p.tiles or -(-p.size // (p.lanes(form.vector) * form.threads)) for p in pieces)
+            assert source.launches[0].grid[0] == blocks
+
+
+@pytest.mark.parametrize("field", ["special", "gathers", "taps", "read", "written"])
 @pytest.mark.parametrize("form", [Form(), Form(threads=64, vector=8), Form(threads=256, tile=True)], ids=str)
 def test_more_work_takes_no_less_time(field: str, form: Form) -> None:
-    for turns in (False, True):
-        more = replace(SMALL, **{field: 4 * getattr(SMALL, field) + 1})
-        assert cycles(more, form, turns, H200) >= cycles(SMALL, form, turns, H200) > 0
+    for work in (SMALL, turned((1, 196, 256))):
+        more = replace(work, **{field: 4 * getattr(work, field) + 1})
+        assert cycles(more, form, H200) >= cycles(work, form, H200) > 0
+        larger = [replace(p, size=4 * p.size, tiles=4 * p.tiles) for p in work.tiled if form.tile] or [
+            replace(p, size=4 * p.size) for p in work.flat
+        ]
+        assert cycles(replace(work, flat=tuple(larger), tiled=tuple(larger)), form, H200) > cycles(work, form, H200)
 
 
 def test_few_results_want_narrow_vectors_and_many_do_not() -> None:
     narrow, wide = Form(threads=128, vector=8), Form(threads=128, vector=16)
-    assert cycles(SMALL, narrow, False, H200) < cycles(SMALL, wide, False, H200)
-    large = replace(SMALL, size=1 << 26, read=1 << 27, written=1 << 27)
-    assert cycles(large, wide, False, H200) <= cycles(large, narrow, False, H200) * 1.01
+    few, many = work_of(chain((1, 49, 256))), work_of(chain((16, 784, 1024)))
+    assert cycles(few, narrow, H200) < cycles(few, wide, H200)
+    assert cycles(many, wide, H200) < cycles(many, narrow, H200)
+
+
+def test_many_blocks_cost_their_starts() -> None:
+    many = work_of(chain((16, 784, 1024)))
+    assert cycles(many, Form(threads=256), H200) < 0.9 * cycles(many, Form(threads=64), H200)
 
 
 def test_tiles_pay_where_there_are_enough_of_them() -> None:
     tile, plain = Form(threads=256, tile=True), Form(threads=128)
-    few = replace(SMALL, plain=0, special=0)
-    assert cycles(few, plain, True, H200) < cycles(few, tile, True, H200)
-    many = replace(few, size=1 << 22, read=1 << 23, written=1 << 23)
-    assert cycles(many, tile, True, H200) < cycles(many, plain, True, H200)
-    assert cycles(few, tile, False, H200) == cycles(few, replace(tile, tile=False), False, H200)  # nothing to turn
+    few, many = turned((1, 49, 64)), turned((1, 1 << 11, 1 << 11))
+    assert cycles(few, plain, H200) < cycles(few, tile, H200)
+    assert cycles(many, tile, H200) < 0.5 * cycles(many, plain, H200)
+    assert cycles(SMALL, replace(tile, threads=128), H200) == cycles(SMALL, plain, H200)  # nothing to turn
 
 
 def test_the_first_forms_are_unlike_each_other() -> None:

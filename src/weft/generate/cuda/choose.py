@@ -26,8 +26,6 @@ CLUSTER = 8
 """Largest size of a cluster that every device with clusters has."""
 BLOCK_BYTES = 48 * 1024
 """What a block of a part reads where there is enough."""
-FULL_VECTORS = 1024
-"""Vectors of results per multiprocessor from which threads are many whatever their number in a block."""
 GATHERED = 4096
 """Results per multiprocessor from which threads that gather have several vectors."""
 FEWEST_CORNERS = 4
@@ -86,15 +84,12 @@ def _joins_few(problem: Problem) -> bool:
 
 
 def _ranked(problem: Problem, facts: GpuFacts) -> list[Form]:
-    work, turns = pointwise.work_of(problem), turns_axes(problem)
-    wide = [Form(threads=256), Form(threads=256, items=2), Form(threads=128), Form(threads=128, items=4)]
-    wide.append(Form(threads=512))
-    tiles = [Form(threads=n, tile=True) for n in (256, 128, 512)] if turns else []
-    if work.size * work.itemsize // 16 >= facts.sms * FULL_VECTORS:
-        return [*tiles[:2], *wide]
-    found = [wide[2], wide[0], Form(threads=64), Form(threads=128, vector=8), Form(threads=64, vector=8)]
-    found += [Form(threads=256, vector=4), *wide[1:2], *tiles]
-    ranked = sorted((pointwise.cycles(work, form, turns, facts), i) for i, form in enumerate(found))
+    work = pointwise.work_of(problem)
+    found = [Form(threads=n) for n in (128, 256, 64, 512)]
+    found += [Form(threads=128, vector=8), Form(threads=64, vector=8), Form(threads=256, vector=4)]
+    found += [Form(threads=256, items=2), Form(threads=128, items=4)]
+    found += [Form(threads=n, tile=True) for n in (256, 128, 512)] if work.turns else []
+    ranked = sorted((pointwise.cycles(work, form, facts), i) for i, form in enumerate(found))
     seen: dict[tuple[int, bool], int] = {}
     unlike = []
     for modelled, i in ranked:  # the first few unlike each other
@@ -102,19 +97,6 @@ def _ranked(problem: Problem, facts: GpuFacts) -> list[Form]:
         unlike.append((modelled * (1 + ALIKE * seen.get(kind, 0)), i))
         seen[kind] = seen.get(kind, 0) + 1
     return [found[i] for _, i in sorted(unlike)][:8]
-
-
-def turns_axes(problem: Problem) -> bool:
-    """Whether some input runs along another axis than the outputs: other formats, or a transposition of the last."""
-    graph = problem.graph
-    if any(
-        isinstance(record.attrs, a.TransposeAttrs) and record.attrs.perm[-1] != len(record.attrs.perm) - 1
-        for record in (graph.nodes[n] for n in live_nodes(graph))
-    ):
-        return True
-    pairs = [(graph.type_of(n), f) for n, f in zip(graph.inputs, problem.input_formats, strict=True)]
-    pairs += [(graph.type_of(n), f) for n, f in zip(graph.outputs, problem.output_formats, strict=True)]
-    return len({f for t, f in pairs if t.rank >= 3 and t.shape[1] > 1 and t.size > t.shape[0] * t.shape[1]}) > 1
 
 
 def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form]:

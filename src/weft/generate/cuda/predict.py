@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
-from weft.generate.cuda.choose import turns_axes
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.templates import TENSOR, cost, depthwise, gemv, halo_choose, tma_choose
 from weft.generate.cuda.templates.mma import Shape
@@ -39,7 +38,7 @@ def _loops(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | Non
     """Elementwise kernels; reductions have rules, no model."""
     if any(CATEGORY[n.prim] in (Category.REDUCE, Category.LINEAR) for n in problem.graph.nodes):
         return None
-    return pointwise.cycles(pointwise.work_of(problem), Form.of(schedule), turns_axes(problem), facts)
+    return pointwise.cycles(pointwise.work_of(problem), Form.of(schedule), facts)
 
 
 def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts) -> float | None:
