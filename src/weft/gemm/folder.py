@@ -71,7 +71,8 @@ def parameters(found: Found) -> dict[str, object]:
     return {
         "gemm": {
             "m": g.m, "n": g.n, "k": g.k, "layout": g.layout, "dtype": g.types, "epilogue": g.epilogue.text,
-            **({"fast": g.fast} if g.dtype.is_float8 else {}), "constant": g.constant, "t": g.most, "O": g.search.value, "search": g.search.name.lower(),
+            **({"fast": g.fast} if g.dtype.is_float8 else {}), "constant": g.constant, "t": g.most,
+            "O": g.search.value, "search": g.search.name.lower(),
         },
         "device": found.device,
         "feasible": found.feasible,
