@@ -261,7 +261,7 @@ def compiled(problems: dict[str, Problem], arch: str, most: int, *, tf32: bool =
     for name, problem in problems.items():
         found = templates.schedules(problem, facts)
         assert not isinstance(found, Declined), found.reason
-        assert 1 <= len(found) <= (8 if tf32 else 6)
+        assert 1 <= len(found) <= 8
         for schedule in found[:most]:
             source = templates.emit(problem, schedule)
             assert isinstance(source, CudaSource), source

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates.attention_band import band
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_tma_maps import PANEL, ROWS, panels
 from weft.generate.shape import Parameters
@@ -100,7 +101,7 @@ def tiles(p: Attention, s: Shape) -> int:
 
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
-    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + (36 if p.scale or s.groups > 1 else 40)
+    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + (36 if p.scale or band(p) is not None else 64)
 
 
 def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
