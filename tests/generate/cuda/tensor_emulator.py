@@ -139,8 +139,9 @@ def run(
         values, maps = [], []
         for p in launch.arguments:
             if isinstance(p, TensorMap):
-                assert p.base.kind == "in", "only inputs have maps"
-                maps.append(_record(p, ins[p.base.index].address))
+                assert p.base.kind in ("in", "work"), "inputs and the workspace have maps"
+                at = ins[p.base.index].address if p.base.kind == "in" else work.address + p.base.index
+                maps.append(_record(p, at))
                 values.append(ctypes.addressof(maps[-1]))
             elif p.kind in pools:
                 gone = p.kind == "in" and p.index in hidden

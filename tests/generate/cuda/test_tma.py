@@ -161,6 +161,17 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
         pixels(64, 32, (1, 7, 9), even=True, blocks=3),
     ),
+    "odd rows": (product((70, 101), (40, 101), weight=False, turn_right=True), linear(64, 64)),
+    "odd columns": (product((101, 69), (101, 71), weight=False, turn_left=True), linear(64, 64, band=1)),
+    "odd columns, packed": (product((101, 69), (72, 101), turn_left=True, turn_right=True), linear(64, 64)),
+    "odd rows, even shares, pairs": (
+        product((300, 301), (301, 75), weight=False),
+        linear(64, 64, even=True, pair=1, blocks=8),
+    ),
+    "odd rows, tf32": (
+        product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
+        linear(64, 64),
+    ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),

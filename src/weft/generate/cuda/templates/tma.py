@@ -15,6 +15,7 @@ from pathlib import Path
 from weft.generate.cuda.templates import epilogue, float8, tf32
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_align import Aligned, aligned, copies
 from weft.generate.cuda.templates.tma_end import finish
 from weft.generate.cuda.templates.tma_operands import (
     STEP,
@@ -83,6 +84,8 @@ W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
+    moved = aligned(p)
+    p = moved.product if isinstance(moved, Aligned) else p
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
@@ -103,6 +106,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return a
     if isinstance(w, Declined):
         return w
+    before = _workspace(p, rows, s)
+    if isinstance(moved, Aligned):
+        a, w = moved.operand(a, moved.left, before), moved.operand(w, moved.right, before)
     end = epilogue.plan(p)
     if end.by_row:
         return Declined("outputs whose channels lie apart")
@@ -162,18 +168,29 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         s.shared_bytes(a.bytes),
         (s.cluster, 1, 1),
     )
+    launches: tuple[Launch, ...] = (launch,)
+    if isinstance(moved, Aligned):
+        copying, first = copies(p, moved.matrices, f"{entry}_copy", before)
+        text, launches = text + copying, (first, launch)
     return CudaSource(
         schedule=schedule,
         text=text + (packing.text if packing else ""),
-        launches=(launch,),
+        launches=launches,
         pack=packing.launches if packing else (),
-        workspace_bytes=grid * s.bm * s.bn * 4 if s.even else 0,
+        workspace_bytes=before + (moved.bytes if isinstance(moved, Aligned) else 0),
         state_bytes=grid * 4 * s.groups * 4 if s.even else 0,
         packed_bytes=packing.bytes if packing else (),
         replaces_weights=packing.replaces if packing else (),
         capability=90,
         exact_arch=True,
     )
+
+
+def _workspace(p: Product, rows: Rows, s: Shape) -> int:
+    """Bytes for sums that blocks hand to each other."""
+    if not s.even:
+        return 0
+    return even_of(p, rows, s, _steps(p, s)).units * s.cluster * s.bm * s.bn * 4
 
 
 def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
