@@ -103,7 +103,37 @@ def test_why_not_says_the_device():
 
 class _Own(nn.ReLU):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+        raise ValueError("Expected a number")
+
+
+class Snake(nn.Module):
+    def __init__(self, frequency: float) -> None:
+        super().__init__()
+        self.frequency = frequency
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sin(self.frequency * x) ** 2 / self.frequency
+
+
+def test_an_expression_of_the_users_is_an_activation():
+    net = FusedMLP(nn.Sequential(nn.Linear(3, 4), Snake(2.0), nn.Dropout(0.5), nn.Linear(4, 2), nn.Mish()).eval())
+
+    def layers() -> Layers:
+        known = net._known()
+        assert not isinstance(known, Declined), known.reason
+        return known.layers
+
+    first = layers()
+    assert [act.kind for act in first.acts] == ["formula", "formula"]
+    assert layers() is first
+    net[1].frequency = 3.0
+    assert layers().acts[0] != first.acts[0] and layers().acts[1] == first.acts[1]
+    x = torch.randn(7, 3, dtype=torch.float64)
+    net.double()
+    torch.testing.assert_close(layers().composite(x, list(net.parameters()), torch.float64), net(x))
+    net.train()
+    known = net._known()
+    assert isinstance(known, Declined) and "random numbers" in known.reason
 
 
 @pytest.mark.parametrize(
@@ -114,7 +144,8 @@ class _Own(nn.ReLU):
         ([nn.ReLU(), nn.Linear(3, 4), nn.Linear(4, 4)], "in front of the first"),
         ([nn.Linear(3, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 4)], "Tanh behind another"),
         ([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "BatchNorm1d is no layer"),
-        ([nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "_Own is a class of its own"),
+        ([nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "Expected a number"),
+        ([nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 4)], "random numbers"),
         ([nn.Linear(3, 4), Sine(float("inf")), nn.Linear(4, 4)], "a number that is none"),
         ([nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 4)], "ParametrizedLinear is no layer"),
     ],

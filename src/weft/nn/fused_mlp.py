@@ -17,10 +17,12 @@ from weft.nn.layers import Layers, layers_of
 
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
+_WIDENED = ("softplus", "formula")
+"""Last activations whose result may have another type than their argument."""
 
 
 class FusedMLP(nn.Sequential):
-    """A drop-in for an `nn.Sequential` of Linear layers and activations.
+    """A drop-in for an `nn.Sequential` of Linear layers and activations, which may be the user's own.
 
     It holds the modules that the given one holds, under the same names: parameters, `state_dict`, hooks of the whole
     and `.to(...)` are as before. On a GPU of compute capability 8.0 or more, with 16-bit parameters or under
@@ -65,8 +67,20 @@ class FusedMLP(nn.Sequential):
             with torch.cuda.device(x.device):
                 y = fused(run, rows, known.parameters)
         y = y if x.dim() == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
-        # autocast computes this one in float32
-        return y.float() if run.layers.acts[-1].kind == "softplus" and torch.is_autocast_enabled("cuda") else y
+        return y.to(self._end(run, x)) if run.layers.acts[-1].kind in _WIDENED else y
+
+    def _end(self, run: _Run, x: torch.Tensor) -> torch.dtype:
+        """Type of the result: autocast computes some activations in float32."""
+        automatic = torch.is_autocast_enabled("cuda")
+        if automatic not in run.ends:
+            with torch.no_grad():
+                y = torch.zeros(1, run.layers.widths[-1], dtype=run.dtype, device=x.device)
+                modules = list(self._modules.values())
+                last = max(i for i, m in enumerate(modules) if isinstance(m, nn.Linear))
+                for module in modules[last + 1 :]:
+                    y = module(y)
+            run.ends[automatic] = y.dtype
+        return run.ends[automatic]
 
     def why_not(self, x: torch.Tensor) -> str | None:
         """Why this input goes through the modules one by one; None: it goes through the kernels."""
@@ -210,6 +224,8 @@ class _Run:
         self._packed: dict[int, tuple[Forward, list[torch.Tensor], int]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._captured = False
+        self.ends: dict[bool, torch.dtype] = {}
+        """Under autocast, and without: type of the result."""
 
     def clear(self) -> None:
         """The parameters have changed."""

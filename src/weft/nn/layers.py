@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 from weft.generate.cuda.training import Activation
 from weft.ir.declined import Declined
+from weft.nn.formulas import by_torch, traced
 
 
 class Sine(nn.Module):
@@ -107,9 +108,9 @@ def activation_of(module: nn.Module) -> Activation | Declined:
         case Sine():
             found = Activation("sin", (module.omega,))
         case _:
-            return Declined(f"{type(module).__name__} is no layer or activation that the kernels know")
+            return traced(module)
     if type(module) not in _KNOWN:
-        return Declined(f"{type(module).__name__} is a class of its own, derived from one that the kernels know")
+        return traced(module)
     if not all(math.isfinite(x) for x in found.numbers) or (found.kind == "softplus" and found.numbers[0] == 0):
         return Declined(f"{module!r} has a number that is none")
     return found
@@ -121,6 +122,8 @@ _KNOWN = (
 
 
 def _apply(act: Activation, z: torch.Tensor) -> torch.Tensor:
+    if act.formula is not None:
+        return by_torch(act.formula, z)
     n = act.numbers
     match act.kind:
         case "relu":

@@ -16,6 +16,7 @@ from weft.generate.cuda.training.gradient import Entry
 from weft.ir.types import DType, round_bf16
 from weft.kernels.formats import Format
 from weft.kernels.source import Launch, Pointer
+from weft.nn import formulas
 
 
 @dataclass
@@ -103,6 +104,8 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
 
 def by_torch(act: Activation, z: torch.Tensor) -> torch.Tensor:
     f = torch.nn.functional
+    if act.formula is not None:
+        return formulas.by_torch(act.formula, z)
     match act.kind:
         case "identity":
             return z

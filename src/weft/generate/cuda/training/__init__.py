@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from weft.generate.cuda.training.activation import KINDS, Activation
 from weft.generate.cuda.training.chain import Shape
+from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
 from weft.generate.cuda.training.network import Network, Place, forward_problem
 
-__all__ = ["KINDS", "Activation", "Gradient", "Network", "Place", "Shape", "forward_problem", "gradient", "shapes"]
+__all__ = [
+    "IDENTITY", "KINDS", "Activation", "Formula", "Gradient", "Network", "Place", "Shape", "formula", "forward_problem",
+    "gradient", "shapes",
+]  # fmt: skip

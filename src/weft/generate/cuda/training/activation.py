@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from weft.fission import arithmetic, elu, gelu, relu, sigmoid, softplus
+from weft.generate.cuda.training.formula import Formula
+from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -22,26 +24,34 @@ _GELU = "const float t = w_mlp_tanh_{kind}(z * fmaf(z * z, 0.0356774081f, 0.7978
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """One of `KINDS` with its numbers: slope, alpha, (beta, threshold) or omega."""
+    """One of `KINDS` with its numbers: slope, alpha, (beta, threshold) or omega; or "formula"."""
 
     kind: str = "identity"
     numbers: tuple[float, ...] = ()
+    formula: Formula | None = None
+    """What it is where its kind is "formula"."""
 
     def apply(self, b: GraphBuilder, x: NodeId) -> NodeId:
         """Of a value of floats, as nodes."""
+        if self.formula is not None:
+            return self.formula.apply(b, x)
         return cast("NodeId", _GRAPHS[self.kind](b, x, *self.numbers))
+
+    def no_gradient(self) -> Declined | None:
+        """Why its gradients are not computed by kernels."""
+        return None if self.formula is None else self.formula.smooth()
 
     @property
     def keeps(self) -> int:
         """What the derivative reads: 0 nothing, 1 the result, 2 the sums."""
-        if self.kind in ("leaky_relu", "elu") and self.numbers[0] <= 0:
+        if self.formula is not None or (self.kind in ("leaky_relu", "elu") and self.numbers[0] <= 0):
             return 2
         return KINDS[self.kind]
 
     def text(self, name: str, dtype: DType) -> str:
         """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
-        of, back = _texts(self)
         kind = dtype.value
+        of, back = _texts(self, kind)
         both = "w_relu2_{kind}(z, y)" if self.kind == "relu" else "w_narrow2_{kind}(of(z), of(y))"
         return (
             f"struct {name} {{ enum {{ KEEP = {self.keeps} }};\n"
@@ -85,8 +95,14 @@ def _number(x: float) -> str:
     return f"{float.hex(float(x))}f" if x else "0.0f"
 
 
-def _texts(act: Activation) -> tuple[str, str]:
+def _texts(act: Activation, kind: str) -> tuple[str, str]:
     """(function, gradient times derivative)."""
+    if act.formula is not None:
+        derivative = act.formula.derivative()
+        if isinstance(derivative, Declined):
+            raise ValueError(derivative.reason)
+        (of, y), (back, d) = (f.text("z", kind) for f in (act.formula, derivative))
+        return f"{' '.join(of)} return {y};", f"{' '.join(back)} return g * {d};"
     n = [_number(x) for x in act.numbers]
     match act.kind:
         case "identity":

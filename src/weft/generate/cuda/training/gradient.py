@@ -104,6 +104,10 @@ def gradient(
     """
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; gradients need 8.0")
+    for act in net.acts:
+        refused = act.no_gradient()
+        if refused is not None:
+            return refused
     plan = Plan.of(net, parameters=parameters)
     if shape is None:
         found = shapes(net, facts, parameters=parameters)
