@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import TENSOR, cost, depthwise, gemv, halo_choose, tma_choose
+from weft.generate.cuda.templates import (
+    TENSOR,
+    cost,
+    depthwise,
+    gemv,
+    halo,
+    halo_choose,
+    tma_choose,
+    tma_cost,
+    tma_shape,
+)
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
-
-MOST = 1 << 20
 
 
 def predicted_us(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | None:
@@ -52,7 +59,10 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if template == "depthwise":
         by_channel, at = depthwise.normal(p), depthwise.Shape.of(schedule)
         return None if isinstance(by_channel, Declined) else depthwise.cycles(by_channel, at, facts)
-    return _listed(problem, template, facts).get(schedule)
+    if template == "halo":
+        return halo_choose.modelled(p, halo.Shape.of(schedule), facts)
+    case = _tma_case(problem, facts) if template == "tma" else None
+    return None if case is None else tma_cost.cycles(case, tma_shape.Shape.of(schedule), facts)
 
 
 @lru_cache(maxsize=8)
@@ -61,13 +71,6 @@ def _product(problem: Problem, *, tf32: bool) -> Product | Declined:
 
 
 @lru_cache(maxsize=8)
-def _listed(problem: Problem, template: str, facts: GpuFacts) -> Mapping[Schedule, float]:
-    """Cycles of all that a template would offer for a problem."""
-    p = _product(problem, tf32=template in TENSOR)
-    if isinstance(p, Declined):
-        return {}
-    if template == "halo":
-        return {s.schedule(): cycles for cycles, s in halo_choose.shapes(p, facts, MOST)}
-    if template == "tma":
-        return {s.schedule(): cycles for cycles, s in tma_choose.shapes(p, facts, MOST)}
-    return {}
+def _tma_case(problem: Problem, facts: GpuFacts) -> tma_cost.Case | None:
+    p = _product(problem, tf32=True)
+    return None if isinstance(p, Declined) else tma_choose.case_of(p, facts)

@@ -33,6 +33,14 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     return list(_ranked(w, cluster, len(epilogue.leaves(p.c)), len(p.c.body), facts, keep))
 
 
+def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
+    """Cycles of one shape; None for products that the template does not take."""
+    w = window(p)
+    if isinstance(w, Declined):
+        return None
+    return cycles(Geometry(w, s), facts, len(epilogue.leaves(p.c)), len(p.c.body))
+
+
 @lru_cache(maxsize=1024)
 def _ranked(
     w: Window, cluster: bool, operands: int, operations: int, facts: GpuFacts, keep: int

@@ -1,55 +1,23 @@
-"""Which shapes of the tma template to measure: the number of tiles of the busiest multiprocessor times their cycles.
-
-A tile costs its k-blocks, each bound by the tensor cores, shared memory or the L2 cache, and its end, which hides
-behind the products of another tile where warpgroups take turns or several blocks are resident. The model ranks;
-measuring decides. Source: note on matrix products, section 9; ports as measured by its probes on an NVIDIA H200.
-"""
+"""Which shapes of the tma template to measure: those that the model of `tma_cost` puts first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.cuda.templates import cost, epilogue
-from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, cycles, field_bytes, units
+from weft.generate.cuda.templates.tma_operands import STEP, Three, field, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.templates.tma_shape import MOST_APART, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
-_PORT = 50.0
-"""Bytes per cycle and multiprocessor from the L2 cache while all load."""
-_BUSY = 0.9
-"""Share of the tensor cores' peak that a stream of products reaches."""
-_LATENCY = 950.0
-"""Cycles of a copy."""
-_LATE = 300.0
-"""Cycles from the last product of a tile to the first of the next one of the same warpgroup."""
-_ROUND = 60.0
-"""Latency of one vector of results, with one operand more for each that is read."""
-_RANK, _EXCHANGE = 470.0, 28.0
-"""A cluster: cycles per block, and bytes per cycle of its exchange."""
-_CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
-"""Share of the multiprocessors that clusters of so many blocks can fill: those of one cluster are neighbours.
-
-On an H200 24 clusters of 4 run at once and 12 of 8, while 32 of 4, or 16 of 8, took twice as long as the model says.
-"""
 _SHARED_COPY = 0.8
 """An operand of which two blocks copy halves for each other is worth pairing where copies take this share of the
 products' time."""
-_HANDED = 45.0
-"""Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
-_HANDED_LATENCY = 1500.0
-_NEAR = 0.6
-"""Share of the L2 cache that operands and results may take and still be there."""
-_STRANGERS = 1.15
-"""Blocks on one multiprocessor do not take turns: their ends meet."""
-_MOVED = 40.0
-"""Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
 _STAGES = 8
@@ -68,32 +36,9 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
 """Rows, columns, warpgroups, whether they take turns, blocks on a multiprocessor."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What decides about shapes, so that a network's many products of the same kind are ranked once."""
-
-    sizes: Sizes
-    """The sum in words of 16 bits."""
-    rows: Rows
-    stages: tuple[tuple[int, int], ...]
-    """K-blocks by panel."""
-    stride: Three
-    columns: bool
-    """The left operand's rows are neighbours."""
-    residuals: int
-    """Operands of what follows the sum that differ by row."""
-    taps: int
-    reach: tuple[int, int]
-    """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
-    across: int
-    """Columns of the kernel."""
-    packed: bool
-    """Weights that are repacked once."""
-
-
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
-    case = _case(p, facts)
+    case = case_of(p, facts)
     if case is None:
         return []
     found: list[tuple[float, Shape]] = []
@@ -112,7 +57,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
 
     Also with fewer stages, and with a block for each tile where `shapes` has blocks go on to further ones.
     """
-    case = _case(p, facts)
+    case = case_of(p, facts)
     if case is None:
         return []
     found: dict[Shape, float] = {}
@@ -127,7 +72,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
 
 
-def _possible(p: Product, case: _Case, s: Shape) -> bool:
+def _possible(p: Product, case: Case, s: Shape) -> bool:
     """Whether there are tensor maps for both operands."""
     if s.fields:
         a = field(p, case.rows, s.box, s.panel)
@@ -138,8 +83,8 @@ def _possible(p: Product, case: _Case, s: Shape) -> bool:
     )
 
 
-def _case(p: Product, facts: GpuFacts) -> _Case | None:
-    """None for what the template does not take."""
+def case_of(p: Product, facts: GpuFacts) -> Case | None:
+    """What the model asks about a product; None for what the template does not take."""
     rows = rows_of(p)
     if facts.capability != 90 or isinstance(rows, Declined) or epilogue.plan(p).by_row:
         return None
@@ -154,7 +99,10 @@ def _case(p: Product, facts: GpuFacts) -> _Case | None:
     residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k))
     packed = p.w_load == "packed"
-    return _Case(sizes, rows, stages, stride, p.a_load == "columns", residuals, kh * kw, reach, kw, packed)
+    stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
+    exact = epilogue.exact(p.c)
+    columns = p.a_load == "columns"
+    return Case(sizes, rows, stages, stride, columns, residuals, kh * kw, reach, kw, packed, stored, *exact)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:
@@ -165,7 +113,7 @@ def _panels(channels: int, taps: bool) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
+def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     found = [(cycles(case, s, facts), s) for s in _candidates(case, facts)]
     found = [x for x in found if x[0] < math.inf]
     found.sort(key=lambda x: (x[0], x[1].bm * x[1].bn, x[1].threads))
@@ -179,7 +127,7 @@ def _ranked(case: _Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     return tuple(kept)
 
 
-def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
     for bm, bn, groups, turns, resident in _TILES:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
@@ -205,7 +153,7 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
             yield from _together(case, usual, facts)
             if any(case.reach):
                 yield from _with_fields(case, base, shared, facts)
-            for split, share in _CLUSTERED.items():
+            for split, share in CLUSTERED.items():
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
@@ -213,7 +161,7 @@ def _candidates(case: _Case, facts: GpuFacts) -> Iterable[Shape]:
                     yield s
 
 
-def _together(case: _Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
+def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     """The same tile by blocks that copy for each other, or that divide what does not fill the grid evenly."""
     p = case.sizes
     if usual.resident > 1:
@@ -221,7 +169,7 @@ def _together(case: _Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     grid = facts.sms // 2 * 2
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     steps = dict(case.stages)[usual.panel]
-    copies = (usual.bm + usual.bn) * 2.0 * STEP / _PORT
+    copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
     pairs = [0]
     if copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
         linear = case.rows.linear or case.columns
@@ -229,22 +177,16 @@ def _together(case: _Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         pairs += [2] if columns > 1 and linear and case.rows.sizes[2] > 1 and not (case.packed and columns % 2) else []
     for pair in pairs:
         together = 2 if pair else 1
-        units = _units(case, replace(usual, pair=pair))
+        tiles = units(case, replace(usual, pair=pair))
         if pair:
-            yield replace(usual, pair=pair, blocks=grid if units * together > grid else 0)
-        e = Even(units, grid // together, steps)
+            yield replace(usual, pair=pair, blocks=grid if tiles * together > grid else 0)
+        e = Even(tiles, grid // together, steps)
         each = e.shared * steps
-        if not usual.turns and _STEPS_EACH * e.units <= each < 2**31 // e.units and units < _FEW_ROUNDS * e.units:
+        if not usual.turns and _STEPS_EACH * e.units <= each < 2**31 // e.units and tiles < _FEW_ROUNDS * e.units:
             yield replace(usual, pair=pair, blocks=grid, even=True, stages=max(usual.stages, _FEWEST))
 
 
-def _units(case: _Case, s: Shape) -> int:
-    """Tiles, or pairs of them."""
-    high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
-    return (-(-high // 2) if s.pair == 1 else high) * (-(-wide // 2) if s.pair == 2 else wide) * case.sizes.z
-
-
-def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
+def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
     """The same tile of 8 columns of pixels, read once for all taps."""
     images, tall, _ = case.rows.sizes
     lines = base.bm // 8
@@ -263,14 +205,9 @@ def _with_fields(case: _Case, base: Shape, shared: int, facts: GpuFacts) -> Iter
         yield s
         channels = -(-case.sizes.k // case.taps // base.panel)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
-        for split, share in _CLUSTERED.items():
+        for split, share in CLUSTERED.items():
             if not s.turns and fits and channels >= split and tiles * split <= share * facts.sms:
                 yield replace(s, split=split, resident=1, blocks=0)
-
-
-def field_bytes(case: _Case, box: Three, panel: int) -> int:
-    """Shared memory of one buffer of pixels."""
-    return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * panel // 1024) * 1024
 
 
 @lru_cache(maxsize=4096)
@@ -286,52 +223,3 @@ def best_box(sizes: Three, rows: int, stride: Three) -> Three:
                 best = key
     assert best is not None
     return best[3]
-
-
-def cycles(case: _Case, s: Shape, facts: GpuFacts) -> float:
-    """Modelled cycles of the whole kernel in a chain of kernels."""
-    p = case.sizes
-    part = s.step / STEP
-    blocks = -(-p.k // case.taps // s.panel)
-    steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
-    tiles = _units(case, s)
-    busiest = -(-tiles // (facts.sms // 2)) if s.pair else -(-tiles * s.split // facts.sms)
-    high = s.bm // 64
-    loaded = (s.bm + s.bn + s.spare) * 2.0 * STEP
-    if s.fields:
-        loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
-    products = high * 2 * s.bn * part / _BUSY
-    reads = high * (64 + s.bn) * part + loaded / 128
-    bound = max(products, reads, (loaded - {0: 0, 1: s.bn + s.spare, 2: s.bm}[s.pair] * s.step) / _PORT)
-    busy = min(busiest, s.resident)
-    own = 60.0 + (high if s.turns else high / s.groups) * 2 * s.bn * part
-    if s.apart:
-        own += high / s.groups * (_MOVED + s.bn / 2)
-    alone = max(bound, _LATENCY / s.stages, own)
-    step = max(bound, alone / busy)
-    main = steps * step
-    slots = cost.RESULT + cost.PLAIN * p.plain + cost.SPECIAL * p.special
-    area = s.bm * s.bn
-    vectors = area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
-    end = (
-        _LATE
-        + vectors * _ROUND * (1 + case.residuals)
-        + area / s.split * (slots / 128 + (p.stored + 2 * case.residuals) / 32)
-    )
-    if s.split > 1:
-        end += _RANK * s.split + area * 4 / _EXCHANGE
-    if s.even:
-        e = Even(tiles, s.blocks // (2 if s.pair else 1), steps)
-        others = max(1.0, e.units / e.shared)
-        inside = e.tiles * steps / e.units * step + busiest * end
-        inside += (1 + others) * area * 4 / _HANDED + _HANDED_LATENCY
-    elif s.turns or s.resident > 1:
-        inside = busiest * max(main, end / 2) + min(main, end) if busiest > 1 else main + end
-        inside *= _STRANGERS if s.resident > 1 and busiest > 1 else 1.0
-    else:
-        inside = busiest * (main + end)
-    moved = p.m * p.k * p.z * 2.0 / case.taps
-    moved += p.n * p.k * p.z * 2.0 + p.m * p.n * p.z * (p.stored + 2.0 * case.residuals)
-    near = moved < _NEAR * facts.l2_bytes  # what a neighbour in the network has left in the cache
-    memory = moved / ((facts.l2_bandwidth if near else facts.read_bandwidth[-1][1]) / facts.clock_ghz)
-    return max(inside, memory) + cost.EXPOSED * min(inside, memory) + _LATENCY + gap_us(facts) * facts.clock_ghz * 1e3

@@ -1,0 +1,200 @@
+"""What a shape of the tma template costs: cycles of the busiest multiprocessor from the end of one kernel to the next.
+
+A tile costs its k-blocks, each bound by the tensor cores, shared memory, the L2 cache or the chain of one warpgroup,
+and its end: a thread's results one after another, and what all of them issue and store. Where warpgroups take turns, or
+several blocks are resident, a tile hides behind another one as far as neither a resource nor a warpgroup is theirs
+both. The constants were fitted to 1,539 kernels of ten networks measured on an NVIDIA H200, those of pairs and even
+shares apart (docs/performance-model.md); the model ranks, and measuring decides. Source: note on matrix products,
+section 9.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
+from weft.generate.cuda.templates.cost import Sizes
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
+from weft.generate.cuda.templates.tma_shape import Even, Shape
+
+PORT = 47.8
+"""Bytes per cycle and multiprocessor from the L2 cache while all load."""
+BUSY = 0.79
+"""Share of the tensor cores' peak that a stream of products reaches."""
+START = 583.0
+"""Descriptors, barriers, and the first copies on their way."""
+LATENCY = 602.0
+"""Cycles of a copy, over the stages that are under way."""
+AGAIN = 215.0
+"""Cycles in which a stage is used again: its products have ended, and the copies know."""
+FIELD = 1628.0
+"""Cycles until the first pixels of a field are there, besides their bytes."""
+LATE = 365.0
+"""From the last product of a tile to the first of the next one of the same warpgroup."""
+VECTOR, STEPS, SPECIALS = 7.8, 4.1, 39.0
+"""Latency of one vector of results: beside it, of each operand that is read for it, elementwise step and function."""
+CLIPPED, DIVIDED, EXACT = 1270.0, 360.0, 66.0
+"""Latency of a vector whose results are divided exactly: by constants, where a numerator of 0 takes the long way and
+all lanes wait, or by others; and of another function of all bits of f32."""
+RESULT, PLAIN, SPECIAL, DIVIDED_SLOTS, EXACT_SLOTS = 0.93, 0.84, 3.9, 15.5, 6.4
+"""Issue slots of lanes: per result, elementwise operation, function, and the exact ones of them."""
+STORE = 25.5
+"""Bytes per cycle that a multiprocessor stores, or reads of residuals."""
+HALF = 2.8
+"""Factor where a thread's results are more bytes than one store: each fills every other half of a sector."""
+SINGLE = 37.0
+"""Bytes that a store of single results costs: what it takes of sectors that others fill."""
+CLUSTER, RANK, EXCHANGE = 1180.0, 324.0, 18.7
+"""A cluster: cycles, cycles per block, and bytes per cycle of its exchange."""
+CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
+"""Share of the multiprocessors that clusters of so many blocks can fill: those of one cluster are neighbours.
+
+On an H200 28 clusters of 4 run at once and 14 of 8; 32 of 4, or 16 of 8, take two turns.
+"""
+CLUSTER_REGISTERS = 168
+"""Registers of a thread, roughly, by which several blocks of clusters may share a multiprocessor."""
+HANDED = 45.0
+"""Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
+HANDED_LATENCY = 1500.0
+MOVED = 40.0
+"""Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
+NEAR = 0.6
+"""Share of the L2 cache that operands and results may take and still be there."""
+STRANGERS = 1.06
+"""Blocks on one multiprocessor do not take turns: their ends meet."""
+EXPOSED = 0.41
+"""Share of the memory's time, or of the multiprocessors', whichever is less, that the other does not hide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What decides about shapes, so that a network's many products of the same kind are ranked once."""
+
+    sizes: Sizes
+    """The sum in words of 16 bits."""
+    rows: Rows
+    stages: tuple[tuple[int, int], ...]
+    """K-blocks by panel."""
+    stride: Three
+    columns: bool
+    """The left operand's rows are neighbours."""
+    residuals: int
+    """Operands of what follows the sum that differ by row."""
+    taps: int
+    reach: tuple[int, int]
+    """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
+    across: int
+    """Columns of the kernel."""
+    packed: bool
+    """Weights that are repacked once."""
+    stored: tuple[int, ...] = (2,)
+    """Bytes of an element of each output."""
+    clipped: int = 0
+    """Exact divisions by constants."""
+    divided: int = 0
+    """Other exact divisions."""
+    exact: int = 0
+    """Other exact functions."""
+
+
+def field_bytes(case: Case, box: Three, panel: int) -> int:
+    """Shared memory of one buffer of pixels."""
+    return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * panel // 1024) * 1024
+
+
+def units(case: Case, s: Shape) -> int:
+    """Tiles, or pairs of them."""
+    high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
+    return (-(-high // 2) if s.pair == 1 else high) * (-(-wide // 2) if s.pair == 2 else wide) * case.sizes.z
+
+
+def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel in a chain of kernels."""
+    inside = _inside(case, s, facts)
+    memory = _memory(case, facts)
+    hidden = EXPOSED * min(inside, memory)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + START + max(inside, memory) + hidden
+
+
+def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
+    """Cycles of the busiest multiprocessor."""
+    blocks = -(-case.sizes.k // case.taps // s.panel)
+    steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
+    tiles = units(case, s)
+    busiest = -(-tiles // _at_once(case, s, facts))
+    flow, alone = _step(case, s, steps)
+    flow, main = flow * steps, alone * steps
+    waited, shared = _end(case, s)
+    end = waited + shared
+    apart = min(busiest, 2 if s.turns else s.resident)
+    rounds = -(-busiest // apart)
+    if s.even:
+        e = Even(tiles, s.blocks // (2 if s.pair else 1), steps)
+        others = max(1.0, e.units / e.shared)
+        inside = e.tiles * steps / e.units * alone + busiest * end
+        inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
+    elif s.turns:
+        inside = max(busiest * main + end, rounds * (main + end) + (busiest - 1) % 2 * main, busiest * shared + main)
+    elif apart > 1:
+        inside = STRANGERS * max(busiest * flow + end, rounds * (main + end), busiest * shared + main)
+    else:
+        inside = busiest * (main + end)
+    return inside + (FIELD + field_bytes(case, s.box, s.panel) / PORT if s.fields else 0.0)
+
+
+def _at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
+    """Tiles that all multiprocessors begin at once, one each, or as many as clusters find room for."""
+    if s.split == 1:
+        return facts.sms // (2 if s.pair else 1)
+    bytes_ = s.shared_bytes(field_bytes(case, s.box, s.panel) if s.fields else 0)
+    registers = facts.registers_per_sm // (s.threads * CLUSTER_REGISTERS)
+    fit = min(facts.shared_per_sm // (bytes_ + facts.shared_reserved), registers)
+    return max(1, int(CLUSTERED[s.split] * facts.sms) // s.split * max(1, fit))
+
+
+def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
+    """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
+    part, high = s.step / STEP, s.bm // 64
+    loaded = (s.bm + s.bn + s.spare) * 2.0 * STEP
+    if s.fields:
+        loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
+    products = high * 2 * s.bn * part / BUSY
+    reads = high * (64 + s.bn) * part + loaded / 128
+    flow = max(products, reads, (loaded - {0: 0, 1: s.bn + s.spare, 2: s.bm}[s.pair] * s.step) / PORT)
+    own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
+    if s.apart:
+        own += high / s.groups * (MOVED + s.bn / 2)
+    return flow, max(flow, LATENCY / s.stages, own)
+
+
+def _end(case: Case, s: Shape) -> tuple[float, float]:
+    """Cycles from the last product of a tile to its last result: of waiting threads, and of the multiprocessor."""
+    p, area = case.sizes, s.bm * s.bn
+    each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
+    each += CLIPPED * case.clipped + DIVIDED * case.divided + EXACT * case.exact
+    waited = LATE + each * area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
+    slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
+    shared = area / s.split * (slots / 128 + (_stored(case) + 2 * case.residuals) / STORE)
+    if s.split > 1:
+        waited += CLUSTER + RANK * s.split + area * 4 / EXCHANGE
+    return waited, shared
+
+
+def _stored(case: Case) -> float:
+    """Bytes that stores of one result cost, by how they fill sectors."""
+    p = case.sizes
+    if p.width * p.dtype.itemsize < min(16, 8 * p.dtype.itemsize):
+        return SINGLE * len(case.stored) / p.width
+    return sum(size * (HALF if size > p.dtype.itemsize else 1.0) for size in case.stored)
+
+
+def _memory(case: Case, facts: GpuFacts) -> float:
+    """Cycles of the bytes: weights were last used a whole inference ago, the rest may be in the L2 cache."""
+    p = case.sizes
+    weights = p.n * p.k * p.z * 2.0
+    others = p.m * p.k * p.z * 2.0 / case.taps + p.m * p.n * p.z * (p.stored + 2.0 * case.residuals)
+    far = facts.read_bandwidth[-1][1]
+    near = weights + others < NEAR * facts.l2_bytes
+    return (weights / far + others / (facts.l2_bandwidth if near else far)) * facts.clock_ghz
