@@ -127,10 +127,12 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(8192, 8192, 8192), _all([*large, replace(wide, pair=1, band=2), replace(wide, band=16)]) + parts[-2:]
     small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, pair=1)]
     small += [tile(128, 96, 8, blocks=0, pair=2), tile(64, 192, 7, groups=1, blocks=0, pair=1)]
-    yield nt(968, 1376, 2616), _all(small)
+    yield nt(968, 1376, 2616), _all([*small, *(replace(x, lines=True) for x in (small[0], small[1], small[3]))])
     few = [tile(64, 128, 8, groups=1, blocks=0, pair=x) for x in (0, 1, 2)]
     none: list[Variant] = [("no products", s, WRONG["no products"], 2) for s in few]
-    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
+    lines = [replace(few[0], lines=True), tile(128, 128, 7, split=2, blocks=0, lines=True)]
+    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1), *lines]) + none
+    yield nt(1001, 1003, 1005), _all([*few, tile(128, 128, 7, split=2, blocks=0)])
     yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
@@ -197,7 +199,7 @@ def built(
 
 def _short(s: Shape) -> str:
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
-    for name, usual in (("pair", 0), ("split", 1), ("panel", 64), ("band", 8)):
+    for name, usual in (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("lines", False)):
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
     return " ".join(parts)
 

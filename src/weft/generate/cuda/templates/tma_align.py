@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.cuda.templates.prelude import storage
-from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.product import ALoad, Product
 from weft.generate.cuda.templates.tma_operands import Operand, joined
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaArgument, Launch, Pointer
@@ -76,19 +76,32 @@ class Aligned:
         return replace(o, map=replace(o.map, base=Pointer("work", before + of.at)))
 
 
-def aligned(p: Product) -> Aligned | Declined:
-    """The product with its operands in rows of whole lines; Declined where they are no two matrices."""
+def aligned(p: Product, *, lines: bool = False) -> Aligned | Declined:
+    """The product with its operands in rows of whole lines; Declined where they are no two matrices.
+
+    `lines`: also operands that lie in chunks of 16 bytes, but whose rows begin within lines.
+    """
     c = p.c
-    if "elements" not in (p.a_load, p.w_load) or p.a_load == "taps":
+    if "elements" not in (p.a_load, p.w_load) and not lines:
         return Declined("operands that lie in chunks of 16 bytes")
-    if not p.tensor or p.bytes or c.a.kind != "input" or c.pack is not None or c.kernel != (1, 1) or p.z != 1:
+    if (
+        not p.tensor
+        or p.bytes
+        or p.a_load == "taps"
+        or c.a.kind != "input"
+        or c.pack is not None
+        or c.kernel != (1, 1)
+        or p.z != 1
+    ):
         return Declined("no product of two matrices of inputs")
     dims = joined(c.a_walk, c.dims, p.rows)
     if len(dims) > 1:
         return Declined("rows of several dimensions")
     step, size = dims[0][1] if dims else c.ic, p.dtype.itemsize
     left = right = None
-    if p.a_load == "elements":
+    line = _LINE // size
+    if p.a_load == "elements" or (lines and (step if c.a_walk.channel == 1 else c.a_walk.channel) % line):
+        load: ALoad
         if c.a_walk.channel == 1 and step >= c.ic:
             left = Matrix(c.a.index, c.a_walk.offset, p.m, c.ic, step, size, 0)
             steps = tuple(s // step * left.pitch for s in c.a_walk.dims)
@@ -100,7 +113,9 @@ def aligned(p: Product) -> Aligned | Declined:
             return Declined("a left operand whose neighbours are neither along rows nor along the sum")
         p = replace(p, c=replace(c, a_walk=walk), a_load=load)
         c = p.c
-    if p.w_load == "elements":
+    if p.w_load == "elements" or (
+        lines and p.w_load != "packed" and (c.w_walk.channel if c.w_k == 1 else c.w_k) % line
+    ):
         at = left.bytes if left else 0
         if c.w.kind != "input":
             return Declined("a constant as the right operand")
@@ -112,6 +127,8 @@ def aligned(p: Product) -> Aligned | Declined:
             p = replace(p, c=replace(c, w_k=right.pitch, w_walk=replace(c.w_walk, offset=0)), w_load="kn")
         else:
             return Declined("a right operand whose neighbours are neither along columns nor along the sum")
+    if left is None and right is None:
+        return Declined("rows that are whole lines")
     return Aligned(p, left, right)
 
 

@@ -10,7 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0))
+_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0), ("lines", False))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -63,6 +63,9 @@ class Shape(Parameters):
 
     spare: int = 0
     """Columns that are copied beside those of the tile, where memory runs along them: panels are copied whole."""
+
+    lines: bool = False
+    """True: operands whose rows begin within lines of memory are copied first, to rows of whole lines."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
