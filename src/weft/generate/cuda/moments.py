@@ -33,7 +33,7 @@ from weft.generate.cuda.parts import centred
 from weft.generate.cuda.rows import Rows, Space
 from weft.generate.expr import c_type
 from weft.generate.expr.ctype import storage_type
-from weft.ir.graph import NodeId
+from weft.ir.graph import Graph, NodeId
 
 if TYPE_CHECKING:
     from weft.generate.cuda.kernel import CudaText
@@ -220,7 +220,6 @@ class Moments(Rows):
         assert self._pair is not None
         operand = graph.nodes[self._pair[0]].inputs[0]
         if self.meets:
-            self._read_row_values()
             names = self._meet(operand)
         else:
             if self.cluster > 1:
@@ -248,6 +247,7 @@ class Moments(Rows):
         put(f"w_f32 {total}[{rows}], {squares}[{rows}];")
         space = self.space_of[0]
         sizes = f"{space.slice * space.lanes}u, {space.vectors * space.lanes}u"
+        late = self._late_row_values(operand)
         with self.body.block(f"for (w_index part = rank; part != {self.cluster}u;)"):
             self.part = "part"
             sums, squared, shift, count = self._pass(operand)
@@ -261,7 +261,24 @@ class Moments(Rows):
             put(f"w_publish({desk}, {given}, {about}, {count}, part, {self._slots});")
             where = f"{desk}, part, rank, {self._slots}, {departed} + ({group}), {self._left}"
             put(f"part = w_meet<{sizes}>({where}, {total}, {squares});")
+        for line in late:
+            put(line)
         return self._named(total), self._named(squares)
+
+    def _late_row_values(self, operand: NodeId) -> list[str]:
+        """Reads what an element needs of its row; the lines that widen it: else all would wait for that before a pass."""
+        needed, lines, items = _inputs_of(self.scene.graph, operand), [], self.nest.stack[self.level].items
+        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
+            before = len(items)
+            array = self.body.value(node, place).value.name.partition("[")[0]
+            if len(items) == before + 2 and array in self.body.chunks and self._is_half(node) and node not in needed:
+                declaration, _ = items[before:]
+                del items[before:]
+                address, width, dtype = self.body.chunks[array]
+                held, size = self.draft.name("h"), width * HALF_BYTES
+                self.nest.put(f"const w_chunk<{size}> {held} = *(const w_chunk<{size}>*)({address});", self.level)
+                lines += [str(declaration), f"w_open<{storage_type(dtype)}>({held}, {array});"]
+        return lines
 
     def _named(self, array: str) -> list[str]:
         """A name for each of an array's values."""
@@ -347,3 +364,15 @@ class Moments(Rows):
         rank = "rank" if self.cluster > 1 else "0u"
         put(f"w_moments<{sizes}>({given}, {about}, {count}, {rank}, (w_f32*){memory}, {total}, {squares});")
         return self._named(total), self._named(squares)
+
+
+def _inputs_of(graph: Graph, node: NodeId) -> set[NodeId]:
+    """All that a node depends on."""
+    found: set[NodeId] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n not in found:
+            found.add(n)
+            stack += graph.nodes[n].inputs
+    return found
