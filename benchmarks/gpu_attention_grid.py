@@ -24,7 +24,7 @@ from benchmarks.gpu_time import Kernel
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import attention_tma
+from weft.generate.cuda.templates import attention_shapes, attention_tma
 from weft.generate.cuda.templates.attention_match import attention
 from weft.generate.cuda.templates.attention_tma_shapes import Shape, fits, tiles
 from weft.ir.declined import Declined
@@ -86,7 +86,24 @@ def grid(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
                     name = f"{groups} x {bn} keys, {stages} stages, {resident} blocks{', turns' if turns else ''}"
                     found.append(Trial(c, name, source, attention_tma.modelled(p, s, facts) / facts.clock_ghz / 1e3))
     found.sort(key=lambda t: t.modelled)
-    return found[:14]
+    return [*found[:14], *without(c, dtype, facts)]
+
+
+def without(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
+    """The first shapes without warpgroups by the model, and the first whose keys are shared by a cluster."""
+    problem = problem_of(c, dtype, bias=False)
+    p = attention(problem)
+    if isinstance(p, Declined):
+        return []
+    found = []
+    ranked = attention_shapes.shapes(p, facts, keep=60)
+    split = [s for s in ranked if s.parts > 1][:8]
+    for s in [*[s for s in ranked if s.parts == 1][:2], *split]:
+        source = templates.emit(problem, s.schedule())
+        if isinstance(source, CudaSource):
+            cycles = attention_shapes.cycles(p, s, facts)
+            found.append(Trial(c, str(source.schedule), source, cycles / facts.clock_ghz / 1e3))
+    return found
 
 
 def left_out(t: Trial) -> list[Trial]:

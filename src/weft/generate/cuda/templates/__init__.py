@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.shipped import product_place, promoted
 from weft.generate.cuda.templates import (
     attention,
     choose,
+    cost,
     depthwise,
     gemv,
     halo,
@@ -75,6 +77,16 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         if not plain:
             return Declined("a depthwise convolution around 8-bit floats")
         return [s.schedule() for _, s in depthwise.shapes(by_channel, facts)]
+    ranked = modelled(p, facts, plain=plain)
+    place = product_place(p, cost.sizes_of(p))
+    return promoted(place, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
+
+
+def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[float, Schedule]]:
+    """(modelled cycles, schedule) of a product or convolution, in the order in which the models would measure them.
+
+    `plain`: no value is a float of 8 bits.
+    """
     name = "mma" if p.tensor else "simt"
     ranked = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.shapes(p, facts)]
     if p.tf32:  # where the library does not round, neither may a kernel
@@ -93,10 +105,10 @@ def _of_float8(p: Product, facts: GpuFacts) -> list[Schedule]:
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts, _OWN)]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
-    return _ordered(ranked)[:_MOST]
+    return [s for _, s in _ordered(ranked)[:_MOST]]
 
 
-def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
+def _ordered(ranked: list[tuple[float, Schedule]]) -> list[tuple[float, Schedule]]:
     """Best first by the model, but the best of every near template before the second best of any: few are measured."""
     seen: dict[object, int] = {}
     keyed = []
@@ -105,11 +117,11 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
         template = schedule.param("template")
         seen[template] = seen.get(template, 0) + 1
         keyed.append((seen[template] > 1 or cycles > _NEAR * ranked[0][0], cycles, schedule))
-    found = [schedule for *_, schedule in sorted(keyed, key=lambda x: x[:2])]
+    found = [(cycles, schedule) for _, cycles, schedule in sorted(keyed, key=lambda x: x[:2])]
     # the first three are measured: one of another template is among them, however sure the models are
-    first = found[0].param("template") if found else None
-    if len(found) > _FIRST and all(s.param("template") == first for s in found[:_FIRST]):
-        other = next((s for s in found if s.param("template") != first), None)
+    first = found[0][1].param("template") if found else None
+    if len(found) > _FIRST and all(s.param("template") == first for _, s in found[:_FIRST]):
+        other = next((x for x in found if x[1].param("template") != first), None)
         if other is not None:
             found.remove(other)
             found.insert(_FIRST - 1, other)
@@ -118,7 +130,7 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[Schedule]:
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
-    if schedule.param("template") in ("attention", "linear_attention", "attention_tf32", "attention_tma"):
+    if schedule.param("template") in attention.TEMPLATES:
         return attention.emit(problem, schedule)
     if schedule.param("template") in ("mlp", "mlp_wide"):
         return mlp.emit(problem, schedule)

@@ -20,7 +20,16 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import attention_linear, attention_tma, tf32
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import Attention, attention
-from weft.generate.cuda.templates.attention_shapes import TF32, WIDEST, Shape, cycles, shapes, shared_bytes
+from weft.generate.cuda.templates.attention_shapes import (
+    SPLIT,
+    TF32,
+    WIDEST,
+    Shape,
+    Split,
+    cycles,
+    shapes,
+    shared_bytes,
+)
 from weft.generate.cuda.templates.attention_text import Kernel
 from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
@@ -28,6 +37,8 @@ from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
+TEMPLATES = frozenset({"attention", "linear_attention", TF32, SPLIT, attention_tma.TEMPLATE})
+"""Of the schedules that are emitted here."""
 _EXACT = 2
 """Shapes on CUDA cores where TF32 is allowed."""
 _NEAR = 1.5
@@ -88,8 +99,9 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if isinstance(p, Declined):
         return p
     p = replace(p, tf32=p.dtype is DType.F32 and schedule.param("template") == TF32)
-    s = Shape.of(schedule)
-    blocks = -(-p.m // s.bm) * p.blocks
+    split = schedule.param("template") == SPLIT
+    s = Split.of(schedule) if split else Shape.of(schedule)
+    blocks = -(-p.m // s.bm) * p.blocks * s.parts
     if blocks >= 1 << 31:
         return Declined("2^31 blocks or more")
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
@@ -99,5 +111,5 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     own = tf32.FUNCTIONS if p.tf32 else ""
     text = "\n".join((prelude() + _EXP2 + own + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
     pointers = (*(Pointer("in", i) for i in sources), Pointer("out", 0))
-    launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s))
-    return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=80)
+    launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s), (s.parts, 1, 1))
+    return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=90 if split else 80)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.attention_match import Attention
@@ -20,6 +21,8 @@ PAD_BYTES = 16
 """Behind each row of q, k and v in shared memory: eight rows of a matrix lie in different banks."""
 TF32 = "attention_tf32"
 """Name of the template where operands of f32 are rounded to TF32."""
+SPLIT = "attention_split"
+"""Name of the template where the blocks of a cluster share the keys."""
 SUM_PAD = 8
 """Floats behind each row of the sums."""
 WIDEST = 256
@@ -29,6 +32,8 @@ IN_REGISTERS = 128
 WEIGHTS_PAD = 4
 """Floats behind each row of a warp's weights in shared memory, where CUDA cores multiply them."""
 MOST = 6
+_MANY_KEYS = 256
+"""From so many keys on they may be shared by blocks."""
 _UNROLLED = 8
 """Tiles whose text is written one by one."""
 _AT_ONCE = 112 * 1024
@@ -55,6 +60,11 @@ class Shape(Parameters):
         return self.named("cuda", template=TF32 if tf32 else "attention")
 
     @property
+    def parts(self) -> int:
+        """Blocks of a cluster that share the keys of the same rows."""
+        return 1
+
+    @property
     def bm(self) -> int:
         """Rows of a block."""
         return 16 * self.wr * self.mi
@@ -70,14 +80,31 @@ class Shape(Parameters):
         return 32 * self.wr * self.wk
 
 
+@dataclass(frozen=True, slots=True)
+class Split(Shape):
+    """The same with keys shared by the blocks of a cluster, whose results meet in distributed shared memory."""
+
+    split: int
+
+    def schedule(self, *, tf32: bool = False) -> Schedule:
+        """As a schedule of the cuda generator; no TF32."""
+        assert not tf32
+        return self.named("cuda", template=SPLIT)
+
+    @property
+    def parts(self) -> int:
+        """Blocks of a cluster."""
+        return self.split
+
+
 def padded(n: int) -> int:
     """Columns in shared memory that matrix instructions read."""
     return -(-n // 16) * 16
 
 
 def tiles(p: Attention, s: Shape) -> int:
-    """Steps over the keys."""
-    return -(-p.keys // s.bn)
+    """Steps of a block over its keys."""
+    return -(-p.keys // (s.bn * s.parts))
 
 
 def row_bytes(p: Attention, width: int) -> int:
@@ -99,6 +126,7 @@ def pipeline_bytes(p: Attention, s: Shape) -> int:
 def shared_bytes(p: Attention, s: Shape) -> int:
     """Dynamic shared memory of a block: the sums of its warps take the place of keys and values."""
     sums = 4 * s.wk * s.bm * (padded(p.head) + SUM_PAD + 2)
+    sums += 16 * s.bm if s.parts > 1 else 0
     return -(-max(pipeline_bytes(p, s), sums) // 16) * 16
 
 
@@ -121,12 +149,12 @@ def registers(p: Attention, s: Shape) -> int:
 
 def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
     """Best first by the model; few, and unlike each other."""
-    ranked = [(c, s) for s in _possible(p) if (c := cycles(p, s, facts)) < math.inf]
+    ranked = [(c, s) for s in (*_possible(p), *_split(p, facts)) if (c := cycles(p, s, facts)) < math.inf]
     ranked.sort(key=lambda x: (x[0], x[1].threads, x[1].bm, -x[1].nb))
-    seen: dict[tuple[int, int, bool], int] = {}
+    seen: dict[tuple[int, int, bool, int], int] = {}
     keyed = []
     for modelled, s in ranked[:100]:
-        kind = (s.bm, s.wk, tiles(p, s) > s.stages)
+        kind = (s.bm, s.wk, tiles(p, s) > s.stages, s.parts)
         alike = seen.get(kind, 0)
         seen[kind] = alike + 1
         keyed.append((modelled * (1 + 0.2 * alike), s))
@@ -147,6 +175,26 @@ def _possible(p: Attention) -> Iterable[Shape]:
                 for nb in sorted({16, 32, 64, 128, *(padded(-(-p.keys // (wk * k))) for k in (1, 2, 3, 4))}):
                     if nb <= 208 and (wk * nb <= 16 or wk * nb < 2 * padded(p.keys)):
                         yield from _staged(p, Shape(wr, mi, wk, nb, 1))
+
+
+def _split(p: Attention, facts: GpuFacts) -> Iterable[Split]:
+    """Few rows of many keys: several blocks for the same rows. Sums of 16-bit types, stored in whole chunks."""
+    if facts.capability < 90 or not p.tensor or p.tf32 or p.head % 4 or p.keys < _MANY_KEYS:
+        return
+    aligned = all(x % 4 == 0 for n, x in zip(p.out.shape[:-1], p.out.strides[:-1], strict=True) if n > 1)
+    if p.out.strides[-1] != 1 or p.out.offset % 4 or not aligned:
+        return
+    for parts in (2, 4, 8):
+        for wr in (1, 2, 4):
+            if -(-p.m // (16 * wr)) * p.blocks * parts > 4 * facts.sms or (wr > 1 and 16 * wr >= 2 * p.m):
+                continue
+            for wk in (1, 2, 4, 8):
+                for nb in (16, 32, 64):
+                    s = Split(wr, 1, wk, nb, 2, parts)
+                    if wr * wk > 8 or wr * wk < 4 or tiles(p, s) * s.bn * parts >= 2 * p.keys:
+                        continue
+                    for staged in _staged(p, s):
+                        yield cast("Split", staged)
 
 
 def _staged(p: Attention, s: Shape) -> Iterable[Shape]:
@@ -182,7 +230,7 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads)
     if not resident:
         return math.inf
-    blocks = -(-p.m // s.bm) * p.blocks
+    blocks = -(-p.m // s.bm) * p.blocks * s.parts
     busiest = -(-blocks // facts.sms)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
@@ -213,4 +261,5 @@ def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
     first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * size / 27
     first += _through_registers(p, s, min(s.stages, count))
     end = 1160.0 + active * s.bm * head * s.wk * 2 / 64
+    end += 1500.0 + s.bm * head * 4 / 16 if s.parts > 1 else 0.0  # an expectation
     return waves * (first + count * step + end) + 1000.0

@@ -38,6 +38,7 @@ class Kernel:
         self.p, self.s = p, s
         self.count = tiles(p, s)
         self.ring = self.count > s.stages
+        self.start = "" if s.parts == 1 else "from + "
         self.ahead = s.stages - 1 if self.ring else s.stages
         # with all tiles in shared memory warps need not wait for each other again
         self.free = not self.ring and self.count > 2
@@ -75,7 +76,7 @@ class Kernel:
             "W_DYNAMIC(sm);",
             "const u32 sb = w_shared(sm);",
             "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
-            f"const int z = blockIdx.x / {mt}, m0 = blockIdx.x % {mt} * {s.bm};",
+            self._place(mt),
             f"const int row0 = warp / {s.wk} * {16 * s.mi}, key0 = warp % {s.wk} * {s.nb};",
             "(void)z; (void)m0; (void)key0;",
             *(fill(p, x, s.threads) for x in (self.q, self.k, self.v)),
@@ -91,8 +92,18 @@ class Kernel:
         if self.free:
             found += ["w_arrived<0>(); __syncthreads();", self._load_q()]
         found += self._overlapped() if overlapped(p, s) else self._loop()
-        found += [*self._meet(), *self._store()]
-        return [x for x in found if x]
+        found += [*self._meet(), *(self._store() if s.parts == 1 else [*self._joined(), *self._store_part()])]
+        return [x.replace(" #pragma", "\n#pragma") for x in found if x]
+
+    def _place(self, mt: int) -> str:
+        """Declares where the block's rows are, and from which key on it works."""
+        s = self.s
+        if s.parts == 1:
+            return f"const int z = blockIdx.x / {mt}, m0 = blockIdx.x % {mt} * {s.bm};"
+        return (
+            f"const int rank = blockIdx.x % {s.parts}, from = rank * {self.count * s.bn},"
+            f" z = blockIdx.x / {s.parts} / {mt}, m0 = blockIdx.x / {s.parts} % {mt} * {s.bm};"
+        )
 
     def _loop(self) -> list[str]:
         """All tiles, one after the other."""
@@ -108,7 +119,11 @@ class Kernel:
         def at(i: int, *parts: str) -> list[str]:
             scores = f"float (&s)[{s.mi}][{s.nb // 8}][4] = {'odd' if i % 2 else 'even'};"
             here = f"const u32 here = sb + {self.q.bytes + i * self.stage}u;"
-            return [f"{{ {scores} {here} const int n0 = {i * s.bn} + key0; (void)here; (void)n0;", *parts, "}"]
+            return [
+                f"{{ {scores} {here} const int n0 = {self.start}{i * s.bn} + key0; (void)here; (void)n0;",
+                *parts,
+                "}",
+            ]
 
         for i in range(self.count):
             if i == 0:
@@ -128,8 +143,8 @@ class Kernel:
         lines = ["fill_q(m0, sb);"]
         for i in range(min(self.ahead, self.count)):
             at = self.q.bytes + i * self.stage
-            lines.append(f"fill_k({i * self.s.bn}, sb + {at}u); w_commit();")
-            lines.append(f"fill_v({i * self.s.bn}, sb + {at + self.k.bytes}u); w_commit();")
+            lines.append(f"fill_k({self.start}{i * self.s.bn}, sb + {at}u); w_commit();")
+            lines.append(f"fill_v({self.start}{i * self.s.bn}, sb + {at + self.k.bytes}u); w_commit();")
         return lines
 
     def _arrived(self, values: bool) -> str:
@@ -167,15 +182,15 @@ class Kernel:
             more = f"if (i + {self.ahead} < {self.count})"
             lines += [
                 f"const u32 next = sb + {self.q.bytes}u + (u32)((i + {self.ahead}) % {s.stages} * {self.stage});",
-                f"{more} fill_k((i + {self.ahead}) * {s.bn}, next);\nw_commit();",
-                f"{more} fill_v((i + {self.ahead}) * {s.bn}, next + {self.k.bytes}u);\nw_commit();",
+                f"{more} fill_k({self.start}(i + {self.ahead}) * {s.bn}, next);\nw_commit();",
+                f"{more} fill_v({self.start}(i + {self.ahead}) * {s.bn}, next + {self.k.bytes}u);\nw_commit();",
             ]
         some = "{" if s.wk == 1 else f"if (n0 < {p.keys}) {{"  # warps may have no keys left
         between = [] if self.free or self.ring else ["}", self._arrived(values=True), some]
         return [
             *lines,
             f"const u32 here = {place};",
-            f"const int n0 = i * {s.bn} + key0;",
+            f"const int n0 = {self.start}i * {s.bn} + key0;",
             f"float s[{s.mi}][{s.nb // 8}][4];",
             some,
             *(self._products() if self.tensor else cores.products(p, s, self.q, self.k)),
@@ -225,7 +240,7 @@ class Kernel:
     def _scores(self) -> list[str]:
         """The expression over the products; -inf for keys that do not exist."""
         p, s = self.p, self.s
-        ragged = p.keys % s.bn != 0
+        ragged = p.keys != self.count * s.bn * s.parts
         if p.scale and not ragged:
             return []
         return [
@@ -380,6 +395,59 @@ class Kernel:
             f"{kind}* const y = ({kind}*)out0 + ({place});",
             *wide_store([f"v[{i}]" for i in range(width)], p.out_dtype, "y"),
             "}\n}",
+        ]
+
+    def _joined(self) -> list[str]:
+        """Sums of the block's warps on one scale, and per row its maximum and sum, for the other blocks."""
+        s = self.s
+        row = padded(self.p.head) + SUM_PAD
+        across = padded(self.p.head) // 4
+        part = f"sums + (y * {s.bm} + r) * {row} + c"
+        add = " ".join(f"v.{f} = fmaf(u.{f}, f, v.{f});" for f in "xyzw")
+        return [
+            f"float* const ends = totals + {s.wk * s.bm};",
+            f"for (int x = t; x < {s.bm * across}; x += {s.threads}) {{",
+            f"const int r = x / {across}, c = x % {across} * 4;",
+            "float top = tops[r], all = 0.0f; float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
+            f"{each('y', s.wk)} top = w_max_f32(top, tops[y * {s.bm} + r]);",
+            f"const float base = {self._base('top')};",
+            f"{each('y', s.wk)} {{",
+            f"const float f = {self._weight(f'tops[y * {s.bm} + r]')}; const float4 u = *(const float4*)({part});",
+            f"all = fmaf(totals[y * {s.bm} + r], f, all); {add} }}",
+            f"*(float4*)(sums + r * {row} + c) = v;",
+            "if (c == 0) *(float4*)(ends + 4 * r) = make_float4(top, all, 0.0f, 0.0f);",
+            "}",
+            "w_together(); w_cluster_sync();",
+        ]
+
+    def _store_part(self) -> list[str]:
+        """This block's share of the output: results of all blocks of the cluster, in their order, over sums."""
+        p, s = self.p, self.s
+        row = padded(p.head) + SUM_PAD
+        across = p.head // 4
+        kind = storage(p.out_dtype)
+        z, m = dims_offset(p, p.out, p.z, "z"), dims_offset(p, p.out, p.rows, "m")
+        place = added(z, m, times("c", p.out.strides[-1]), str(p.out.offset))
+        add = " ".join(f"v[{i}] = fmaf(u.{f}, f, v[{i}]);" for i, f in enumerate("xyzw"))
+        return [
+            f"for (int x = rank * {s.threads} + t; x < {s.bm * across}; x += {s.threads * s.parts}) {{",
+            f"const int r = x / {across}, c = x % {across} * 4, m = m0 + r;",
+            f"if (m < {p.m}) {{ float v[4], all = 0.0f, top = -__builtin_inff(); float4 e[{s.parts}];",
+            f"{each('y', s.parts)} {{ e[y] = w_read_cluster(w_shared(ends + 4 * r), y);",
+            "top = w_max_f32(top, e[y].x); }",
+            f"const float base = {self._base('top')};",
+            f"{each('i', 4)} v[i] = 0.0f;",
+            f"{each('y', s.parts)} {{",
+            f"const float f = {self._weight('e[y].x')};",
+            f"const float4 u = w_read_cluster(w_shared(sums + r * {row} + c), y);",
+            f"all = fmaf(e[y].y, f, all); {add} }}",
+            "if (all == 0.0f) all = 1.0f;" if p.safe else "",
+            "all = 1.0f / all;",
+            f"{each('i', 4)} v[i] *= all;",
+            f"{kind}* const y = ({kind}*)out0 + ({place});",
+            *wide_store([f"v[{i}]" for i in range(4)], p.out_dtype, "y"),
+            "}\n}",
+            "w_together(); w_cluster_leave();",
         ]
 
     def _out_width(self) -> int:
