@@ -31,6 +31,7 @@ from benchmarks.gpu_time import Kernel, median_us
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.errors import WeftError
+from weft.fission.arithmetic import tanh
 from weft.fission.gelu import gelu
 from weft.fission.relu import relu
 from weft.fission.sigmoid import silu
@@ -52,7 +53,12 @@ ROUNDS = 7
 CHECKED = 4096
 """Rows that are compared."""
 TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-MODULES: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh, "none": nn.Identity,
+}  # fmt: skip
+ACTIVATIONS: dict[str, Callable[[GraphBuilder, NodeId], NodeId | Declined]] = {
+    "relu": relu, "silu": silu, "gelu": gelu, "tanh": tanh, "none": lambda _, x: x,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,14 @@ class Case:
 
 CASES = (
     *(Case(r, w, d) for r in (18, 20, 12, 16, 14) for w in (64, 128, 256, 32, 16) for d in (4, 8)),
-    *(Case(r, 128, 4, act) for r in (18, 20) for act in ("silu", "gelu")),
+    *(
+        Case(r, w, 4, act)
+        for r in (18, 20)
+        for w in (128, 192, 256)
+        for act in ("relu", "silu", "gelu", "tanh")
+        if (w, act) not in ((128, "relu"), (256, "relu"))
+    ),
+    *(Case(r, w, 4) for r in (18, 14) for w in (320, 384, 512)),
 )
 """The most telling sizes first: time may run out."""
 
@@ -110,7 +123,7 @@ def problem_of(c: Case, dtype: DType) -> Problem:
         w = b.input(TensorType(dtype, (c.width, c.width)), is_weight=True)
         bias = b.input(TensorType(dtype, (c.width,)), is_weight=True)
         y = b.apply(Prim.ADD, b.add(Prim.MATMUL, h, w), bias)
-        h = cast("NodeId", {"relu": relu, "silu": silu, "gelu": gelu}[c.act](b, y))
+        h = cast("NodeId", ACTIVATIONS[c.act](b, y))
     graph = b.build([h])
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -37,6 +39,8 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, NodeId], NodeId]] = {
     "sin": lambda b, x: _in_f32(b, x, Prim.SIN),
     "cos": lambda b, x: _in_f32(b, x, Prim.COS),
     "reciprocal": lambda b, x: b.apply(Prim.RECIPROCAL, b.apply(Prim.ADD, b.apply(Prim.MUL, x, x), 0.0)),
+    "formula": lambda b, x: b.apply(Prim.MUL, x, _in_f32(b, b.apply(Prim.MUL, x, 5.0), Prim.SIN)),
+    "bump": lambda b, x: _in_f32(b, b.apply(Prim.NEG, b.apply(Prim.MUL, x, x)), Prim.EXP),
     "user": lambda b, x: b.apply(Prim.MUL, b.apply(Prim.MAX, x, 0.0), b.apply(Prim.ADD, x, 0.5)),
 }
 
@@ -91,6 +95,29 @@ def mlp(n: Net) -> Problem:
         h = b.apply(Prim.ADD, y, h) if n.residual and k == cols else y
     graph = b.build([b.cast(h, n.given or n.dtype)])
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
+
+
+def random_net(seed: int, *, most_rows: int = 20_000, most_work: float = 4e8, widest: int = 512) -> Net:
+    """Any network that the templates take: each layer its own width and activation, values beside each other."""
+    rng = random.Random(seed)
+    depth = rng.choice([2, 2, 3, 3, 4, 5, 7, 10])
+    top = rng.choice([32, 64, 128, 256, widest])
+    widths = [rng.choice([rng.randint(1, top), 16 * rng.randint(1, max(1, top // 16))]) for _ in range(depth + 1)]
+    if rng.random() < 0.2:
+        widths = [widths[1]] * (depth + 1)
+    dtype = rng.choice([F16, BF16])
+    skip = () if rng.random() < 0.7 or widths[0] > 128 else (rng.randrange(1, depth),)
+    work = sum((k + (widths[0] if i in skip else 0)) * n for i, (k, n) in enumerate(pairwise(widths)))
+    rows = rng.choice([1, 15, 16, 17, 63, 64, 65, 127, 1000, 4097, rng.randint(1, most_rows)])
+    rows = max(1, min(rows, most_rows, int(most_work / work)))
+    if not skip and rng.random() < 0.08:
+        widths[0] = rng.randint(513, 1500)
+        rows = min(rows, 500)
+    names = [x for x in ACTIVATIONS if x not in ("reciprocal", "cos")]
+    return Net(
+        rows, tuple(widths), tuple(rng.choices(names, k=depth)), dtype, rng.random() < 0.8, rng.random() < 0.4,
+        rng.choice([None, F32]), 0, rng.random() < 0.5, skip, rng.random() < 0.5,
+    )  # fmt: skip
 
 
 def normal(problem: Problem, seed: int = 0) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal
+from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
@@ -32,6 +32,11 @@ PAIRS = Shape(False, 2, 2, 0, 0, 1, 1)
 GROUP = Shape(True, 1, 4, 0, 0, 1, 2)
 RING = Shape(True, 1, 8, 6, 0, 1, 1)
 PART = Shape(True, 1, 8, 5, 2, 1, 1)
+FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
+FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2)
+TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
+RING_TURNS = replace(RING, turns=True)
+PART_TURNS = replace(PART, turns=True, flow=1)
 PIECES = mlp_wide.Shape(False, 1, 4, 64, 2)
 FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
 GROUPS = mlp_wide.Shape(True, 4, 6, 128, 1)
@@ -39,29 +44,32 @@ SMALL = mlp_wide.Shape(True, 8, 4, 32, 2)
 OTHER = mlp_wide.Shape(True, 4, 5, 64, 2)
 
 CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
-    "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP)),
+    "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP, FLOW, TURNS)),
     "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
-    "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP)),
+    "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP, FLOWS)),
     "one wide": (Net(150, (1, 1, 16, 2), "silu"), (WARP,)),
-    "f32 in and out": (Net(35, (32, 16, 32), "gelu", given=F32), (WARP, GROUP)),
+    "f32 in and out": (Net(35, (32, 16, 32), "gelu", given=F32), (WARP, GROUP, FLOW)),
     "f32, odd": (Net(18, (5, 16, 3), "tanh", given=F32), (WARP,)),
-    "residual": (Net(70, (32, 32, 32, 32), "tanh", residual=True), (PAIRS, GROUP)),
+    "residual": (Net(70, (32, 32, 32, 32), "tanh", residual=True), (PAIRS, GROUP, FLOWS, TURNS)),
     "no bias": (Net(17, (16, 32, 8), bias=False, turned=True), (WARP, GROUP)),
     "each its own": (Net(16, (16, 24, 24, 24, 24), ("sin", "cos", "sigmoid", "user"), dtype=BF16), (WARP,)),
     "infinite where there is nothing": (Net(16, (16, 20, 12, 16), "reciprocal"), (WARP, GROUP)),
     "batch": (Net(24, (8, 16, 40), "gelu tanh", batch=3, last=False), (WARP,)),
-    "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING)),
-    "layers alike": (Net(30, (16, *(24,) * 6, 16), "silu", residual=True), (WARP, GROUP)),
+    "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING, FLOW, RING_TURNS)),
+    "layers alike": (Net(30, (16, *(24,) * 6, 16), "silu", residual=True), (WARP, GROUP, FLOW, TURNS)),
     "layers alike but one": (Net(30, (24,) * 9, ("relu",) * 4 + ("tanh",) + ("relu",) * 3), (WARP,)),
-    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING, PART)),
+    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING, PART, RING_TURNS, PART_TURNS)),
     "layers alike stay or come": (Net(200, (32,) * 11, "relu"), (replace(PART, fixed=5), PART)),
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
-    "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP)),
-    "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP,)),
+    "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
+    "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP, GROUP, FLOWS)),
     "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
-    "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP)),
-    "input beside in a ring": (Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3), (RING, PART)),
-    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING,)),
+    "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP, FLOW)),
+    "input beside in a ring": (
+        Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3),
+        (RING, PART, RING_TURNS, PART_TURNS),
+    ),
+    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING, RING_TURNS)),
     "wide": (Net(70, (48, 320, 300, 17), "relu"), (PIECES, GROUPS)),
     "wide, residual": (Net(40, (320,) * 6, "silu", BF16, residual=True), (PIECES, GROUPS, OTHER)),
     "wide, input beside": (Net(150, (40, 288, 288, 288, 5), "gelu", skip=(2,), last=False), (PIECES, SMALL)),
@@ -71,6 +79,12 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
     "in pieces though small": (Net(33, (3, 24, 17, 1), "sigmoid"), (FEW, SMALL)),
     "infinite, in pieces": (Net(16, (16, 20, 12, 16), "reciprocal"), (FEW, SMALL)),
 }
+
+
+CASES |= {f"any {seed}": (random_net(seed, most_rows=70, most_work=4e6, widest=300), ()) for seed in range(10)}
+for _name in [n for n in CASES if n.startswith("any ")]:
+    _net = CASES[_name][0]
+    CASES[_name] = _net, ((PIECES, SMALL) if max(_net.widths) > 256 else (WARP, FEW))
 
 
 @pytest.fixture(scope="module")

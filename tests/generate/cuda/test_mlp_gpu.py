@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal
+from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.test_mlp import CASES
 from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 
@@ -19,6 +19,8 @@ from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 
+RANDOM = 200
+"""Networks that are drawn."""
 SECONDS = 100.0
 """Nets that are not begun by then are skipped."""
 _ACTS = ("relu", "silu", "gelu", "gelu tanh", "tanh", "sin", "sigmoid")
@@ -36,6 +38,15 @@ NETS: dict[str, Net] = {
             (256, 4, 4099, "relu", BF16), (256, 8, 20_001, "relu", F16), (256, 3, 64, "gelu", F16),
         )
     },
+    **{
+        f"width {w}, {depth} layers": Net(rows, (w,) * (depth + 1), act, d, residual=depth == 4)
+        for w, depth, rows, act, d in (
+            (512, 3, 5001, "relu", BF16), (384, 4, 999, "silu", F16), (300, 9, 64, "tanh", BF16),
+        )
+    },
+    "radiance field, wide": Net(4001, (63, *(512,) * 5, 4), "relu", F16, last=False, skip=(3,)),
+    "pixels": Net(10_000, (784, 512, 256, 10), "relu", BF16, given=F32, last=False),
+    "odd pixels": Net(70, (1001, 257, 3), "formula", F16),
     "many rows": Net(200_001, (64,) * 5, "relu", BF16),
     "radiance field": Net(65_537, (63, *(128,) * 7, 4), "relu", F16, last=False),
     "radiance field with its input beside": Net(8001, (63, *(256,) * 7, 4), "relu", F16, last=False, skip=(4,)),
@@ -82,6 +93,40 @@ def test_every_schedule(name: str, compiled):
         got = np.asarray(machine.run(problem, source, inputs, 2)[0], dtype=np.float64)
         error = float(np.sqrt(np.mean((got - exact) ** 2)))
         assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)
+
+
+@pytest.mark.parametrize("first", range(0, RANDOM, 50))
+def test_random_networks(first: int, gpu):  # noqa: F811
+    """Any networks, one schedule of each: near float64, the same bits twice, no spills, no serialised products."""
+    machine, facts = gpu
+    cases: list[tuple[int, CudaSource]] = []
+    for seed in range(first, first + 50):
+        problem = mlp(random_net(seed))
+        schedules = templates.schedules(problem, facts)
+        if isinstance(schedules, Declined):
+            assert "do not fit" in schedules.reason or "several layers read" in schedules.reason, schedules.reason
+            continue
+        source = templates.emit(problem, schedules[seed % len(schedules)])
+        assert isinstance(source, CudaSource), source
+        cases.append((seed, source))
+    assert len(cases) >= 45
+    known = Known(machine.nvrtc, machine.arch, [s for _, s in cases])
+    runner = Gpu(known, machine.arch)
+    wrong = {}
+    for seed, source in cases:
+        net = random_net(seed)
+        problem = mlp(net)
+        inputs = normal(problem, seed)
+        exact, own = _exact(problem, inputs)
+        size, eager = (float(np.sqrt(np.mean(x**2))) for x in (exact, own - exact))
+        got = np.asarray(runner.run(problem, source, inputs, 2)[0], dtype=np.float64)
+        error = float(np.sqrt(np.mean((got - exact) ** 2)))
+        unit = 2.0**-8 if net.dtype is BF16 else 2.0**-11
+        compiled_ = known.compile(source.text, arch=machine.arch, flags=source.flags)
+        used = compiled_.of(source.launches[0].entry)
+        if not error <= 1.2 * eager + 0.25 * unit * size or used.spill_stores or compiled_.warnings:
+            wrong[seed] = net, source.schedule.params, error, eager, size, used.spill_stores, compiled_.warnings[:1]
+    assert not wrong, wrong
 
 
 def _exact(problem, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
