@@ -44,6 +44,7 @@ from weft.generate.library.opaque_onnx import run_onnx
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.reference import evaluate
 from weft.ir.types import Array, DType
+from weft.tune.tolerance import TOLERANCES
 
 SUITES = {
     "node": "conformance-onnx-node",
@@ -51,6 +52,8 @@ SUITES = {
     "pytorch-operator": "conformance-onnx-pytorch-operator",
     "pytorch-converted": "conformance-onnx-pytorch-converted",
 }
+HELD = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.F8E4M3, "float8_e5m2": DType.F8E5M2}
+"""What NumPy lacks, by the names that ONNX's package gives it."""
 PROGRESS = Path("build/conformance")
 CACHE = PROGRESS / "cache"
 """Of compiled kernels: apart from the user's own."""
@@ -85,16 +88,14 @@ def compiled(imported: Imported, inputs: Sequence[Array], ways: Sequence[str] = 
     """Through the whole compiler, without measuring: every distinct plan (in some ways only), linked and run."""
     import torch
 
+    from weft.generate.library.execute import TORCH_DTYPE
     from weft.kernels.source import LibraryCall
     from weft.options import Options
     from weft.pipeline.finish import as_array as to_numpy
     from weft.pipeline.untuned import WAYS, build
 
     types = [imported.graph.type_of(i) for i in imported.graph.inputs]
-    tensors = [
-        torch.from_numpy(np.array(x)).to(torch.bfloat16) if t.dtype is DType.BF16 else torch.from_numpy(np.array(x))
-        for x, t in zip(inputs, types, strict=True)
-    ]
+    tensors = [torch.from_numpy(np.array(x)).to(TORCH_DTYPE[t.dtype]) for x, t in zip(inputs, types, strict=True)]
     made = build(imported, Options(cache_dir=CACHE), ways or WAYS)
     outputs = {way: [to_numpy(y) for y in run(*tensors)] for way, run in made.executables.items()}
     calls = min(sum(isinstance(s.kernel, LibraryCall) for s in e.plan.steps) for e in made.executables.values())
@@ -105,7 +106,7 @@ ENGINES: dict[str, Engine] = {"reference": reference, "compiled": compiled}
 
 
 def as_array(value: Any) -> tuple[DType, Array]:
-    """A value of a test case as ours: bf16 becomes exact float32.
+    """A value of a test case as ours: types that NumPy lacks become exact float32.
 
     Raises:
         RefusedError: sequences, optionals, strings and element types outside of the set.
@@ -115,12 +116,12 @@ def as_array(value: Any) -> tuple[DType, Array]:
         if dtype is None:
             raise RefusedError(f"element type {onnx.TensorProto.DataType.Name(value.data_type)}")
         array = numpy_helper.to_array(value)
-        return dtype, np.asarray(array.astype(np.float32) if dtype is DType.BF16 else array)
+        return dtype, np.asarray(array.astype(np.float32) if dtype.is_held else array)
     if not isinstance(value, (np.ndarray, np.generic)):
         raise RefusedError(f"value of kind {type(value).__name__}")
     array = np.asarray(value)
-    if array.dtype.name == "bfloat16":
-        return DType.BF16, array.astype(np.float32)
+    if array.dtype.name in HELD:
+        return HELD[array.dtype.name], array.astype(np.float32)
     try:
         return DType.from_numpy(array.dtype), array
     except KeyError:
@@ -182,7 +183,7 @@ def more_exact(
         if not z.size:
             continue
         mine, theirs = (np.abs(np.asarray(v, np.float64) - np.asarray(e, np.float64)) for v in (y, z))
-        eps = 2**-7 if dtype is DType.BF16 else float(np.finfo(cast("Any", z.dtype)).eps)
+        eps = 2 * TOLERANCES[dtype].unit if dtype.is_held else float(np.finfo(cast("Any", z.dtype)).eps)
         # one unit of slack: both are rounded to their own type
         if not (theirs <= 8 * eps * np.abs(e).max()).all() or not (mine <= theirs + eps * np.abs(e)).all():
             return False

@@ -146,7 +146,7 @@ def test_strides_of_results_are_recorded():
         (lambda x: torch.rand_like(x) + x, "random numbers"),
         (lambda x: torch.nn.functional.dropout(x, 0.5, True), "random numbers"),
         (lambda x: torch.view_as_complex(x.reshape(2, 2)).abs(), "complex"),
-        (lambda x: x.to(torch.float8_e4m3fn).float(), "element type torch.float8"),
+        (lambda x: x.to(torch.float8_e4m3fnuz).float(), "element type torch.float8"),
     ],
     ids=["fft", "rand", "dropout", "complex", "float8"],
 )

@@ -22,6 +22,34 @@ def matmul(c: Call) -> NodeId:
     return c.one("matmul", c.b.cast(left, c.out.dtype), c.b.cast(right, c.out.dtype))
 
 
+def scaled_mm(c: Call) -> NodeId:
+    """(a b) * scale_a * scale_b + bias in f32, rounded once; a and b are 8-bit floats.
+
+    Scales are one number each, or one per row of a and one per column of b. Whether fast accumulation is allowed is for
+    the options to say: without, sums are more precise than asked for.
+    """
+    b, (m, n) = c.b, c.out.shape
+    operands = [c.ref(name) for name in ("self", "mat2")]
+    if not all(c.type(x).dtype.is_float8 for x in operands):
+        c.decline("operands that are no floats of 8 bits")
+    if c.has("scale_result"):
+        c.decline("a scale of the result, which devices read differently")
+    y = c.one("matmul", *(b.cast(x, DType.F32) for x in operands))
+    scales = [c.ref("scale_a"), c.ref("scale_b")]
+    whole = all(c.type(x).size == 1 for x in scales)
+    if not whole and [c.shape(x) for x in scales] != [(m, 1), (1, n)]:
+        c.decline(f"scales of shapes {c.shape(scales[0])} and {c.shape(scales[1])}")
+    if any(c.type(x).dtype is not DType.F32 for x in scales):
+        c.decline("scales that are not f32")
+    if whole:
+        y = b.apply(Prim.MUL, y, b.apply(Prim.MUL, *(b.reshape(x, ()) for x in scales)))
+    else:
+        y = b.apply(Prim.MUL, b.apply(Prim.MUL, y, scales[0]), scales[1])
+    if c.has("bias"):
+        y = b.apply(Prim.ADD, y, b.cast(c.ref("bias"), DType.F32))
+    return b.cast(y, c.out.dtype)
+
+
 def addmm(c: Call) -> NodeId:
     """beta * c + alpha * a @ b."""
     beta, alpha = c.real("beta"), c.real("alpha")
@@ -426,6 +454,7 @@ def resize_linear(k: int, antialias: bool = False) -> Handler:
 
 TABLE: Mapping[str, Handler] = {
     **{f"aten.{n}.default": matmul for n in ("mm", "_int_mm", "bmm", "matmul", "mv", "dot")},
+    "aten._scaled_mm.default": scaled_mm,
     "aten.addmm.default": addmm,
     "aten.addmv.default": addmv,
     "aten.einsum.default": einsum,

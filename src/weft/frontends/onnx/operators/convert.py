@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.frontends.onnx.tensors import dtype_of
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType, round_held
+from weft.ir.types import FLOAT8, DType, round_held
 
 
 def _constant(c: Call) -> Result:
@@ -54,8 +55,24 @@ def _size(c: Call) -> Result:
     return c.b.constant(np.array(c.type(0).size, np.int64))
 
 
+def _to_float8(c: Call, x: NodeId, dtype: DType) -> NodeId:
+    """Rounded to an 8-bit float; beyond the greatest it is that one, or without `saturate` infinite or NaN."""
+    b, most = c.b, FLOAT8[dtype].greatest
+    source = b.type_of(x).dtype
+    if not source.is_float or source.is_float8:
+        x = b.cast(x, DType.F32)
+    if int(c.get("saturate", 1)):
+        x = b.apply(Prim.MAX, b.apply(Prim.MIN, x, most), -most)
+    elif dtype is DType.F8E4M3:  # half a unit beyond the greatest still rounds to it
+        beyond = b.apply(Prim.GT, b.add(Prim.ABS, x), most * (1 + 1 / 28))
+        x = b.apply(Prim.SELECT, beyond, b.broadcast(b.scalar(math.nan, b.type_of(x).dtype), b.type_of(x).shape), x)
+    return b.cast(x, dtype)
+
+
 def _cast_to(c: Call, dtype: DType) -> Result:
     source = c.type(0).dtype
+    if dtype.is_float8:
+        return _to_float8(c, c.x(0), dtype)
     if source.is_float and dtype is DType.BOOL:
         return c.b.cast(c.x(0), dtype)
     if source.is_float and dtype in (DType.I8, DType.U8, DType.I16):
@@ -128,13 +145,16 @@ def _quantise(c: Call) -> Result:
     target = c.type(2).dtype if c.has(2) else DType.U8
     if c.get("output_dtype", 0):
         target = dtype_of(c.get("output_dtype"), "the target of QuantizeLinear", c.where)
-    if not target.is_integer or target in (DType.I64, DType.I32):
+    if target in (DType.I64, DType.I32) or not (target.is_integer or target.is_float8):
         return Declined(f"QuantizeLinear to {target.value}")
     precision = c.get("precision", 0)
     wide = dtype_of(precision, "the precision", c.where) if precision else b.type_of(scale).dtype
     x = b.cast(c.x(0), wide)
     wide = wide.accumulator
-    y = b.apply(Prim.ROUND, b.apply(Prim.DIV, b.cast(x, wide), b.cast(scale, wide)))
+    y = b.apply(Prim.DIV, b.cast(x, wide), b.cast(scale, wide))
+    if target.is_float8:  # its zero point is zero
+        return _to_float8(c, y, target)
+    y = b.apply(Prim.ROUND, y)
     if zero != ABSENT:
         y = b.apply(Prim.ADD, y, b.cast(zero, wide))
     info = np.iinfo(target.numpy)  # type: ignore[type-var]
@@ -148,6 +168,9 @@ def _dequantise(c: Call) -> Result:
     out = b.type_of(scale).dtype
     if c.get("output_dtype", 0):
         out = dtype_of(c.get("output_dtype"), "the target of DequantizeLinear", c.where)
+    if c.type(0).dtype.is_float8:
+        wide = b.type_of(scale).dtype.accumulator
+        return b.cast(b.apply(Prim.MUL, b.cast(c.x(0), wide), b.cast(scale, wide)), out)
     if c.type(0).dtype.is_float:
         return Declined("DequantizeLinear of floats")
     x = b.cast(c.x(0), DType.I32)
