@@ -266,7 +266,7 @@ class Moments(Rows):
         return self._named(total), self._named(squares)
 
     def _late_row_values(self, operand: NodeId) -> list[str]:
-        """Reads what an element needs of its row; the lines that widen it: else all would wait for that before a pass."""
+        """Reads what elements need of their rows; gives the lines that widen it, for which no pass has to wait."""
         needed, lines, items = _inputs_of(self.scene.graph, operand), [], self.nest.stack[self.level].items
         for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
             before = len(items)
