@@ -82,15 +82,20 @@ def test_a_case_that_always_hangs_is_given_up(
 
 def test_results_are_kept_without_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    lines = [json.dumps({"record": "environment", "device": "x"}), line("a", library_name="algorithm 1", all={"b": 1})]
+    lines = [
+        json.dumps({"record": "environment", "device": "x"}),
+        line("a", library_name="algorithm 1", all={"weft b": 1}),
+    ]
     path.write_text("\n".join([*lines, json.dumps({"poisoned": "c", "kernel": "k"})]) + "\n")
     (tmp_path / "nvidia-h200").mkdir()
     monkeypatch.setattr(gpu_gemm_lt, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu_gemm_lt, "CONFIGURATIONS", tmp_path / "configurations.json")
     gpu_gemm_lt.main(["--keep", str(path)])
     first, second = map(json.loads, (tmp_path / "nvidia-h200" / "gemm.jsonl").read_text().splitlines())
     assert first["record"] == "environment"
     assert second["ratio"] == 1.5
     assert "all" not in second
+    assert gpu_gemm_lt.times_of(gpu_gemm_lt.read_times(tmp_path / "configurations.json")[0]) == {"b": 1}
 
 
 def test_the_quality_of_the_model_is_the_best_of_its_few_over_the_best_of_all() -> None:
@@ -131,9 +136,9 @@ def test_the_table_of_all_configurations_is_kept_and_read_again(
     run, to = tmp_path / "run.jsonl", tmp_path / "kept.json"
     case = {"record": "case", "group": "exhaustive", "case": g.name, "library_us": 1.0, "all": times}
     run.write_text(json.dumps({"record": "environment", "device": "x"}) + "\n" + json.dumps(case) + "\n")
-    monkeypatch.setattr(gpu_gemm_lt.keep_exhaustive, "__defaults__", (to,))
+    monkeypatch.setattr(gpu_gemm_lt, "EXHAUSTIVE", to)
     gpu_gemm_lt.main(["--keep", str(run)])
-    (line_,) = gpu_gemm_lt.read_exhaustive(to)
+    (line_,) = gpu_gemm_lt.read_times(to)
     assert json.loads(to.read_text())["environment"]["device"] == "x"
     assert gpu_gemm_lt.times_of(line_) == gpu_gemm_lt.times_of(case)
     for path in (run, to):
@@ -142,8 +147,8 @@ def test_the_table_of_all_configurations_is_kept_and_read_again(
         assert f"{g.name:40}       24  1.000  1.000" in told
         assert "within 3% of the fastest: 1 of 1 cases" in told
     run.write_text(line(CASES[0]) + "\n")
-    with pytest.raises(SystemExit, match="no case of the group"):
-        gpu_gemm_lt.keep_exhaustive(run)
+    with pytest.raises(SystemExit, match="has no times"):
+        gpu_gemm_lt.keep_times(run, to)
 
 
 def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:

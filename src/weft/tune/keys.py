@@ -130,7 +130,7 @@ def source_hash(package: Path, parts: tuple[str, ...], *, without: frozenset[str
     for part in parts:
         place = package / part
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            if path.suffix not in (".py", ".h", ".jinja", ".cu", ".cpp") or not path.is_file():
+            if path.suffix not in (".py", ".h", ".jinja", ".cu", ".cpp", ".json") or not path.is_file():
                 continue  # caches of the interpreter and the like
             name = path.relative_to(package)
             if without & set(re.split(r"[/_.]", name.as_posix())):

@@ -18,6 +18,7 @@ from weft.generate.cuda.choose import forms
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.kernel import CudaText, machine_header, runtime_header
 from weft.generate.cuda.loops import Oversized
+from weft.generate.cuda.shipped import loops_place, promoted
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -45,7 +46,8 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
-        found = _Distinct(problem, forms(problem, facts))
+        ranked = [form.schedule() for form in forms(problem, facts)]
+        found = _Distinct(problem, promoted(loops_place(problem), ranked, facts.name))
         together = pools.schedules(problem, facts)
         if together:
             return [*together, *found[:OTHERS]]
@@ -66,26 +68,26 @@ class CudaGenerator:
 
 @final
 class _Distinct(Sequence[Schedule]):
-    """Schedules of forms whose kernels differ (some parameters do not always matter), found as far as one looks.
+    """Those schedules whose kernels differ (some parameters do not always matter), found as far as one looks.
 
-    `declined`: why the first form has no kernel; later ones that have none are left out.
+    `declined`: why the first one has no kernel; later ones that have none are left out.
     """
 
-    def __init__(self, problem: Problem, forms: Sequence[Form]) -> None:
+    def __init__(self, problem: Problem, ranked: Sequence[Schedule]) -> None:
         self._problem = problem
-        self._forms = iter(forms)
+        self._ranked = iter(ranked)
         self._texts: set[str] = set()
         self._found: list[Schedule] = []
         self.declined: Declined | None = None
         self.declined = self._advance()
 
     def _advance(self) -> Declined | None:
-        """Look at the next form.
+        """Look at the next one.
 
         Raises:
             StopIteration: there is none.
         """
-        schedule = next(self._forms).schedule()
+        schedule = next(self._ranked)
         source = _source(self._problem, schedule)
         if isinstance(source, Declined):
             return source

@@ -11,7 +11,8 @@ from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import choose, gemv, tma_choose
+from weft.generate.cuda.shipped import kind_of, measured_best, product_place
+from weft.generate.cuda.templates import choose, cost, gemv, tma_choose
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -21,6 +22,8 @@ Ranked = list[tuple[float, Schedule]]
 """(modelled microseconds, configuration)."""
 _NEAR = 1.5
 """What the model has slower than so many times the best is measured late, if at all."""
+_FROM_TABLE = 4
+"""Kinds that are measured because they were fastest elsewhere."""
 _KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices")
 """Parameters that make configurations different; the others are tried after these."""
 
@@ -54,14 +57,17 @@ def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) ->
     """The few that are worth measuring.
 
     First the kinds that the compiler would measure, as far as the model has them near the best, and one of each
-    template; then the best of each further kind; then the rest by rank.
+    template, and among them those that were fastest where the GPU was measured before; then the best of each further
+    kind; then the rest by rank.
     """
     modelled = {s: us for us, s in ranked}
-    listed = templates.schedules(problem, facts)
+    found = templates.schedules(problem, facts)
+    listed = [] if isinstance(found, Declined) else list(found)
+    listed[1:1] = _measured_best(problem, facts, ranked)
     near = _NEAR * ranked[0][0] if ranked else 0.0
     chosen: list[Schedule] = []
     kinds: set[object] = set()
-    for s in () if isinstance(listed, Declined) else listed:
+    for s in listed:
         new = all(x.param("template") != s.param("template") for x in chosen)
         if s in modelled and (new or (modelled[s] <= near and kind(s) not in kinds)):
             kinds.add(kind(s))
@@ -75,6 +81,18 @@ def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) ->
     known = set(chosen)
     chosen += [s for _, s in ranked if s not in known]
     return [(modelled[s], s) for s in chosen[:keep]]
+
+
+def _measured_best(problem: Problem, facts: GpuFacts, ranked: Ranked) -> list[Schedule]:
+    """Of each of the kinds that the GPU's table has as the fastest, the one that the model likes best."""
+    p = product(problem, tf32=facts.tf32)
+    if isinstance(p, Declined):
+        return []
+    firsts: dict[str, Schedule] = {}
+    for _, s in ranked:
+        firsts.setdefault(kind_of(s), s)
+    kinds = measured_best(product_place(p, cost.sizes_of(p)), facts.name, _FROM_TABLE)
+    return [firsts[k] for k in kinds if k in firsts]
 
 
 def kind(s: Schedule) -> tuple[object, ...]:
