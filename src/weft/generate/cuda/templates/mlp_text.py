@@ -552,7 +552,7 @@ class Kernel:
         record = p.graph.nodes[node]
         if c_type(record.type.dtype) != "w_f32":
             return None
-        if record.prim in _PERIODIC and self._narrow_end:
+        if record.prim in _PERIODIC and (self._narrow_end or part < len(p.layers)):
             return _PERIODIC[record.prim], record.inputs
         if node not in self._rough_steps(part):
             return None
