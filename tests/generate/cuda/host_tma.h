@@ -44,6 +44,13 @@ inline void w_meet_some(int number, int threads) {
   w_some[number].total = threads * w_cluster->size();  // fibers of a cluster run together: at least this strict
   w_meet(w_some[number]);
 }
+inline void w_turn_take(int number) { w_meet_some(number, 256); }
+inline void w_turn_give(int number) {
+  Barrier& b = w_some[number];
+  b.total = 256 * w_cluster->size();
+  ++w_progress;
+  if (++b.count == b.total) { b.count = 0; ++b.generation; }
+}
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
 inline void w_map_prefetch(const w_map*) {}
@@ -245,6 +252,11 @@ template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u
   w_weighted_rs(d, a, b, w_unpack_bf16);
 }
 template <int N> inline void w_hold(float (&)[N]) {}
+inline bool w_any_lane(bool x) {
+  unsigned any = x;
+  for (int mask = 1; mask < 32; mask *= 2) any |= w_shfl_word(any, mask);
+  return any;
+}
 inline u32 w_read_acquired(const u32* p) {
   if (!*p) w_fail("waits for what a later block says");
   return *p;

@@ -61,6 +61,10 @@ class Shape(Parameters):
     """Blocks of a multiprocessor."""
     blocks: int
     """At once on the device; each takes one tile after the other."""
+    turns: bool = False
+    """Warpgroups of a block issue their products one after the other, so that one multiplies while others do not."""
+    flow: int = 0
+    """Products begin as soon as so many 16 columns of their left operand are there; 0: when all are."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""

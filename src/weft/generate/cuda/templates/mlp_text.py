@@ -15,7 +15,7 @@ from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
 from weft.generate.cuda.templates.mlp_match import Chain, Layer, padded
-from weft.generate.cuda.templates.mlp_runs import runs
+from weft.generate.cuda.templates.mlp_runs import Run, runs
 from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, fixed_bytes, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -88,8 +88,10 @@ class Kernel:
         ]
         early = prefetched(p, s)
         steps = -(-p.layers[0].k // 16)
+        if s.turns:
+            lines.append(f"if (owner == {s.owners - 1}) w_turn_give(1);")
         lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
-        if s.stages:
+        if s.stages or s.turns:
             turns = -(-units // s.owners)
             head = f"for (int turn = blockIdx.x; turn < {turns}; turn += gridDim.x) {{"
             head += f"\nconst int tile = turn * {s.owners} + owner;"
@@ -109,7 +111,7 @@ class Kernel:
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
         else:
             lines.append(f"load(row0, {name});")
-        alike = dict(runs(p, s.fixed))
+        alike = dict(self._alike)
         part = 1
         while part <= len(p.layers):
             if part in alike:
@@ -118,15 +120,27 @@ class Kernel:
             else:
                 lines += self._layer(part)
             part += alike.get(part, 1)
-        return [*lines, "}"]
+        return [*lines, "}", *(["if (owner == 0) w_turn_take(1);"] if s.turns else [])]
+
+    @property
+    def _alike(self) -> tuple[Run, ...]:
+        """Layers of one loop; those that flow into each other are written out."""
+        return () if self.s.flow else runs(self.p, self.s.fixed)
+
+    def _flows(self, part: int) -> bool:
+        """Whether a product begins with the first columns of its left operand that are there."""
+        p, s = self.p, self.s
+        if not s.flow or not 1 < part <= len(p.layers) or (s.stages and part > s.fixed):
+            return False
+        return len(p.kept[part - 1]) == 1 and p.kept[part - 1] == p.layers[part - 1].left
 
     def _turn(self, part: int, step: int) -> str:
         """What is added to a place for the layers of a loop."""
-        return f" + l * {step}" if part in dict(runs(self.p, self.s.fixed)) else ""
+        return f" + l * {step}" if part in dict(self._alike) else ""
 
     def _name(self, node: NodeId) -> str:
         """The array of a kept value: layers of a loop leave theirs where they read the last one's."""
-        for first, count in runs(self.p, self.s.fixed):
+        for first, count in self._alike:
             if any(node in self.p.kept[part] for part in range(first, first + count)):
                 return self._name(self.p.layers[first - 1].left[0])
         return f"h{node}"
@@ -313,12 +327,17 @@ class Kernel:
         bias = self._bias(part)
         lines = [f"float d{part}[{s.tiles}][{4 * chunks}];" if s.group else f"float d{part}[{s.tiles}][{chunks}][4];"]
         lines += self._begin(part, chunks, bias)
-        lines += self._products(part) if s.group else self._fragments(part)
+        if self._flows(part):
+            lines += self._flow(part)
+        else:
+            lines += self._products(part) if s.group else self._fragments(part)
         for node in p.kept[part]:
             if self._name(node) == f"h{node}":
                 lines.append(f"u32 h{node}[{s.tiles}][{chunks // 2}][4];")
+        if self._flows(part + 1):
+            return lines
         lines += [f"{each('m', s.tiles)} {{"]
-        lines += self._keep(part, chunks) if p.kept[part] else []
+        lines += self._keep(part, each("j", chunks)) if p.kept[part] else []
         lines += self._store(part) if part == len(p.layers) else []
         return [*lines, "}"]
 
@@ -389,10 +408,13 @@ class Kernel:
                 found.append(f"{head}\n{each('m', s.tiles)} {call}")
             return found
 
+        take, give = (
+            ("w_turn_take(1 + owner); ", f" w_turn_give(1 + (owner + 1) % {s.owners});") if s.turns else ("", "")
+        )
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"w_shared(sm) + {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            lines += ["w_group_begin();", *calls(0, count, at), "w_group_commit(); w_group_wait<0>();"]
+            lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
             slot = slot_bytes(self.image)
@@ -402,10 +424,10 @@ class Kernel:
                 lines += [
                     "if (t == 0) ask();",
                     "__syncwarp();",
-                    "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
+                    f"{'' if i else take}w_bar_wait(full + 8 * slot, parity); w_group_begin();",
                     f"{{ const u32 w = w_shared(sm) + {fixed_bytes(self.image, s)} + slot * {slot}u;",
                     *calls(first, last, "w + k % 4 * 32"),
-                    "w_group_commit(); }",
+                    f"w_group_commit();{give if i == panels - 1 else ''} }}",
                 ]
                 if i:
                     lines.append("w_group_wait<1>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
@@ -437,14 +459,44 @@ class Kernel:
                     found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
         return lines, found
 
-    def _keep(self, part: int, chunks: int) -> list[str]:
-        """Kept values, chunk by chunk."""
+    def _flow(self, part: int) -> list[str]:
+        """The values that the last part keeps, and after every few columns of them their share of the product."""
+        p, s = self.p, self.s
+        layer = p.layers[part - 1]
+        steps, kind = layer.depth // 16, p.dtype.value
+        add = "1" if self._bias(part) is not None else "k"
+        at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {128 * padded(layer.n)} + k % 4 * 32"
+
+        def end(first: str, each: int) -> str:
+            step, last = each * s.flow, each * steps
+            return (
+                f"{first} + {step}"
+                if steps % s.flow == 0
+                else f"({first} + {step} < {last} ? {first} + {step} : {last})"
+            )
+
+        return [
+            f"#pragma unroll\nfor (int k0 = 0; k0 < {steps}; k0 += {s.flow}) {{",
+            f"{each('m', s.tiles)} {{",
+            *self._keep(part - 1, f"#pragma unroll\nfor (int j = 2 * k0; j < {end('2 * k0', 2)}; ++j)"),
+            "}",
+            "w_group_begin();",
+            f"#pragma unroll\nfor (int k = k0; k < {end('k0', 1)}; ++k)",
+            f"{each('m', s.tiles)}",
+            f"w_wgmma_{kind}(d{part}[m], {self._name(layer.left[0])}[m][k], w_descriptor({at}), {add});",
+            "}",
+            "w_group_commit(); w_group_wait<0>();",
+            f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);",
+        ]
+
+    def _keep(self, part: int, head: str) -> list[str]:
+        """Kept values, chunk by chunk of those that the loop `head` names."""
         p = self.p
         earlier, found = self._earlier(part)
         width = p.layers[part - 1].n
-        lines = [f"{each('j', chunks)} {{", *self._vector_loads(part), f"{each('half', 2)} {{", *earlier]
+        lines = [f"{head} {{", *self._vector_loads(part), f"{each('half', 2)} {{", *earlier]
         relus = {node: z for node in p.kept[part] if (z := self._relu(part, node)) is not None}
-        wanted = [relus.get(node, node) for node in p.kept[part]]
+        wanted = [relus.get(node, self._narrowed(part, node, p.dtype)) for node in p.kept[part]]
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, wanted)
         lines += text
         for node, source in zip(p.kept[part], wanted, strict=True):
@@ -464,6 +516,15 @@ class Kernel:
         other = [self.p.value(o) for o in n.inputs if o not in self.p.numbers]
         return other[0] if len(zero) == 1 and len(other) == 1 and other[0] not in self.p.vectors else None
 
+    def _narrowed(self, part: int, node: NodeId, dtype: DType) -> NodeId:
+        """What a value is the rounding of, where that is done on its way to `dtype` anyway."""
+        n = self.p.graph.nodes[node]
+        if n.prim is not Prim.CAST or node not in self.p.steps[part] or n.type.dtype is not dtype:
+            return node
+        source = self.p.value(n.inputs[0])
+        wide = self.p.graph.type_of(source).dtype is DType.F32 and dtype in NARROW
+        return source if wide and source in self.p.steps[part] else node
+
     def _store(self, part: int) -> list[str]:
         """The result, as wide as a lane's columns lie side by side."""
         p, v = self.p, self.image.written
@@ -480,8 +541,9 @@ class Kernel:
             f"{each('half', 2)} {{",
             *earlier,
         ]
-        text, values = self._expressions(part, {**self._known(part, "m"), **found}, (p.out,))
-        lines += [*text, *(f"y[half][2 * i + {e}] = {values[p.out][e].name};" for e in range(2)), "}\n}"]
+        end = self._narrowed(part, p.out, dtype)
+        text, values = self._expressions(part, {**self._known(part, "m"), **found}, (end,))
+        lines += [*text, *(f"y[half][2 * i + {e}] = {values[end][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
         lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = out + (u64)r * {width} + c * {8 * group};")
         if v > 1:
@@ -554,9 +616,12 @@ class Kernel:
             return None
         if record.prim in _PERIODIC and (self._narrow_end or part < len(p.layers)):
             return _PERIODIC[record.prim], record.inputs
-        if node not in self._rough_steps(part):
-            return None
+        rough = self._rough_steps(part)
         short = p.dtype is DType.BF16 and (part < len(p.layers) or self._out is DType.BF16)
+        if record.prim is Prim.MUL and short and rough:
+            return self._gated(node, rough)
+        if node not in rough:
+            return None
         if record.prim is Prim.TANH:
             return f"w_mlp_tanh_{p.dtype.value}({{0}})", record.inputs
         if record.prim is Prim.ADD:
@@ -571,6 +636,24 @@ class Kernel:
                 return "w_mlp_share({0}, {1})", record.inputs
         constant = record.inputs[-1] in p.numbers
         return (FUNCTIONS[record.prim], record.inputs) if record.prim in FUNCTIONS and not constant else None
+
+    def _gated(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[str, tuple[NodeId, ...]] | None:
+        """A value times 1 + erf of a multiple of another one."""
+        p = self.p
+        inputs = p.graph.nodes[node].inputs
+        for value, other in (inputs, inputs[::-1]):
+            erf = self._erf_of(p.value(other)) if p.value(other) in rough else None
+            readers = [s for steps in p.steps for s in steps if p.value(other) in map(p.value, p.graph.nodes[s].inputs)]
+            if erf is None or readers != [node] or value in p.numbers:
+                continue
+            of = p.value(p.graph.nodes[erf].inputs[0])
+            scaled = p.graph.nodes[of]
+            numbers = [o for o in scaled.inputs if o in p.numbers]
+            if scaled.prim is Prim.MUL and len(numbers) == 1:
+                rest = next(o for o in scaled.inputs if o not in p.numbers)
+                scale = literal(p.numbers[numbers[0]], DType.F32)
+                return f"w_mlp_gated({{0}}, {{1}}, {scale})", (value, rest)
+        return None
 
     @property
     def _narrow_end(self) -> bool:

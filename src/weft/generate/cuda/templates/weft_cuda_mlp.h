@@ -21,6 +21,9 @@ W_FN u32 w_relu2_bf16(float lo, float hi) {
   return h;
 }
 W_FN void w_hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }  // is not read before this
+// the turns of warpgroups that multiply one after the other: a turn is given by one and taken by the next
+W_FN void w_turn_take(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
+W_FN void w_turn_give(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }
 W_FN w_f32 w_mlp_reciprocal(w_f32 x) {
   w_f32 y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -40,6 +43,10 @@ W_FN w_f32 w_mlp_share_short(w_f32 a, w_f32 v) {
   return fmaf(h, w_mlp_tanh_bf16(-0.5f * v), h);
 }
 W_FN w_f32 w_mlp_one_plus_erf(w_f32 u) { return 1.0f + w_mlp_tanh_bf16(u * fmaf(u * u, 0.09814895f, 1.13159299f)); }
+// h * (1 + erf(c x)) by the same
+W_FN w_f32 w_mlp_gated(w_f32 h, w_f32 x, w_f32 c) {
+  return fmaf(h, w_mlp_tanh_bf16(x * fmaf(x * x, 0.09814895f * c * c * c, 1.13159299f * c)), h);
+}
 W_FN w_f32 w_mlp_tanh_f16(w_f32 x) {  // within 2^-16 of the result
   const w_f32 s = x * x, e = w_rough_exp(2.0f * x);
   const w_f32 near = x * fmaf(s, fmaf(s, 0.13333334f, -0.33333334f), 1.0f);

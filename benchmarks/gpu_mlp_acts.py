@@ -1,0 +1,237 @@
+"""What activations cost in fully fused networks, and what hides them: variants of one kernel side by side, on a GPU.
+
+    python -m benchmarks.gpu_mlp_acts [--only TEXT] [--seconds S] [--dry]
+
+Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
+its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
+`no products` leaves the products out and keeps all else, act `none` leaves the activations out, `ahead n` asks for n
+panels of streamed weights in advance. The first lines count operations per clock of one multiprocessor. Errors are
+norms of the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that of
+the fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks.gpu_mlp import CHECKED, ROUNDS, TORCH, Case, error_of, launches_for, network, problem_of
+from benchmarks.gpu_time import Kernel
+from weft.device.cuda.driver import Module
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.errors import WeftError
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource
+
+RATES = {
+    "tanh": "tanh.approx.f32 %0, %0;",
+    "ex2": "ex2.approx.ftz.f32 %0, %0;",
+    "rcp": "rcp.approx.ftz.f32 %0, %0;",
+    "fma": "fma.rn.f32 %0, %0, %0, %0;",
+    "narrow one": "{ .reg .b16 h; cvt.rn.bf16.f32 h, %0; mov.b32 %0, {h, h}; }",
+    "narrow two": "cvt.rn.bf16x2.f32 %0, %0, %0;",
+    "fma of pairs": "fma.rn.bf16x2 %0, %0, %0, %0;",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One line."""
+
+    case: Case
+    shape: Shape
+    without: str = ""
+    """An ablation: its results are wrong."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        s = self.shape
+        words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
+        words += ["turns"] * s.turns + [f"flow {s.flow}"] * bool(s.flow)
+        return " ".join([*words, f"[{self.without}]" if self.without else ""])
+
+
+def variants(facts: GpuFacts) -> Iterator[Variant]:
+    """The most telling first."""
+    group = Shape(True, 1, 8, 0, 0, 1, facts.sms)
+    shapes = [replace(group, warps=w, turns=t, flow=f) for w, t, f in (
+        (8, False, 0), (12, False, 0), (8, False, 1), (8, False, 2), (8, True, 0), (12, True, 0),
+    )]  # fmt: skip
+    for act in ("relu", "silu", "gelu", "tanh", "none"):
+        case = Case(18, 128, 4, act)
+        yield from (Variant(case, s) for s in shapes)
+        if act in ("silu", "gelu"):
+            yield from (Variant(case, s, "no products") for s in shapes[1:3])
+    for width in (256, 192):
+        for act in ("relu", "silu", "gelu", "none"):
+            case = Case(18, width, 4, act)
+            for shape in offered(case, facts)[:1]:
+                yield Variant(case, shape)
+                yield Variant(case, replace(shape, turns=True))
+                if act in ("relu", "silu"):
+                    yield Variant(case, shape, "no products")
+    small = Case(12, 256, 4)
+    for shape in offered(small, facts)[:2]:
+        yield from (Variant(small, shape, a) for a in ("", "ahead 3", "ahead 4", "no products"))
+    for case in (Case(18, 64, 8), Case(18, 64, 4), Case(18, 64, 4, "silu"), Case(20, 32, 8), Case(20, 16, 8)):
+        yield from (Variant(case, s) for s in offered(case, facts))
+        for warps, resident, flow in ((8, 1, 1), (8, 2, 1), (8, 2, 2), (16, 1, 1), (12, 1, 2)):
+            yield Variant(case, replace(group, warps=warps, resident=resident, blocks=resident * facts.sms, flow=flow))
+        yield Variant(case, replace(group, warps=16, turns=True))
+        best = next((s for s in offered(case, facts) if s.group), group)
+        yield Variant(case, best, "no products")
+        if case.act == "relu":
+            yield Variant(replace(case, act="none"), best)
+
+
+def offered(case: Case, facts: GpuFacts) -> list[Shape]:
+    """What the template ranks first."""
+    found = templates.schedules(problem_of(case, DType.BF16), facts)
+    if isinstance(found, Declined):
+        return []
+    return [Shape.of(s) for s in found if s.param("template") == "mlp"]
+
+
+def made(v: Variant) -> CudaSource | None:
+    """Its kernel."""
+    source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
+    if not isinstance(source, CudaSource):
+        return None
+    text = source.text
+    if v.without == "no products":
+        sink = 'asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "f"(d[0]));\n'
+        text = re.sub(
+            r"asm volatile\(\"\{ \.reg \.pred p; setp[^;]*;[^;]*;.*?\);\n#endif", sink + "#endif", text, flags=re.S
+        )
+    if v.without.startswith("ahead"):
+        text = text.replace("i < 2; ++i) ask();", f"i < {v.without.split()[1]}; ++i) ask();")
+    return replace(source, text=text)
+
+
+def rates(nvrtc: Nvrtc, arch: str) -> None:
+    """Prints lanes per clock of one multiprocessor with 16 warps."""
+    body = "".join(
+        f'extern "C" __global__ void r{i}(unsigned long long* out, float y) {{ float x[8];\n'
+        "for (int i = 0; i < 8; ++i) x[i] = y * (threadIdx.x + i);\n"
+        "__syncthreads(); const long long from = clock64();\n#pragma unroll 1\n"
+        "for (int n = 0; n < 256; ++n) {\n#pragma unroll\n"
+        f'for (int i = 0; i < 8; ++i) asm volatile("{text}" : "+{"r" if "pairs" in name or "two" in name else "f"}"'
+        f"({'((unsigned*)x)[i]' if 'pairs' in name else 'x[i]'}));\n}}\n"
+        "__syncthreads(); const long long to = clock64(); float s = 0;\n"
+        "for (int i = 0; i < 8; ++i) s += x[i];\n"
+        "if (s == 1.2345f) out[1] = 1; if (threadIdx.x == 0) out[0] = to - from; }\n"
+        for i, (name, text) in enumerate(RATES.items())
+    ).replace('"+r"(x[i])', '"+r"(((unsigned*)x)[i])')
+    body = body.replace("cvt.rn.bf16x2.f32 %0, %0, %0;", "{ .reg .f32 f; mov.b32 f, %0; cvt.rn.bf16x2.f32 %0, f, f; }")
+    result = nvrtc.compile_many([CompileJob(body, arch)])[0]
+    if not isinstance(result, CompiledCubin):
+        print(f"rates: {result}")
+        return
+    if not torch.cuda.is_available():
+        return
+    module = Module(result.path)
+    out = torch.zeros(2, dtype=torch.int64, device="cuda")
+    found = []
+    for i, name in enumerate(RATES):
+        function = module.function(f"r{i}")
+        for _ in range(2):
+            function.launch((1, 1, 1), (512, 1, 1), (out.data_ptr(), b"\x00\x00\x80\x3f"))
+            torch.cuda.synchronize()
+        found.append(f"{name} {512 * 8 * 256 / int(out[0]):.1f}")
+    print("lanes per clock:", ", ".join(found), flush=True)
+
+
+def main() -> int:
+    """Compile all, then measure; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 2
+    facts = GpuFacts()
+    if not given.dry:
+        torch.zeros(1, device="cuda")
+        facts = gpu_facts(None, calibrate=False)
+    rates(nvrtc, facts.arch)
+    wanted = [(v, s) for v in variants(facts) if given.only in v.case.name and (s := made(v)) is not None]
+    results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in wanted])
+    print(f"{len(wanted)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    relu: dict[tuple[int, int, int], float] = {}
+    nets: dict[Case, tuple[list[torch.Tensor], torch.Tensor, float]] = {}
+    for (v, source), result in zip(wanted, results, strict=True):
+        if not isinstance(result, CompiledCubin):
+            print(f"{v.case.name} {v.name}: {str(result).splitlines()[0]}")
+            continue
+        used = result.of(source.launches[0].entry)
+        note = f"{used.registers} registers" + (f" spills {used.spill_stores}" if used.spill_stores else "")
+        note += " C75xx" if result.warnings else ""
+        if given.dry:
+            print(f"{v.case.name:26} {v.name:40} {note}")
+            continue
+        if time.perf_counter() - started > given.seconds:
+            print(f"no time left for {v.case.name} {v.name} and what follows")
+            break
+        watch = threading.Timer(12.0, lambda what=v: (print("HANGS:", what, flush=True), os._exit(3)))
+        watch.daemon = True
+        watch.start()
+        try:
+            inputs, exact, own = nets.get(v.case) or prepared(v.case)
+            if v.case not in nets:
+                nets.clear()
+                nets[v.case] = inputs, exact, own
+            out = torch.full_like(inputs[0], math.nan)
+            us = Kernel(source, str(result.path)).time(
+                inputs, out, launches=launches_for(2 * v.case.floor_us), rounds=ROUNDS
+            )
+        except (WeftError, RuntimeError) as error:
+            print(f"{v.case.name} {v.name}: {str(error).splitlines()[0]}")
+            continue
+        finally:
+            watch.cancel()
+        error = error_of(out, exact)
+        key = (v.case.log_rows, v.case.width, v.case.depth)
+        if v.case.act == "relu" and not v.without and error < 2 * own:
+            relu[key] = min(us, relu.get(key, math.inf))
+        verdict = "" if v.without else f"error {error:.4f} eager {own:.4f}{'' if error < 1.2 * own else ' WRONG'}"
+        share = v.case.floor_us / us
+        print(
+            f"{v.case.name:26} {v.name:40} {us:8.2f} us share {share:.2f} ratio {us / relu.get(key, math.nan):.2f}"
+            f" {note} {verdict}",
+            flush=True,
+        )
+    return 0
+
+
+def prepared(case: Case) -> tuple[list[torch.Tensor], torch.Tensor, float]:
+    """Inputs, the exact result of the first rows, and the error of eager."""
+    net = network(case, DType.BF16)
+    x = torch.randn(case.rows, case.width, device="cuda", dtype=TORCH[DType.BF16])
+    layers = [m for m in net if isinstance(m, torch.nn.Linear)]
+    inputs = [x, *(t for m in layers for t in (m.weight.detach().t().contiguous(), m.bias.detach()))]
+    with torch.no_grad():
+        own = net(x[:CHECKED])
+        exact = net.double()(x[:CHECKED].double())
+    return inputs, exact, error_of(own, exact)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
