@@ -1,4 +1,7 @@
-"""Products of integers with the casts that widen their operands from 8 bits: the tensor cores take the bytes."""
+"""Products with the casts that widen their operands from 8 bits: the tensor cores take the bytes.
+
+Of integers in i32, and of 8-bit floats in f32.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.orchestrate.stored import Stored, stored_root
 
-BYTES = frozenset({DType.I8, DType.U8})
+BYTES = {
+    DType.I32: frozenset({DType.I8, DType.U8}),
+    DType.F32: frozenset({DType.F8E4M3, DType.F8E5M2}),
+}
+"""Types of the operands in memory, by that of the product."""
 
 
 def narrow_groups(
@@ -25,14 +32,15 @@ def narrow_groups(
 
 
 def _casts(graph: Graph, stored: Stored, node: NodeId) -> Mask:
-    """The casts that are both operands of a product in i32; 0 where one is none, or is read by others."""
-    if CATEGORY[graph.nodes[node].prim] is not Category.LINEAR or graph.type_of(node).dtype is not DType.I32:
+    """The casts that are both operands of a product; 0 where one is none, or is read by others."""
+    bytes_ = BYTES.get(graph.type_of(node).dtype)
+    if CATEGORY[graph.nodes[node].prim] is not Category.LINEAR or bytes_ is None:
         return 0
     found = 0
     for operand in graph.nodes[node].inputs:
         v = stored_root(graph, operand)
         record = graph.nodes[v]
-        widens = record.prim is Prim.CAST and graph.type_of(record.inputs[0]).dtype in BYTES
+        widens = record.prim is Prim.CAST and graph.type_of(record.inputs[0]).dtype in bytes_
         if not widens or not stored.work >> v & 1 or stored.dag.consumers[v] & ~(1 << node) or stored.results >> v & 1:
             return 0
         found |= 1 << v

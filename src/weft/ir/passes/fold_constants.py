@@ -138,6 +138,15 @@ class _Folder:
         return round_to(self.value(i, exact=self.rounds_once), dtype)
 
 
+def _narrow(graph: Graph, i: NodeId) -> NodeId:
+    """The 8-bit floats that an operand of a product is widened from, which tensor cores take as they are; or `i`."""
+    found = i
+    while graph.nodes[found].prim in (Prim.TRANSPOSE, Prim.RESHAPE):
+        found = graph.nodes[found].inputs[0]
+    node = graph.nodes[found]
+    return node.inputs[0] if node.prim is Prim.CAST and graph.type_of(node.inputs[0]).dtype.is_float8 else i
+
+
 def _small_attrs(node: Node, small: tuple[int, ...]) -> a.Attrs:
     return a.IotaAttrs(small, node.attrs.axis, node.attrs.dtype) if isinstance(node.attrs, a.IotaAttrs) else node.attrs
 
@@ -157,7 +166,8 @@ def _emit(folder: _Folder, i: NodeId) -> Replacement:
 class FoldConstantsPass:
     """f(c1, c2, …) → c, where the result is small or no larger than its operands.
 
-    Broadcasts are looked through and stand after the constant again, so that no constant is stored repeated.
+    Broadcasts are looked through and stand after the constant again, so that no constant is stored repeated. 8-bit
+    floats that are widened for a product stay as they are.
     """
 
     name: ClassVar[str] = "fold-constants"
@@ -179,6 +189,8 @@ class FoldConstantsPass:
         for i, node in enumerate(graph.nodes):
             if live[i] and i not in folder.small:
                 needed.update(node.inputs)
+        multiplied = {i for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR for i in n.inputs}
+        needed = {_narrow(graph, i) if i in multiplied else i for i in needed}
         roots = [i for i in folder.small if i in needed and not folder.stays(i)]
         with np.errstate(all="ignore"):  # infinities and NaN are values like any other
             return PassResult(*replace_nodes(graph, {i: _emit(folder, i) for i in roots}))
