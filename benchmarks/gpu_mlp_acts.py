@@ -126,7 +126,7 @@ def rates(nvrtc: Nvrtc, arch: str) -> None:
     """Prints lanes per clock of one multiprocessor with 16 warps."""
     body = "".join(
         f'extern "C" __global__ void r{i}(unsigned long long* out, float y) {{ float x[8];\n'
-        "for (int i = 0; i < 8; ++i) x[i] = y * (threadIdx.x + i);\n"
+        "for (int i = 0; i < 8; ++i) x[i] = (float)(out[1] + threadIdx.x + i);\n"
         "__syncthreads(); const long long from = clock64();\n#pragma unroll 1\n"
         "for (int n = 0; n < 256; ++n) {\n#pragma unroll\n"
         f'for (int i = 0; i < 8; ++i) asm volatile("{text}" : "+{"r" if "pairs" in name or "two" in name else "f"}"'
@@ -149,7 +149,7 @@ def rates(nvrtc: Nvrtc, arch: str) -> None:
     for i, name in enumerate(RATES):
         function = module.function(f"r{i}")
         for _ in range(2):
-            function.launch((1, 1, 1), (512, 1, 1), (out.data_ptr(), b"\x00\x00\x80\x3f"))
+            function.launch((1, 1, 1), (512, 1, 1), (out.data_ptr(),))
             torch.cuda.synchronize()
         found.append(f"{name} {512 * 8 * 256 / int(out[0]):.1f}")
     print("lanes per clock:", ", ".join(found), flush=True)
@@ -202,8 +202,8 @@ def main() -> int:
             us = Kernel(source, str(result.path)).time(
                 inputs, out, launches=launches_for(2 * v.case.floor_us), rounds=ROUNDS
             )
-        except (WeftError, RuntimeError) as error:
-            print(f"{v.case.name} {v.name}: {str(error).splitlines()[0]}")
+        except (WeftError, RuntimeError) as problem:
+            print(f"{v.case.name} {v.name}: {str(problem).splitlines()[0]}")
             continue
         finally:
             watch.cancel()
