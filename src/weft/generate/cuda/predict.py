@@ -61,8 +61,11 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
         return None if isinstance(by_channel, Declined) else depthwise.cycles(by_channel, at, facts)
     if template == "halo":
         return halo_choose.modelled(p, halo.Shape.of(schedule), facts)
-    case = _tma_case(problem, facts) if template == "tma" else None
-    return None if case is None else tma_cost.cycles(case, tma_shape.Shape.of(schedule), facts)
+    if template != "tma":
+        return None
+    shape = tma_shape.Shape.of(schedule)
+    case = _tma_case(problem, facts, lines=shape.lines)
+    return None if case is None else tma_cost.cycles(case, shape, facts)
 
 
 @lru_cache(maxsize=8)
@@ -71,6 +74,6 @@ def _product(problem: Problem, *, tf32: bool) -> Product | Declined:
 
 
 @lru_cache(maxsize=8)
-def _tma_case(problem: Problem, facts: GpuFacts) -> tma_cost.Case | None:
+def _tma_case(problem: Problem, facts: GpuFacts, *, lines: bool) -> tma_cost.Case | None:
     p = _product(problem, tf32=True)
-    return None if isinstance(p, Declined) else tma_choose.case_of(p, facts)
+    return None if isinstance(p, Declined) else tma_choose.case_for(p, facts, lines=lines)

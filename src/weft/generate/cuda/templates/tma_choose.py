@@ -10,8 +10,9 @@ from functools import lru_cache
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_align import aligned
 from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, cycles, field_bytes, units
-from weft.generate.cuda.templates.tma_operands import STEP, Three, field, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.templates.tma_shape import MOST_APART, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
@@ -20,6 +21,8 @@ _SHARED_COPY = 0.8
 products' time."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
+_LONG, _LARGE = 512, 1 << 19
+"""Length of a sum, and results, from which on operands may be copied to rows of whole lines."""
 _STAGES = 8
 _FEWEST = 3
 
@@ -38,17 +41,41 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
-    case = case_of(p, facts)
-    if case is None:
+    forms = _forms(p, facts)
+    if not forms:
         return []
     found: list[tuple[float, Shape]] = []
+    case = forms[0][1]
     most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
-    for modelled, s in _ranked(case, facts):
+    ranked = [(cost, i, s) for i, (_, case, _) in enumerate(forms) for cost, s in _ranked(case, facts)]
+    for modelled, i, s in sorted(ranked, key=lambda x: x[0]):
         # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
         kind = s.unit if s.fields else 0
-        if most[kind] and _possible(p, case, s):
+        q, case, lines = forms[i]
+        if most[kind] and _possible(q, case, s):
             most[kind] -= 1
-            found.append((modelled, s))
+            found.append((modelled, replace(s, lines=lines)))
+    return found
+
+
+def case_for(p: Product, facts: GpuFacts, *, lines: bool) -> Case | None:
+    """As `case_of`, with the copies of operands that a shape asks for by `lines`, or that must be."""
+    moved = aligned(p, lines=lines)
+    if isinstance(moved, Declined):
+        return None if lines else case_of(p, facts)
+    case = case_of(moved.product, facts)
+    return None if case is None else replace(case, copied=moved.bytes)
+
+
+def _forms(p: Product, facts: GpuFacts) -> list[tuple[Product, Case, bool]]:
+    """The product as it is, unless its operands must be copied, and with copies: product, case, if they are chosen."""
+    found: list[tuple[Product, Case, bool]] = []
+    must = aligned(p)
+    chosen = isinstance(must, Declined) and p.k >= _LONG and p.m * p.n >= _LARGE
+    for lines in (False, True) if chosen else (False,):
+        case, moved = case_for(p, facts, lines=lines), aligned(p, lines=lines)
+        if case is not None:
+            found.append((p if isinstance(moved, Declined) else moved.product, case, lines))
     return found
 
 
@@ -57,18 +84,16 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
 
     Also with fewer stages, and with a block for each tile where `shapes` has blocks go on to further ones.
     """
-    case = case_of(p, facts)
-    if case is None:
-        return []
     found: dict[Shape, float] = {}
-    for base in _candidates(case, facts):
-        if not _possible(p, case, base):
-            continue
-        for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
-            for stages in range(min(_FEWEST, base.stages), base.stages + 1):
-                s = replace(base, blocks=blocks, stages=stages)
-                if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
-                    found[s] = cycles(case, s, facts)
+    for q, case, lines in _forms(p, facts):
+        for base in _candidates(case, facts):
+            if not _possible(q, case, base):
+                continue
+            for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
+                for stages in range(min(_FEWEST, base.stages), base.stages + 1):
+                    s = replace(base, blocks=blocks, stages=stages, lines=lines)
+                    if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
+                        found[s] = cycles(case, s, facts)
     return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
 
 
@@ -102,7 +127,17 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     exact = epilogue.exact(p.c)
     columns = p.a_load == "columns"
-    return Case(sizes, rows, stages, stride, columns, residuals, kh * kw, reach, kw, packed, stored, *exact)
+    within = _within(p, rows, columns)
+    return Case(sizes, rows, stages, stride, columns, residuals, kh * kw, reach, kw, packed, stored, *exact, within)
+
+
+def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:
+    """Whether rows of matrices begin within lines of memory; images and packed weights count as if not."""
+    if not rows.linear or p.c.kernel != (1, 1):
+        return False, False
+    right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_walk.channel
+    left = p.c.a_walk.channel if columns else rows.steps[2]
+    return (p.in_words(left) % STEP != 0, p.in_words(right) % STEP != 0)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:

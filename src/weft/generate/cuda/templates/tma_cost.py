@@ -58,6 +58,10 @@ CLUSTER_REGISTERS = 168
 HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
 HANDED_LATENCY = 1500.0
+WITHIN = 1.5
+"""Factor for the copy of 128 bytes that begin within a line: two lines are asked for."""
+COPYING = 2000.0
+"""Cycles of a launch that copies operands, besides their bytes and the gap to the next one."""
 MOVED = 40.0
 """Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
 NEAR = 0.6
@@ -97,6 +101,10 @@ class Case:
     """Other exact divisions."""
     exact: int = 0
     """Other exact functions."""
+    within: tuple[bool, bool] = (False, False)
+    """Whether rows of the left and the right operand begin within lines of memory."""
+    copied: int = 0
+    """Bytes of operands that a launch before moves to rows of whole lines."""
 
 
 def field_bytes(case: Case, box: Three, panel: int) -> int:
@@ -115,7 +123,10 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     inside = _inside(case, s, facts)
     memory = _memory(case, facts)
     hidden = EXPOSED * min(inside, memory)
-    return gap_us(facts) * facts.clock_ghz * 1e3 + START + max(inside, memory) + hidden
+    gap = gap_us(facts) * facts.clock_ghz * 1e3
+    if case.copied:
+        gap += gap + COPYING + case.copied * 2 * facts.clock_ghz / facts.read_bandwidth[-1][1]
+    return gap + START + max(inside, memory) + hidden
 
 
 def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
@@ -162,11 +173,18 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
     reads = high * (64 + s.bn) * part + loaded / 128
-    flow = max(products, reads, (loaded - {0: 0, 1: s.bn + s.spare, 2: s.bm}[s.pair] * s.step) / PORT)
+    flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
     if s.apart:
         own += high / s.groups * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)
+
+
+def _ported(case: Case, s: Shape) -> float:
+    """Bytes of a stage that come through the port, where rows begin within lines as if they were longer."""
+    by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
+    left, right = s.bm * by_left, (s.bn + s.spare) * by_right
+    return (left / (2 if s.pair == 2 else 1) + right / (2 if s.pair == 1 else 1)) * 2.0 * s.step
 
 
 def _end(case: Case, s: Shape) -> tuple[float, float]:
