@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.device.cuda.facts import GpuFacts
 from weft.fission.quantize import qlinear_matmul
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
+from weft.ir.types import DType, TensorType, round_f8
 from weft.kernels.candidate import Candidate
+from weft.kernels.formats import Format
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
+from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
 
 
@@ -51,3 +55,39 @@ def test_not_on_a_cpu():
 
 def test_a_cast_that_others_read_stays_outside():
     assert with_bytes(quantised(read_again=True)) == []
+
+
+def of_floats(rows: int = 1024, dtype: DType = DType.F8E4M3, *, read_again: bool = False) -> Graph:
+    b = GraphBuilder()
+    x = b.input(TensorType(dtype, (rows, 4096)))
+    w = b.constant(round_f8(np.random.default_rng(0).standard_normal((4096, 1024)), dtype), dtype)
+    wide = b.cast(x, DType.F32)
+    y = b.apply(Prim.MUL, b.add(Prim.MATMUL, wide, b.cast(w, DType.F32)), b.input(TensorType(DType.F32, ())))
+    outputs = [b.cast(y, DType.BF16), *([b.apply(Prim.ABS, wide)] if read_again else [])]
+    return clean_up(b.build(outputs), strict=False).graph
+
+
+def test_products_of_8_bit_floats_take_the_casts_in():
+    graph = of_floats()
+    assert any(n.prim is Prim.CONSTANT and n.type.dtype is DType.F8E4M3 for n in graph.nodes), "not widened beforehand"
+    found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
+    product = next(i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL)
+    whole = max((c for c in found if c.members >> product & 1), key=lambda c: c.members.bit_count())
+    assert whole.outputs == graph.outputs
+    assert sum(graph.type_of(i).dtype is DType.F8E4M3 for i in whole.inputs) == 2
+    again = of_floats(read_again=True)
+    product = next(i for i, n in enumerate(again.nodes) if n.prim is Prim.MATMUL)
+    for c in enumerate_candidates(again, EnumerationLimits(attention=True)).candidates:
+        if c.members >> product & 1:
+            assert sum(again.type_of(i).dtype is DType.F8E4M3 for i in c.inputs) < 2
+
+
+def test_they_are_priced_at_their_own_rate():
+    graph = of_floats(8192)
+    found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
+    whole = max(found, key=lambda c: c.members.bit_count())
+    problem = extract(graph, whole, (Format.ROW,) * len(whole.inputs), (Format.ROW,)).problem
+    facts = GpuFacts()
+    flops = 2.0 * 8192 * 4096 * 1024
+    assert gpu_lower_bound_us(problem, facts) < flops / 1.9e15 * 1e6
+    assert gpu_lower_bound_us(problem, facts) < gpu_estimate_us(problem, facts) < flops / 0.4e15 * 1e6

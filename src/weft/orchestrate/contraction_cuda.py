@@ -16,6 +16,7 @@ from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
+from weft.orchestrate.narrow import multiplied_as
 
 MATRIX_CHANNELS = 8
 """Channels per group below this leave the matrix units idle: such convolutions are sums of products."""
@@ -28,6 +29,15 @@ FIELD_CHANNELS = 64
 FEW_INPUTS, FEW_OUTPUTS = 4, 8
 CHUNK_BYTES = 16
 """Of one asynchronous copy."""
+
+
+FLOAT8 = "f8"
+"""Name of the rate of all floats of 8 bits."""
+
+
+def rate_name(dtype: DType) -> str:
+    """Name of the rate at which a type is multiplied, in `GpuFacts`."""
+    return FLOAT8 if dtype.is_float8 else dtype.value
 
 
 def on_matrix_units(graph: Graph, node: Node) -> bool:
@@ -101,7 +111,7 @@ def _sizes(problem: Problem, at: NodeId, product: Product, load: LeftLoad) -> Si
 
 
 def _dtype(product: Product) -> DType:
-    return DType(product.dtype)
+    return DType.F8E4M3 if product.dtype == FLOAT8 else DType(product.dtype)
 
 
 def _last(problem: Problem) -> bool:
@@ -112,7 +122,7 @@ def _left_load(problem: Problem, node: Node) -> LeftLoad:
     """How the left operand is read, by its order in memory: as the templates' own rules, without their walks."""
     graph = problem.graph
     x = graph.type_of(node.inputs[0])
-    chunk = CHUNK_BYTES // x.dtype.itemsize
+    chunk = CHUNK_BYTES // multiplied_as(graph, node).itemsize
     if node.prim is Prim.MATMUL:
         return "rows" if x.shape[-1] % chunk == 0 else "elements"
     c, w = cast("a.ConvAttrs", node.attrs), graph.type_of(node.inputs[1]).shape
@@ -126,7 +136,8 @@ def _left_load(problem: Problem, node: Node) -> LeftLoad:
 def product_of(graph: Graph, node: Node) -> Product:
     """The matrix product that a MATMUL or CONV node is: a convolution has a row per output position."""
     x, w = graph.type_of(node.inputs[0]), graph.type_of(node.inputs[1])
-    dtype, itemsize = x.dtype.value, x.dtype.itemsize
+    multiplied = multiplied_as(graph, node)
+    dtype, itemsize = rate_name(multiplied), multiplied.itemsize
     if node.prim is Prim.MATMUL:
         m, n = node.type.shape[-2:]
         batch = math.prod(node.type.shape[:-2])

@@ -27,7 +27,8 @@ from weft.ir.work import TRANSCENDENTAL, node_flops
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
-from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units
+from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units, rate_name
+from weft.orchestrate.narrow import multiplied_as
 
 LANES = 128
 """Results of plain instructions per clock of a multiprocessor."""
@@ -98,8 +99,9 @@ def gpu_lower_bound_us(problem: Problem, facts: GpuFacts) -> float:
     work = compulsory_work(problem)
     beyond = max(0, work.read_bytes + work.written_bytes - facts.l2_bytes)
     memory = beyond / facts.peak_bandwidth / 1e3 if facts.peak_bandwidth else 0.0
-    types = {n.type.dtype for n in problem.graph.nodes if CATEGORY[n.prim] is Category.LINEAR}
-    names = {"tf32" if t is DType.F32 else t.value for t in types}
+    linear = [n for n in problem.graph.nodes if CATEGORY[n.prim] is Category.LINEAR]
+    types = {multiplied_as(problem.graph, n) for n in linear}
+    names = {"tf32" if t is DType.F32 else rate_name(t) for t in types}
     peak = max((facts.peak_flops(name) for name in names), default=math.inf)
     return max(memory, work.contraction_flops / peak * 1e6)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.ir.graph import Graph, Mask, NodeId, bits
+from weft.ir.graph import Graph, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.orchestrate.stored import Stored, stored_root
@@ -17,6 +17,21 @@ BYTES = {
     DType.F32: frozenset({DType.F8E4M3, DType.F8E5M2}),
 }
 """Types of the operands in memory, by that of the product."""
+
+
+_RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE})
+
+
+def multiplied_as(graph: Graph, node: Node) -> DType:
+    """The type in which tensor cores may take the operands of a contraction: of 8-bit floats that, though widened."""
+    found = []
+    for operand in node.inputs:
+        at = operand
+        while graph.nodes[at].prim in _RENAMING:
+            at = graph.nodes[at].inputs[0]
+        record = graph.nodes[at]
+        found.append(graph.type_of(record.inputs[0]).dtype if record.prim is Prim.CAST else graph.type_of(at).dtype)
+    return found[0] if all(dtype.is_float8 for dtype in found) else graph.type_of(node.inputs[0]).dtype
 
 
 def narrow_groups(
