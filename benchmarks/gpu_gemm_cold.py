@@ -77,7 +77,7 @@ def child(arguments: Sequence[str]) -> None:
     from weft.gemm import folder
     from weft.gemm.epilogue import epilogue
     from weft.gemm.search import search
-    from weft.gemm.spec import Gemm, dtype_of, layout_of, read_tokens
+    from weft.gemm.spec import Gemm, layout_of, read_tokens, typed
     from weft.options import Options
     from weft.pipeline.gpu import survey
     from weft.tune.store import Database
@@ -91,7 +91,7 @@ def child(arguments: Sequence[str]) -> None:
     parser.add_argument("--format")
     parser.add_argument("-o", dest="output", type=Path)
     given = parser.parse_intermixed_args(arguments)
-    base = Gemm(layout=layout_of(given.layout), dtype=dtype_of(given.dtype), epilogue=epilogue(given.epilogue))
+    base = typed(Gemm(layout=layout_of(given.layout), epilogue=epilogue(given.epilogue)), given.dtype)
     g = read_tokens(given.tokens, base)
     options = Options.from_environment({**os.environ, "WEFT_DEVICE": "cuda"})
     seconds = {"start": age_s()}

@@ -150,6 +150,8 @@ def promoted(
 ) -> list[Schedule]:
     """The schedules in their order, but the one first that is expected to be the fastest by the GPU's table.
 
+    A kind that the table has never seen near the place keeps the first rank if the models give it that.
+
     Args:
         place: of the problem; None: the table has nothing to say.
         schedules: most promising first, by the models.
@@ -160,8 +162,8 @@ def promoted(
     found = table_for(gpu) if table is None else table
     known = {} if place is None or isinstance(found, Declined) else found.expected(place)
     few = schedules[:MOST_LOOKED_AT]
-    if not known or len(few) < 2:
-        return list(schedules)
+    if len(few) < 2 or kind_of(few[0]) not in known:
+        return list(schedules)  # it was never measured, so nothing is known to be faster
     times = modelled or {}
     least = min((times[s] for s in few if s in times), default=1.0)
     scores = {s: known.get(kind_of(s), 0.0) + MODEL_SHARE * _late(times.get(s, least) / least) for s in few}
