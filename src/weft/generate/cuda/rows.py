@@ -389,10 +389,16 @@ class Rows(Team):
             name = "p_" if clamped else "p"
             inside = f"p_ < {space.vectors}u" if clamped else ""
             if self.meets:
-                at = f"({turn}) * {self.across}u + y"
-                self.nest.put(f"const w_index o_ = {at};")
+                self.nest.put(f"const w_index o_ = ({turn}) * {self.across}u + y;")
                 self.nest.put(f"const w_index {name} = {self.part} * {space.slice}u + o_;")
-                inside = f"o_ < {space.slice}u && {inside}" if clamped and space.slice < self.across * turns else inside
+                # so many turns are all there in all blocks
+                full = min(space.slice, space.vectors - (self.cluster - 1) * space.slice) // self.across
+                if clamped:
+                    inside = (
+                        f"(({turn}) < {full}u || (o_ < {space.slice}u && {inside}))"
+                        if full > 0
+                        else (f"o_ < {space.slice}u && {inside}")
+                    )
             else:
                 self.nest.put(f"const w_index {name} = {position} * {step}u + {'y' if sliced else self.member};")
             if clamped:
