@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import Shape
+from weft.generate.cuda.templates.attention_shapes import Shape, Split
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
@@ -73,6 +73,11 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "tiles at once, keys of warps": (plain((1, 2), 20, 90, 16), Shape(1, 1, 2, 16, 3)),
     "nine tiles at once": (plain((1, 2), 20, 140, 16), Shape(1, 1, 1, 16, 9)),
     "odd heads": (block(Block(1, 20, 20, 3, 12)), Shape(1, 1, 2, 16, 1)),
+    "keys shared by two": (plain((2, 2), 1, 300, 128, heads=8), Split(1, 1, 4, 16, 2, 2)),
+    "keys shared by four": (plain((1, 2), 20, 500, 64), Split(1, 1, 2, 16, 4, 4)),
+    "keys shared by eight, bf16": (plain((1, 1), 40, 500, 32, 40, dtype=BF16), Split(2, 1, 2, 16, 2, 8)),
+    "keys shared by two, masked": (plain((2, 2), 20, 300, 64, mask=(2, 1, 1, 300)), Split(1, 1, 4, 16, 2, 2)),
+    "keys shared, some without": (plain((1, 1), 20, 40, 64), Split(1, 1, 1, 16, 1, 4)),
 }
 
 NETWORKS: dict[str, Problem] = {
@@ -171,6 +176,8 @@ JUDGED = [
     "five tiles at once, two of rows",
     "tiles at once, keys of warps",
     "nine tiles at once",
+    "keys shared by two",
+    "keys shared, some without",
 ]
 
 

@@ -6,6 +6,7 @@ template <int N> W_FN void w_hold(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+W_FN bool w_any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 W_FN u32 w_read_acquired(const u32* p) {  // and what was written before it
   u32 x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
@@ -158,23 +159,35 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { const int at = i * 128 + j * 8 + (lane & 3) * 2 + e;
 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff(); }
 }
+float most[2][2], sums[2][2];
 #pragma unroll
-for (int h = 0; h < 2; ++h) {
-float x = s[2 * h];
+for (int h = 0; h < 2; ++h)
 #pragma unroll
-for (int j = 0; j < 16; ++j) { x = w_max_f32(x, s[4 * j + 2 * h]); x = w_max_f32(x, s[4 * j + 2 * h + 1]); }
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
-const float base = x == -__builtin_inff() ? 0.0f : x * 0.127517431974411f;
-top[h] = x;
+for (int e = 0; e < 2; ++e) { most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }
 #pragma unroll
 for (int j = 0; j < 16; ++j)
 #pragma unroll
-for (int e = 0; e < 2; ++e) {
-s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base));
-total[h] += s[4 * j + 2 * h + e];
+for (int h = 0; h < 2; ++h)
+#pragma unroll
+for (int e = 0; e < 2; ++e) most[h][e] = w_max_f32(most[h][e], s[4 * j + 2 * h + e]);
+float low[2], base[2];
+#pragma unroll
+for (int h = 0; h < 2; ++h) {
+float x = w_max_f32(most[h][0], most[h][1]);
+x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
+x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
+low[h] = x == -__builtin_inff() ? 0.0f : x;
+base[h] = low[h] * 0.127517431974411f;
+top[h] = x;
 }
-}
+#pragma unroll
+for (int j = 0; j < 16; ++j)
+#pragma unroll
+for (int h = 0; h < 2; ++h)
+#pragma unroll
+for (int e = 0; e < 2; ++e) { s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base[h])); sums[h][e] += s[4 * j + 2 * h + e]; }
+#pragma unroll
+for (int h = 0; h < 2; ++h) total[h] = (sums[h][0] + sums[h][1]);
 #pragma unroll
 for (int q = 0; q < 8; ++q)
 #pragma unroll
@@ -209,25 +222,38 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { const int at = i * 128 + j * 8 + (lane & 3) * 2 + e;
 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff(); }
 }
-float old[2];
+float most[2][2], sums[2][2];
 #pragma unroll
-for (int h = 0; h < 2; ++h) {
-float x = top[h];
+for (int h = 0; h < 2; ++h)
 #pragma unroll
-for (int j = 0; j < 16; ++j) { x = w_max_f32(x, s[4 * j + 2 * h]); x = w_max_f32(x, s[4 * j + 2 * h + 1]); }
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
-const float base = x == -__builtin_inff() ? 0.0f : x * 0.127517431974411f;
-old[h] = w_exp2(fmaf(top[h], 0.127517431974411f, -base)); total[h] *= old[h];
-top[h] = x;
+for (int e = 0; e < 2; ++e) { most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }
 #pragma unroll
 for (int j = 0; j < 16; ++j)
 #pragma unroll
-for (int e = 0; e < 2; ++e) {
-s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base));
-total[h] += s[4 * j + 2 * h + e];
+for (int h = 0; h < 2; ++h)
+#pragma unroll
+for (int e = 0; e < 2; ++e) most[h][e] = w_max_f32(most[h][e], s[4 * j + 2 * h + e]);
+float old[2];
+float low[2], base[2];
+#pragma unroll
+for (int h = 0; h < 2; ++h) {
+float x = w_max_f32(most[h][0], most[h][1]);
+x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
+x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
+x = w_max_f32(x, top[h]);
+low[h] = x == -__builtin_inff() ? 0.0f : x;
+old[h] = w_exp2((top[h] - low[h]) * 0.127517431974411f);
+base[h] = low[h] * 0.127517431974411f;
+top[h] = x;
 }
-}
+#pragma unroll
+for (int j = 0; j < 16; ++j)
+#pragma unroll
+for (int h = 0; h < 2; ++h)
+#pragma unroll
+for (int e = 0; e < 2; ++e) { s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base[h])); sums[h][e] += s[4 * j + 2 * h + e]; }
+#pragma unroll
+for (int h = 0; h < 2; ++h) total[h] = total[h] * old[h] + (sums[h][0] + sums[h][1]);
 w_group_wait<0>(); w_hold(o);
 if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
 #pragma unroll

@@ -29,6 +29,8 @@ from weft.ir.types import DType
 
 _QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
 _QUAD_SUM = "x += __uint_as_float(w_shfl_word(__float_as_uint(x), {}));"
+_HUGE = "4096.0f"
+"""Exponents of two from which on the rounding of their maximum may show in a sum of results of bf16."""
 _NEAR_BYTES = 24 << 20
 """Keys and values that blocks under way together read: so much stays in the L2 cache."""
 
@@ -50,8 +52,6 @@ class Kernel:
         self.plain = scale > 0
         # scores in registers times this are exponents of two
         self.factor = literal(float(np.float32(math.log2(math.e) * (scale or 1.0))), DType.F32)
-        # one multiply-add per weight is enough where scores stay below 2^17, as products of f16 do
-        self.fast = p.dtype is DType.F16 and self.plain
 
     @staticmethod
     def counts(p: Attention, s: Shape, band: Band | None) -> list[int]:
@@ -322,39 +322,45 @@ class Kernel:
         text, value = expression(self.p.score, values)
         return [*lines, *text, f"s[4 * j + 2 * h + e] = (float){value.name};"]
 
-    def _base(self, top: str) -> str:
-        """What `_weight` subtracts; a row of -inf alone keeps zeros."""
-        return f"{top} == -__builtin_inff() ? 0.0f : {top}{f' * {self.factor}' if self.fast else ''}"
-
-    def _weight(self, score: str) -> str:
-        """exp(score - maximum), where `base` is made of the maximum."""
-        if self.fast:
-            return f"w_exp2(fmaf({score}, {self.factor}, -base))"
-        return f"w_exp2(({score} - base) * {self.factor})"
-
     def _weights(self, *, first: bool) -> list[str]:
-        """s = exp(s - maximum so far) and its sum; `old` brings what was before to that scale."""
-        s = self.s
-        pair = "s[4 * j + 2 * h]", "s[4 * j + 2 * h + 1]"
+        """s = exp(s - maximum so far) and its sum; `old` brings what was before to that scale.
+
+        One multiply-add per weight subtracts the maximum times the factor. That product is rounded, alike for a whole
+        row, so it cancels unless it is huge; f16 has no such products, other scores are looked at.
+        """
+        n = self.s.bn // 8
+        one = "s[4 * j + 2 * h + e]"
+        exact = f"w_exp2(({one} - low[h]) * {self.factor})"
+        quick = f"w_exp2(fmaf({one}, {self.factor}, -base[h]))"
+
+        def loop(weight: str) -> str:
+            return f"{each('j', n)} {each('h', 2)} {each('e', 2)} {{ {one} = {weight}; sums[h][e] += {one}; }}"
+
         lines = [
+            "float most[2][2], sums[2][2];",
+            f"{each('h', 2)} {each('e', 2)} {{ most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }}",
+            f"{each('j', n)} {each('h', 2)} {each('e', 2)} most[h][e] = w_max_f32(most[h][e], {one});",
             "" if first else "float old[2];",
+            f"float low[2]{', base[2]' if self.plain else ''};",
             f"{each('h', 2)} {{",
-            f"float x = {'s[2 * h]' if first else 'top[h]'};",
-            f"{each('j', s.bn // 8)} {{ x = w_max_f32(x, {pair[0]}); x = w_max_f32(x, {pair[1]}); }}",
+            "float x = w_max_f32(most[h][0], most[h][1]);",
             _QUAD_MAX.format(1),
             _QUAD_MAX.format(2),
-            f"const float base = {self._base('x')};",
+            "" if first else "x = w_max_f32(x, top[h]);",
+            "low[h] = x == -__builtin_inff() ? 0.0f : x;",  # a row of -inf alone keeps zeros
+            "" if first else f"old[h] = w_exp2((top[h] - low[h]) * {self.factor});",
+            f"base[h] = low[h] * {self.factor};" if self.plain else "",
+            "top[h] = x;\n}",
         ]
-        if not first:
-            lines.append(f"old[h] = {self._weight('top[h]')}; total[h] *= old[h];")
-        return [
-            *lines,
-            "top[h] = x;",
-            f"{each('j', s.bn // 8)}\n{each('e', 2)} {{",
-            f"s[4 * j + 2 * h + e] = {self._weight('s[4 * j + 2 * h + e]')};",
-            "total[h] += s[4 * j + 2 * h + e];",
-            "}\n}",
-        ]
+        if not self.plain:
+            lines.append(loop(exact))
+        elif self.p.dtype is DType.F16:
+            lines.append(loop(quick))
+        else:
+            far = f"w_any_lane(fabsf(base[0]) > {_HUGE} || fabsf(base[1]) > {_HUGE})"
+            lines.append(f"if ({far}) {{\n{loop(exact)}\n}} else {{\n{loop(quick)}\n}}")
+        before = "" if first else "total[h] * old[h] + "
+        return [*lines, f"{each('h', 2)} total[h] = {before}(sums[h][0] + sums[h][1]);"]
 
     def _packed(self) -> list[str]:
         """Weights as left operands: columns 2q and 2q + 1 of eight, of a row and of the one 8 below."""
