@@ -69,7 +69,7 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
     """The most telling first."""
     group = Shape(True, 1, 8, 0, 0, 1, facts.sms)
     shapes = [replace(group, warps=w, turns=t, flow=f) for w, t, f in (
-        (8, False, 0), (12, False, 0), (8, False, 1), (8, False, 2), (8, True, 0), (12, True, 0),
+        (8, False, 0), (12, False, 0), (8, False, 1), (8, False, 4), (12, False, 4), (8, True, 0), (12, True, 0),
     )]  # fmt: skip
     for act in ("relu", "silu", "gelu", "tanh", "none"):
         case = Case(18, 128, 4, act)

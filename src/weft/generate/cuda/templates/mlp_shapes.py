@@ -29,6 +29,8 @@ _LATENCY = (60.0, 40.0)
 """Cycles from the last product of a layer to the first of the next one: fixed, and per 16 columns."""
 _MOST_AHEAD = 184
 """Registers of a thread up to which the next tile of x is asked for early."""
+_MOST_AHEAD_FLOWING = 220
+"""The same where a thread may have more."""
 _L2_RATE = 24.0
 """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _NEAR = 1.7
@@ -100,13 +102,17 @@ def _held(p: Chain, shape: Shape) -> int:
         alive = {v for part, kept in enumerate(p.kept) for v in kept if part < at <= uses[v]}
         held = sum(padded(p.width(v)) for v in alive) / 4
         most = max(most, int(held + padded(layer.n) / 2 + 4))
+        if shape.flow and at > 1:  # the last layer's sums shrink twice as fast as what they become grows
+            beside = held - sum(padded(w) for w in layer.widths) / 4
+            most = max(most, int(beside + (padded(layer.n) + padded(p.layers[at - 2].n)) / 2 + 8))
     return shape.tiles * most + (36 if shape.group else 48)
 
 
 def prefetched(p: Chain, shape: Shape) -> bool:
     """Whether the next tile of x is loaded before this one is multiplied."""
     ahead = shape.tiles * padded(p.layers[0].k) // 4
-    return p.plain_input and p.layers[0].k % 2 == 0 and _held(p, shape) + ahead <= _MOST_AHEAD
+    most = _MOST_AHEAD_FLOWING if shape.flow and shape.threads <= 256 else _MOST_AHEAD
+    return p.plain_input and p.layers[0].k % 2 == 0 and _held(p, shape) + ahead <= most
 
 
 def slot_bytes(image: Image) -> int:
