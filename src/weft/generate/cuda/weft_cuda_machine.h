@@ -82,9 +82,9 @@ W_FN unsigned w_narrow2_f16(float lo, float hi) {
   return h;
 }
 W_FN unsigned short w_narrow_bf16(float x) {
-  unsigned short h;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  return h;
+  unsigned h;  // two at once: alone it may become an instruction of the slow unit that exponentials use
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(0.0f), "f"(x));
+  return (unsigned short)h;
 }
 W_FN unsigned w_narrow2_bf16(float lo, float hi) {
   unsigned h;
