@@ -66,7 +66,17 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     sizes = replace(_sizes(problem, at, product, load), tf32=tf32)
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + PERSISTENT_US
-    return min(block, persistent if load in ("rows", "taps") else math.inf) * factor
+    return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
+
+
+def _in_place(graph: Graph, node: Node) -> bool:
+    """Whether the copy engine finds all pixels: borders of zeros it makes itself, reflected and gathered ones not."""
+    while (reads := graph.nodes[node.inputs[0]]).prim is Prim.PAD:
+        attrs = cast("a.PadAttrs", reads.attrs)
+        if attrs.mode != "constant" or attrs.value != 0:
+            return False
+        node = reads
+    return reads.prim is not Prim.GATHER
 
 
 def _from_field(graph: Graph, node: Node, product: Product) -> Product:

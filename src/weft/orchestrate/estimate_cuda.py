@@ -32,14 +32,19 @@ from weft.orchestrate.narrow import multiplied_as
 
 LANES = 128
 """Results of plain instructions per clock of a multiprocessor."""
-SLOTS = 3.5
-"""Instructions of one elementwise operation with its conversions and its share of indices."""
+SLOTS = 1.0
+"""Instructions of one elementwise operation."""
+RESULT_SLOTS = 6.0
+"""Of a result: indices, loads, stores and conversions."""
 CAST_SLOTS = 1.5
 """Of a conversion by itself: two values at once, and often none where a load or store converts."""
 REDUCE_SLOTS = 2.0
 """Of taking one value into a partial result."""
-SPECIAL_SLOTS = 6.0
+SPECIAL_SLOTS = 4.0
 """Of a transcendental one, beside those on special functions."""
+CLIPPED_SLOTS, DIVIDED_SLOTS, EXACT_SLOTS = 80.0, 38.0, 10.0
+"""Of one that rounds correctly behind a product: a division by a constant, whose numerator of 0 takes the long way and
+lets its neighbours wait, another division, and another function."""
 MULTIPLY_SLOTS = 0.75
 """Per FLOP of a product that is none for the matrix units: a multiply-add, and its share of loads and conversions."""
 WINDOW_SLOTS = 3.5
@@ -63,6 +68,12 @@ STRIDED = 2.5
 """Factor on traffic when a kernel reads one memory order and writes the other."""
 STRIDED_US = 0.2
 """And the way through shared memory."""
+TURNED = 1.8
+"""Factor on traffic when the last axis becomes another one."""
+SECTOR, SCATTERED_US = 32, 1.0
+"""What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
+VECTOR, WARP = 8, 32
+"""Elements of a row that a thread has at once; threads of a warp."""
 FUSED_TILE = 16
 """Side of the tile of a convolution that computes what it reads."""
 
@@ -78,6 +89,8 @@ class Trait(NamedTuple):
 
 
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
+_COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE})
+_ROUNDED = frozenset({Prim.EXP, Prim.DIV, Prim.RECIPROCAL, Prim.SQRT, Prim.RSQRT, Prim.ERF})
 _TRAITS = {
     str(p.value): Trait(
         CATEGORY[p],
@@ -128,11 +141,45 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
             slots += again[i] * _slots(graph, node, trait)
         if trait.special:
             special += again[i] * SFU_OPERATIONS * node.type.size
+    if not multiplied_on:
+        slots += RESULT_SLOTS * sum(graph.type_of(o).size for o in graph.outputs)
     clocks = facts.sms * facts.clock_ghz * 1e3
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
-    multiplied = sum(products) + before / LANES / clocks
+    waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
+    multiplied = sum(products) + waited
     costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, _traffic_us(problem, facts, traits))
     return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on)
+
+
+def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:
+    """Instructions of correctly rounded functions behind products, where nothing hides them.
+
+    Kernels use the machine's own functions instead where all results have 16 bits, but not with comparisons, and not
+    for divisions by constants other than powers of two.
+    """
+    if not linear or not any(t.special for t in traits):
+        return 0.0
+    narrow = all(graph.type_of(o).dtype.itemsize <= 2 for o in graph.outputs)
+    rough = narrow and not any(n.prim in _COMPARISONS for n in graph.nodes)
+    found, behind = 0.0, [False] * len(graph)
+    for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
+        behind[i] = trait.category is Category.LINEAR or any(behind[j] for j in node.inputs)
+        if not behind[i] or node.prim not in _ROUNDED:
+            continue
+        if node.prim is Prim.DIV and (divisor := _scalar(graph, node.inputs[1])) is not None:
+            found += again[i] * node.type.size * (CLIPPED_SLOTS if abs(math.frexp(divisor)[0]) != 0.5 else 0.0)
+        elif not rough:
+            one = node.prim is Prim.DIV and _scalar(graph, node.inputs[0]) is None
+            found += again[i] * node.type.size * (DIVIDED_SLOTS if one else EXACT_SLOTS)
+    return found
+
+
+def _scalar(graph: Graph, at: NodeId) -> float | None:
+    """The one value of a constant."""
+    while graph.nodes[at].prim is Prim.BROADCAST:
+        at = graph.nodes[at].inputs[0]
+    node = graph.nodes[at]
+    return float(graph.constant(at).reshape(())) if node.prim is Prim.CONSTANT and node.type.size == 1 else None
 
 
 def _in_front(graph: Graph, traits: Sequence[Trait], multiplied_on: Collection[NodeId]) -> list[bool]:
@@ -243,10 +290,13 @@ def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait]) -> f
     graph = problem.graph
     read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
-    factor = STRIDED if _mixed(problem) else 1.0
     reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
     if not reductions:
-        return memory_us(facts, read, written) * factor
+        turned = TURNED if any(_moves_last(n) for n in graph.nodes) else 1.0
+        return memory_us(facts, read, written) * (STRIDED if _mixed(problem) else turned)
+    factor = STRIDED if _mixed(problem) else 1.0
+    sectors = _scattered(problem, traits)
+    scattered = sectors * SECTOR / facts.l2_bandwidth / 1e3 + SCATTERED_US * sectors / max(1, written // 2)
     rows = max(1, min(n.type.size for n in reductions))
     longest = max(graph.type_of(n.inputs[0]).nbytes // max(1, n.type.size) for n in reductions)
     if _side_by_side(problem, reductions):
@@ -254,10 +304,34 @@ def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait]) -> f
     if longest <= ROW_BYTES:
         alone = memory_us(facts, read, written, active_sms=rows)
         spread = memory_us(facts, read, written) + facts.grid_barrier_us
-        return min(alone, spread) * factor
+        return min(alone, spread) * factor + scattered
     feeds_back = any(graph.type_of(o).size > rows for o in graph.outputs)
     passes = _reductions(graph, traits) - 1 + feeds_back
-    return (memory_us(facts, read * (1 + passes), written) + facts.grid_barrier_us * (1 + passes)) * factor
+    moved = memory_us(facts, read * (1 + passes), written) + facts.grid_barrier_us * (1 + passes)
+    return moved * factor + scattered
+
+
+def _scattered(problem: Problem, traits: Sequence[Trait]) -> float:
+    """Sectors that stores of a kernel over rows touch one by one: elements whose neighbours belong to other rows.
+
+    A warp has several short rows at once, whose elements are neighbours of each other.
+    """
+    graph = problem.graph
+    last, found = Format.LAST in problem.input_formats, 0.0
+    after, turned, length = [False] * len(graph), [False] * len(graph), [0] * len(graph)
+    for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
+        reduces = trait.category is Category.REDUCE
+        after[i] = reduces or any(after[j] for j in node.inputs)
+        own = graph.type_of(node.inputs[0]).size // max(1, node.type.size) if reduces else 0
+        length[i] = max([own, *(length[j] for j in node.inputs)])
+        turned[i] = after[i] and (_moves_last(node) != any(turned[j] for j in node.inputs))
+    for output, fmt in zip(graph.outputs, problem.output_formats, strict=True):
+        type_ = graph.type_of(output)
+        image = type_.rank == 4 and type_.shape[1] > 1 and math.prod(type_.shape[2:]) > 1
+        if after[output] and (turned[output] != (image and not last and fmt is Format.LAST)):
+            threads = 1 << (-(-length[output] // VECTOR) - 1).bit_length()
+            found += type_.size * min(1.0, threads / WARP)
+    return found
 
 
 def _side_by_side(problem: Problem, reductions: list[Node]) -> bool:
@@ -291,6 +365,11 @@ def _mixed(problem: Problem) -> bool:
         if graph.type_of(v).rank == 4 and graph.type_of(v).shape[1] > 1 and not _weight(graph.nodes[v])
     }
     return len(kinds) > 1
+
+
+def _moves_last(node: Node) -> bool:
+    """True when the last axis becomes another one."""
+    return isinstance(node.attrs, a.TransposeAttrs) and node.attrs.perm[-1] != len(node.attrs.perm) - 1
 
 
 def _weight(node: Node) -> bool:
