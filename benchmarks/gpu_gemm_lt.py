@@ -189,6 +189,7 @@ def child(given: argparse.Namespace) -> None:
                 allowed = replace(facts, tf32=group == "tf32", fast_f8=g.fast)
                 made = kernels_of(g, allowed, given.kernels, every=given.every)
                 made = [x for x in made if (g.name, f"weft {x[1]}") not in bad]
+                made = [x for x in made if not any(dict(x[1].params).get(name) for name in given.without.split(","))]
                 jobs = [(us, s, k, pool.submit(build, k, facts, nvrtc, Path(given.cache))) for us, s, k in made]
                 ahead.put((group, g, jobs))
 
@@ -227,7 +228,7 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
     """One child process to its end, its stall or the end of the time: (all done, what went wrong, what ran)."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_lt", *given.groups, "--child", "--out", given.out]
     command += ["--cache", given.cache, "--kernels", str(given.kernels), "--only", given.only]
-    command += ["--every"] if given.every else []
+    command += ["--without", given.without, *(["--every"] if given.every else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
@@ -405,6 +406,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--keep", metavar="FILE", help="no GPU: put a run's results into benchmarks/results")
+    parser.add_argument(
+        "--without", default="", help="parameters, by commas: configurations that have one are left out"
+    )
     parser.add_argument("--quality", metavar="FILE", help="no GPU: how good the model's 16 are, by a run with --every")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
