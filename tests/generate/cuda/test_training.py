@@ -29,6 +29,8 @@ CASES: dict[str, tuple[Network, int]] = {
     "each its own": (network((8, 16, 16, 16, 16, 4), (*SMALL, Activation())), 17),
     "periodic": (network((2, 32, 32, 1), Activation("sin", (3.0,)), DType.F16, given=DType.F32), 29),
     "streamed": (network((40, *(256,) * 2, 144, 144, 144, 144, 24), SILU, DType.F16, last=TANH), 150),
+    "squares": (network((128, 128, 128), TANH, bias=False), 200),
+    "squares and others": (network((130, 256, 40, 128), SILU, DType.F16), 70),
     "softplus": (network((16, 16, 16), Activation("softplus", (1.0, 20.0)), last=SILU), 1),
 }
 

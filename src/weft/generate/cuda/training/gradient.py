@@ -14,6 +14,7 @@ Source: note on fused MLPs, section 4.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -115,7 +116,7 @@ def gradient(
             return Declined(f"{max(net.widths)} columns need more registers or shared memory than there are")
         shape = found[0]
     items = items_inside(net) if shape.inside else _items(net)
-    slices = facts.sms if shape.inside else max(1, -(-3 * facts.sms // len(items)))
+    slices = facts.sms if shape.inside else _slices(items, facts.sms)
     seed = hashlib.sha256(f"{net}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
     names = {what: f"k{seed}_{what}" for what in ("pack", "chain", "sums", "finish")}
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
@@ -135,14 +136,14 @@ def gradient(
         partial = 128 * slices * sum(x.registers for x in items)
     elif parameters:
         parts += [_sums(plan, items, slices, names["sums"]), _finish(net, items, names["finish"], dtype)]
-        shared = max(_WARPS * _STAGES * (x.kind[0] + x.kind[1]) * 512 for x in items)
+        shared = _shared(items)
         partial = 128 * slices * sum(x.registers for x in items)
     total = 32 * sum(x.registers for x in items)
     return Gradient(
         "".join(parts),
         Entry(names["pack"], 256, -(-plan.packed // 256)),
         Entry(names["chain"], 32 * shape.warps, shape.resident * facts.sms, chain.shared_bytes),
-        Entry(names["sums"], 32 * _WARPS, slices * len(items), shared),
+        Entry(names["sums"], 32 * _warps(items), slices * (len(items) - 3 * len(_quads(items))), shared),
         Entry(names["finish"], 256, -(-total // 32)),
         plan.record,
         shape.tiles,
@@ -222,32 +223,93 @@ def _starts(items: list[Item], slices: int) -> list[int]:
     return found
 
 
+def _quads(items: list[Item]) -> list[tuple[int, int, int, int]]:
+    """Items of which four make a square, each of 4 by 4 sixteens: they are added up by one block together."""
+    at = {(x.layer, x.m, x.n): i for i, x in enumerate(items) if x.kind[:2] == (_TILE, _TILE)}
+    found = []
+    for layer, m, n in at:
+        four = [at.get((layer, m + i, n + j), -1) for i in (0, _TILE) for j in (0, _TILE)]
+        if m % (2 * _TILE) == n % (2 * _TILE) == 0 and -1 not in four:
+            found.append((four[0], four[1], four[2], four[3]))
+    return sorted(found)
+
+
 def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
-    table = [(plan.gradients[x.layer] + 512 * x.m, plan.kept[x.layer] + 512 * x.n) for x in items]
-    numbers = ",".join(f"{a},{b}" for a, b in table)
+    quads = _quads(items)
+    inside = {i for four in quads for i in four}
+    singles = [i for i in range(len(items)) if i not in inside]
+    warps = _warps(items)
+    places: list[tuple[int, int, int, int]] = []
+    for (_, first, last), start in zip(_kinds(items), _starts(items, slices), strict=True):
+        for i in range(first, last):
+            x, size = items[i], items[i].registers * 32
+            left, right = plan.gradients[x.layer] + 512 * x.m, plan.kept[x.layer] + 512 * x.n
+            places.append((left, right, start + (i - first) * slices * size, size))
     lines = [
-        f"__device__ __align__(16) const int {entry}_at[] = {{{numbers}}};",
-        f'extern "C" __global__ void __launch_bounds__({32 * _WARPS}, 2) {entry}(',
+        _table(f"{entry}_at", places),
+        *([_table(f"{entry}_of", [*quads, *((i, i, i, i) for i in singles)])] if quads else []),
+        f'extern "C" __global__ void __launch_bounds__({32 * warps}, {1 if quads else 2}) {entry}(',
         "const void* kept_, void* partial_, const void* tiles_, const void* more_) {",
         "W_DYNAMIC(sm);",
         "w_wait(); w_release();",
         "const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-        f"const int item = blockIdx.x / {slices}, slice = blockIdx.x % {slices};",
-        f"const w_rows tiles = (w_rows)(u64)tiles_, part = slice * {_WARPS} + warp;",
-        f"const w_rows first = tiles * part / {slices * _WARPS}, last = tiles * (part + 1) / {slices * _WARPS};",
-        f"const int left = {entry}_at[2 * item], right = {entry}_at[2 * item + 1];",
-        "const bool more = more_ != 0;",
+        f"const int number = blockIdx.x / {slices}, slice = blockIdx.x % {slices};",
+        f"const int item = {f'{entry}_of[4 * number + (warp & 3)]' if quads else 'number'};",
+        "const w_rows tiles = (w_rows)(u64)tiles_;",
+        f"const int left = {entry}_at[4 * item], right = {entry}_at[4 * item + 1];",
+        f"float* const to = (float*)partial_ + {entry}_at[4 * item + 2] + slice * {entry}_at[4 * item + 3];",
+        "const bool more = more_ != 0; const char* const kept = (const char*)kept_;",
     ]
-    for (kind, first, last), start in zip(_kinds(items), _starts(items, slices), strict=True):
-        size = items[first].registers * 32
-        to = f"(float*)partial_ + {start}u + ((item - {first}) * {slices} + slice) * {size}u"
+    if quads:
+        biased = [any(items[i].kind[2] for i in four) for four in quads]
+        for bias in sorted(set(biased)):
+            numbers = [i for i, x in enumerate(biased) if x is bias]
+            chosen = " || ".join(f"number == {i}" for i in numbers)
+            starts = f"{entry}_at[4 * {entry}_of[4 * number]], {entry}_at[4 * {entry}_of[4 * number] + 1]"
+            lines += [
+                f"if ({chosen})",
+                f"w_quad_sums<{str(bias).lower()}, {_STAGES}>(kept, {plan.record}, {starts},",
+                f"tiles * slice / {slices}, tiles * (slice + 1) / {slices}, to, {entry}_at[4 * item + 3] == 144 * 32,",
+                "more, sm, threadIdx.x);",
+            ]
+    lines += [
+        f"const w_rows part = slice * {warps} + warp;",
+        f"const w_rows first = tiles * part / {slices * warps}, last = tiles * (part + 1) / {slices * warps};",
+    ]
+    for kind, first, last in _kinds(items):
+        if all(i in inside for i in range(first, last)):
+            continue
         m, n, bias = kind
         lines += [
-            f"if (item >= {first} && item < {last})",
-            f"w_row_sums<{m}, {n}, {str(bias).lower()}, {_STAGES}>((const char*)kept_, {plan.record}, left, right,",
-            f"first, last, {to}, more, sm, warp, {_WARPS}, lane);",
+            f"if ({f'number >= {len(quads)} && ' if quads else ''}item >= {first} && item < {last})",
+            f"w_row_sums<{m}, {n}, {str(bias).lower()}, {_STAGES}>(kept, {plan.record}, left, right,",
+            f"first, last, to, more, sm, warp, {warps}, lane);",
         ]
     return "\n".join((*lines, "}\n"))
+
+
+def _warps(items: list[Item]) -> int:
+    """Of a block of `sums`."""
+    return 2 * _WARPS if _quads(items) else _WARPS
+
+
+def _slices(items: list[Item], sms: int) -> int:
+    """Shares of the rows: so many that all blocks run at once."""
+    quads = len(_quads(items))
+    if quads:  # one block on a multiprocessor; a square takes as long as four items by themselves
+        return max(1, int(sms / (quads + (len(items) - 4 * quads) / 4)))
+    return max(1, 2 * sms // len(items))
+
+
+def _shared(items: list[Item]) -> int:
+    """Bytes of a block of `sums`."""
+    singles = max(_warps(items) * _STAGES * (x.kind[0] + x.kind[1]) * 512 for x in items)
+    return max(singles, 4 * 16 * 512 * _STAGES if _quads(items) else 0)
+
+
+def _table(name: str, rows: Sequence[tuple[int, ...]]) -> str:
+    numbers = ",".join(str(v) for row in rows for v in row)
+    return f"__device__ __align__(16) const int {name}[] = {{{numbers}}};"
 
 
 def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:

@@ -264,6 +264,78 @@ W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_row
 #undef W_EACH
 }
 
+// The same for 8 by 8 sixteens at once, of which each of four warps has 4 by 4: a row is copied once for all of them. Two
+// such fours of warps take rows in turn, and the first adds the other's sums.
+template <bool BIAS, int STAGES>
+W_FN void w_quad_sums(const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool biased,
+                      bool more, unsigned char* sm, int t) {
+  constexpr int TILE = 16 * 512, TILES = 4, B = BIAS ? 4 : 1;
+  const int lane = t & 31, warp = t >> 5 & 3, other = t >> 7;
+  float d[4][8][4], b[B][4];
+  w_zero<8, 4>(d);
+#pragma unroll
+  for (int i = 0; i < B; ++i) b[i][0] = b[i][1] = b[i][2] = b[i][3] = 0.0f;
+  const u32 ring = w_shared(sm);
+  const int own = t / 32 * 512 + lane * 16;
+  auto ask = [&](w_rows tile, int stage) {
+    // 256 threads copy half of a tile at a time
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; ++i) {
+      const w_rows from = tile + i / 2;
+      const u32 to = ring + (stage * TILES * 2 + i) * (TILE / 2) + t * 16;
+      if (from < last) w_copy16(to, kept + from * record + (i % 2 ? right : left) + own);
+    }
+    w_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) ask(first + i * TILES, i);
+  int stage = 0;
+#pragma unroll 1
+  for (w_rows tile = first; tile < last; tile += TILES) {
+    w_arrived<STAGES - 2>();
+    __syncthreads();
+    ask(tile + (STAGES - 1) * TILES, stage == 0 ? STAGES - 1 : stage - 1);
+#pragma unroll 1
+    for (int mine = other; mine < TILES && tile + mine < last; mine += 2) {
+      const u32 at = ring + (stage * TILES + mine) * TILE + (lane & 7) * 16;
+      const u32 x = at + (8 + warp % 2 * 4) * 512, y = at + warp / 2 * 4 * 512;
+      u32 r[4][4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w_matrices_transposed(r[j], x + ((2 * j + (lane >> 4)) * 2 + (lane >> 3 & 1)) * 128);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        u32 a[4];
+        w_matrices_transposed(a, y + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w_mma_W_KIND(d[i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[i][2 * j + 1], a, r[j][2], r[j][3]);
+        if constexpr (BIAS) {
+          if (biased) w_mma_W_KIND(b[i], a, W_ONES, W_ONES);
+        }
+      }
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+  w_arrived<0>();
+  float* const lent = (float*)sm + warp * 144 * 32 + lane;
+#define W_ALL(STATEMENT, BIASED) \
+  _Pragma("unroll") for (int i = 0; i < 4; ++i) _Pragma("unroll") for (int c = 0; c < 8; ++c) \
+  _Pragma("unroll") for (int e = 0; e < 4; ++e) { const int at = ((i * 8 + c) * 4 + e) * 32; STATEMENT; } \
+  if constexpr (BIAS) { \
+    _Pragma("unroll") for (int i = 0; i < 4; ++i) _Pragma("unroll") for (int e = 0; e < 4; ++e) { \
+      const int at = (128 + i * 4 + e) * 32; BIASED; } \
+  }
+  __syncthreads();
+  if (other) { W_ALL(lent[at] = d[i][c][e], lent[at] = b[i][e]) }
+  __syncthreads();
+  if (!other) {
+    W_ALL(d[i][c][e] += lent[at], b[i][e] += lent[at])
+    out += lane;
+    if (more) { W_ALL(d[i][c][e] += out[at], if (biased) b[i][e] += out[at]) }
+    W_ALL(out[at] = d[i][c][e], if (biased) out[at] = b[i][e])
+  }
+#undef W_ALL
+}
+
 // The same for values in shared memory, kept by the warps of a block for TILES tiles: each warp has P results of 2 by 2
 // sixteens; where a value ends before, what lies behind it is read and its sums are nobody's.
 template <int P, int TILES>
