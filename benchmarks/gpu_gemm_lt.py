@@ -406,9 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--keep", metavar="FILE", help="no GPU: put a run's results into benchmarks/results")
-    parser.add_argument(
-        "--without", default="", help="parameters, by commas: configurations that have one are left out"
-    )
+    parser.add_argument("--without", default="", help="parameters, by commas: what has one is left out")
     parser.add_argument("--quality", metavar="FILE", help="no GPU: how good the model's 16 are, by a run with --every")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
