@@ -61,15 +61,16 @@ class Variant:
         """For people."""
         s = self.shape
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
-        words += ["turns"] * s.turns + [f"flow {s.flow}"] * bool(s.flow)
+        words += ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         return " ".join([*words, f"[{self.without}]" if self.without else ""])
 
 
 def variants(facts: GpuFacts) -> Iterator[Variant]:
     """The most telling first."""
     group = Shape(True, 1, 8, 0, 0, 1, facts.sms)
-    shapes = [replace(group, warps=w, turns=t, flow=f) for w, t, f in (
-        (8, False, 0), (12, False, 0), (8, False, 1), (8, False, 4), (12, False, 4), (8, True, 0), (12, True, 0),
+    shapes = [replace(group, warps=w, turns=t, flow=f, pace=p) for w, t, f, p in (
+        (8, False, 0, 0), (12, False, 0, 0), (8, False, 1, 0), (8, False, 4, 0), (12, False, 4, 0), (8, True, 0, 0),
+        (12, True, 0, 0), (8, False, 1, 1), (8, False, 1, 2), (12, False, 1, 2), (8, False, 2, 1),
     )]  # fmt: skip
     for act in ("relu", "silu", "gelu", "tanh", "none"):
         case = Case(18, 128, 4, act)

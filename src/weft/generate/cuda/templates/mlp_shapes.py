@@ -67,6 +67,8 @@ class Shape(Parameters):
     """Warpgroups of a block issue their products one after the other, so that one multiplies while others do not."""
     flow: int = 0
     """Products begin as soon as so many 16 columns of their left operand are there; 0: when all are."""
+    pace: int = 0
+    """Of those parts of a product as many may be under way: else the compiler makes the operand first; 0: all."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""

@@ -484,8 +484,9 @@ class Kernel:
             f"#pragma unroll\nfor (int k = k0; k < {end('k0', 1)}; ++k)",
             f"{each('m', s.tiles)}",
             f"w_wgmma_{kind}(d{part}[m], {self._name(layer.left[0])}[m][k], w_descriptor({at}), {add});",
+            *([f"w_group_commit(); w_group_wait<{s.pace}>();"] if s.pace else []),
             "}",
-            "w_group_commit(); w_group_wait<0>();",
+            f"{'' if s.pace else 'w_group_commit(); '}w_group_wait<0>();",
             f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);",
         ]
 
