@@ -15,6 +15,7 @@ from tests.generate.cuda.test_attention import compare, inputs_of
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
+from weft.fission.sdpa import sdpa
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import attention_tma, tma
 from weft.generate.cuda.templates.attention_band import band
@@ -45,6 +46,23 @@ def pair(bn: int, stages: int = 2, **changes: int) -> Shape:
     return replace(Shape(2, bn, stages, True, 1, 0), **changes)  # type: ignore[arg-type]
 
 
+def side_by_side(rows: int, keys: int, *, repeated: bool, causal: bool = False) -> Problem:
+    """Six heads of q over two of k and v, each beside the next in memory; or k and v `repeated` before the products."""
+    b = GraphBuilder()
+    q, k, v = (
+        b.transpose(b.reshape(b.input(TensorType(F16, (n, heads * 64))), (1, n, heads, 64)), (0, 2, 1, 3))
+        for n, heads in ((rows, 6), (keys, 2), (keys, 2))
+    )
+    if repeated:
+        k, v = (
+            b.reshape(b.broadcast(b.reshape(x, (1, 2, 1, keys, 64)), (1, 2, 3, keys, 64)), (1, 6, keys, 64))
+            for x in (k, v)
+        )
+    y = sdpa(b, q, k, v, enable_gqa=not repeated, causal=causal, causal_offset=keys - rows)
+    assert not isinstance(y, Declined), y.reason
+    return problem_of(b, b.transpose(y, (0, 2, 1, 3)))
+
+
 CASES: dict[str, tuple[Problem, Shape]] = {
     "one tile": (plain((1, 2), 70, 40, 64), alone(48, 1)),
     "three tiles": (plain((1, 2), 70, 150, 64), alone(64)),
@@ -63,6 +81,9 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "grouped causal": (plain((1, 2), 128, 128, 64, heads=4, causal=True), alone(32)),
     "grouped causal, rows straddle": (plain((1, 2), 100, 128, 64, heads=4, causal=True), alone(32)),
     "grouped": (plain((2, 2), 128, 96, 64, heads=6), pair(32)),
+    "grouped, side by side": (side_by_side(128, 100, repeated=False), alone(64)),
+    "grouped causal, side by side": (side_by_side(128, 200, repeated=False, causal=True), alone(32)),
+    "grouped causal, keys repeated": (side_by_side(64, 100, repeated=True, causal=True), alone(32)),
     "grouped, one row": (plain((2, 2), 1, 100, 128, heads=8), alone(64)),
     "bias": (plain((2, 2), 70, 100, 64, mask=(1, 2, 70, 100), mask_dtype=F16), alone(64)),
     "causal bias": (plain((1, 2), 70, 70, 64, mask=(1, 2, 70, 70), mask_dtype=F16, causal=True), alone(32)),
@@ -121,9 +142,12 @@ def test_values_that_no_row_of_a_tile_sees_count_where_they_are_not_finite(
 ):
     problem = CASES[name][0]
     inputs = inputs_of(problem)
-    keys = inputs[2].shape[-2]
-    inputs[2][..., keys - 1, 3] = value
-    inputs[2][..., keys // 2, 7] = value
+    values = (
+        inputs[2] if "by side" not in name and "repeated" not in name else inputs[2].reshape(-1, 2, 64).swapaxes(0, 1)
+    )
+    keys = values.shape[-2]
+    values[..., keys - 1, 3] = value
+    values[..., keys // 2, 7] = value
     got = run(kernels, problem, sources[name], inputs)[0]
     assert not np.isfinite(got[..., 3].astype(np.float32)).any()
     assert np.isfinite(got[..., 5].astype(np.float32)).all()
@@ -136,6 +160,7 @@ def test_tiles_are_skipped_only_under_a_causal_mask(sources: dict[str, CudaSourc
         "causal bias",
         "causal, one tile of rows",
         "grouped causal, rows straddle",
+        "grouped causal, keys repeated",  # one tile of rows
     }
 
 
@@ -188,6 +213,9 @@ def test_causal_masks_are_read_off_the_expression():
     found = band(matched(plain((2, 2), 20, 40, 16, heads=6, causal=True)))
     assert found is not None
     assert (found.queries, found.repeats) == (20, 3)
+    found = band(matched(side_by_side(64, 100, repeated=True, causal=True)))
+    assert found is not None
+    assert (found.shift, found.queries, found.repeats) == (36, 64, 3)
     for other in (
         plain((2, 2), 20, 40, 16),
         plain((2, 2), 20, 40, 16, mask=(20, 40)),
@@ -236,6 +264,7 @@ def test_what_the_copy_engine_cannot_read_is_declined():
     assert "computed" in refused(block(Block(2, 100, 100, 3, 32)))
     assert "computed" in refused(plain((1, 2), 64, 64, 64, dtype=F32))
     assert "16 bytes" in refused(plain((1, 2), 64, 64, 20))
+    assert "no boxes" in refused(side_by_side(100, 64, repeated=False))
 
 
 def test_schedules_come_from_both_templates_where_both_apply():

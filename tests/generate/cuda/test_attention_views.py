@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.attentions import F16, ROW
 
-from weft.generate.cuda.templates.attention_views import NotStridedError, Reader, View
+from weft.generate.cuda.templates.attention_views import Grouped, NotStridedError, Reader, View, plain, regrouped
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -80,3 +80,47 @@ def test_what_is_no_view_says_why(prim: Prim, concat: bool, reason: str):
     p, node = problem(prim)
     with pytest.raises(NotStridedError, match=reason):
         Reader(p, {}, concat=concat).read(node)
+
+
+def places(view: View) -> np.ndarray:
+    """The same of a view that may be grouped."""
+    if not isinstance(view, Grouped):
+        return positions(view)
+    flat = [step for group in view.steps for step in group]
+    fine = View(tuple(n for n, _ in flat), tuple(s for _, s in flat), view.offset)
+    return positions(fine).reshape(view.shape)
+
+
+def test_grouped_views_agree_with_numpy():
+    rng = random.Random(1)
+    grouped = 0
+    for _ in range(200):
+        shape = tuple(rng.choice((1, 2, 3, 4)) for _ in range(4))
+        view: View = dense(shape)
+        exact = np.arange(int(np.prod(shape))).reshape(shape)
+        for _ in range(3):
+            perm = rng.sample(range(exact.ndim), exact.ndim)
+            view, exact = view.transpose(perm), exact.transpose(perm)
+            at = rng.randrange(exact.ndim - 1)
+            joined = (*exact.shape[:at], exact.shape[at] * exact.shape[at + 1], *exact.shape[at + 2 :])
+            wide = (2, 3, *joined) if exact.ndim > 3 else (2, *joined)
+            view, exact = regrouped(view, joined), exact.reshape(joined)
+            if exact.ndim < 4:
+                view, exact = view.broadcast(wide), np.broadcast_to(exact, wide)
+            grouped += isinstance(view, Grouped)
+        np.testing.assert_array_equal(places(view), exact)
+    assert grouped > 50
+
+
+def test_what_grouped_views_refuse():
+    view = regrouped(dense((4, 6, 5)).transpose((1, 0, 2)), (24, 5))
+    assert isinstance(view, Grouped)
+    np.testing.assert_array_equal(positions(plain(view.reshape((6, 4, 5)))), positions(dense((4, 6, 5))).swapaxes(0, 1))
+    assert view.slice((0, 0), (24, 5), (1, 1)) is view
+    for refuse in (
+        lambda: plain(view),
+        lambda: view.slice((1, 0), (20, 5), (1, 1)),
+        lambda: regrouped(dense((4, 6)).transpose((1, 0)), (9, 2)),
+    ):
+        with pytest.raises(NotStridedError, match="would copy"):
+            refuse()

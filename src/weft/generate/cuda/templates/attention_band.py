@@ -43,10 +43,10 @@ def band(p: Attention) -> Band | None:
     scale = factor(yes if kept else no)
     if kept == masked or not scale or test.kind != "apply" or test.prim not in _MIRRORED:
         return None
-    left, right = test.args
+    (left, less), (right, more) = (_counted(x) for x in test.args)
     prim = test.prim
     if _row(p, left) is not None:
-        left, right, prim = right, left, _MIRRORED[prim]
+        left, less, right, more, prim = right, more, left, less, _MIRRORED[prim]
     position = _row(p, right)
     if not _is_key(left) or position is None or (prim, kept) not in _SHIFTS:
         return None
@@ -55,8 +55,17 @@ def band(p: Attention) -> Band | None:
     last = [i for i in p.rows if p.dims[i] > 1][-1:]
     if last != [position]:
         return None
-    shift = _SHIFTS[prim, kept] + right.view.offset - left.view.offset
+    shift = _SHIFTS[prim, kept] + right.view.offset + more - left.view.offset - less
     return Band(scale, shift, p.dims[position], p.m // p.dims[position])
+
+
+def _counted(x: Expr) -> tuple[Expr, int]:
+    """A position and the integer that is added to it."""
+    if x.kind == "apply" and x.prim is Prim.ADD and x.dtype.is_integer:
+        for position, more in (x.args, x.args[::-1]):
+            if more.kind == "number":
+                return position, int(more.number)
+    return x, 0
 
 
 def _is_key(x: Expr) -> bool:

@@ -14,7 +14,16 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-from weft.generate.cuda.templates.attention_views import Expr, NotStridedError, Reader, View, number, written
+from weft.generate.cuda.templates.attention_views import (
+    Expr,
+    Grouped,
+    NotStridedError,
+    Reader,
+    View,
+    number,
+    plain,
+    written,
+)
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
@@ -100,7 +109,7 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Attention:
         raise NotStridedError(f"attention of {dtype.value} and {values.value}")
     chain = _behind(graph, second)
     softmax = _softmax(graph, graph.nodes[second].inputs[0])
-    reader = Reader(problem, {first: Expr("scores", DType.F32)})
+    reader = Reader(problem, {first: Expr("scores", DType.F32)}, late=True)
     score = reader.read(softmax.scores)
     if not score.has_scores:
         raise NotStridedError("a softmax of something else than the first product")
@@ -108,23 +117,23 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Attention:
     between = graph.type_of(softmax.scores).shape
     if between[-1] != one[-1]:
         raise NotStridedError("a softmax along something else than the keys")
-    dims = _refined(one[:-1], between[:-1], two[:-1])
     left, right = (reader.read(i) for i in graph.nodes[first].inputs)
+    v = reader.read(graph.nodes[second].inputs[1])
+    dims = _refined(one[:-1], between[:-1], two[:-1], *_cut(right, one[:-1]), *_cut(v, one[:-1]))
     if any(x.has_scores for x in (left, right)):
         raise NotStridedError("products in the wrong order")
     keys, qk, head = one[-1], graph.type_of(graph.nodes[first].inputs[0]).shape[-1], two[-1]
-    q = left.mapped(lambda v: v.broadcast((*one[:-1], qk)).reshape((*dims, qk)))
+    q = left.mapped(lambda v: plain(v.broadcast((*one[:-1], qk)).reshape((*dims, qk))))
     k = right.mapped(lambda v: _keys(v.transpose(_swapped(len(v.shape))), one[:-1], dims))
-    v = reader.read(graph.nodes[second].inputs[1])
     if v.has_scores:
         raise NotStridedError("the scores are read as values")
     v = v.mapped(lambda x: _keys(x, two[:-1], dims))
-    score = score.mapped(lambda x: x.reshape((*dims, keys)))
+    score = score.mapped(lambda x: plain(x.reshape((*dims, keys))))
     q, by_q = _without_factor(q, dtype)
     k, by_k = _without_factor(k, dtype)
     if by_q * by_k != 1.0:
         score = _scaled(score, by_q * by_k)
-    out = written(problem, chain, two).reshape((*dims, head))
+    out = plain(written(problem, chain, two).reshape((*dims, head)))
     chosen = tuple(i for i in range(len(dims)) if any(x.view and x.view.strides[i] for e in (k, v) for x in e.leaves))
     rows = tuple(i for i in range(len(dims)) if i not in chosen)
     out_dtype = graph.type_of(graph.outputs[0]).dtype
@@ -143,8 +152,20 @@ def _keys(view: View, rows: tuple[int, ...], dims: tuple[int, ...]) -> View:
     """(*batch, n, x) of an operand that all rows of a batch read, over the dimensions of rows."""
     n, x = view.shape[-2:]
     wide = view.broadcast((*rows[:-1], n, x))
-    repeated = View((*rows, n, x), (*wide.strides[:-2], 0, *wide.strides[-2:]), wide.offset)
-    return repeated.reshape((*dims, n, x))
+    # the rows of a batch are a dimension that does not move the operand
+    flat = wide.reshape((*rows[:-1], 1, n, x))
+    return plain(flat.broadcast((*rows, n, x)).reshape((*dims, n, x)))
+
+
+def _cut(x: Expr, rows: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The dimensions of which those of rows are made where an operand repeats some of its heads."""
+    found = []
+    for y in x.leaves:
+        if isinstance(y.view, Grouped):
+            batch = tuple(n for group in y.view.steps[:-2] for n, _ in group)
+            if math.prod(batch) == math.prod(rows[:-1]):
+                found.append((*batch, rows[-1]))
+    return found
 
 
 def _refined(*shapes: tuple[int, ...]) -> tuple[int, ...]:

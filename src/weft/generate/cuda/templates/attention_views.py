@@ -6,6 +6,7 @@ primitives stay as a tree. What no stride can say (a reshape that would copy, a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -80,6 +81,82 @@ class View:
         return View(tuple(shape), tuple(strides), self.offset)
 
 
+@dataclass(frozen=True, slots=True)
+class Grouped(View):
+    """A view whose dimensions may each be several steps, (size, stride) slowest first: it lacks `strides`.
+
+    What no stride can say between two reshapes, they may say behind the second: heads that share keys, say.
+    """
+
+    steps: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    def transpose(self, perm: Sequence[int]) -> View:
+        """Dimension i of the result is dimension perm[i]."""
+        return Grouped(tuple(self.shape[p] for p in perm), (), self.offset, tuple(self.steps[p] for p in perm))
+
+    def slice(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> View:
+        """Not of what has no strides.
+
+        Raises:
+            NotStridedError: unless the slice is everything.
+        """
+        if any(starts) or tuple(sizes) != self.shape or any(t != 1 for t in steps):
+            raise NotStridedError("a slice of a reshape that would copy")
+        return self
+
+    def broadcast(self, shape: Sequence[int]) -> View:
+        """As NumPy: aligned to the right, missing and size-1 dimensions repeat."""
+        missing = len(shape) - len(self.shape)
+        repeated = (((n, 0),) for n in shape[:missing])
+        kept = (g if n == m else ((m, 0),) for n, m, g in zip(self.shape, shape[missing:], self.steps, strict=True))
+        return Grouped(tuple(shape), (), self.offset, (*repeated, *kept))
+
+    def reshape(self, shape: Sequence[int]) -> View:
+        """The same elements in row-major order under another shape."""
+        flat = [step for group in self.steps for step in group]
+        return regrouped(View(tuple(n for n, _ in flat), tuple(s for _, s in flat), self.offset), shape)
+
+
+def regrouped(view: View, shape: Sequence[int]) -> View:
+    """A reshape: a plain view where strides say it, else one of grouped steps.
+
+    Raises:
+        NotStridedError: sizes that do not divide each other.
+    """
+    try:
+        return view.reshape(shape)
+    except NotStridedError:
+        if isinstance(view, Grouped):
+            raise
+    left = [(n, s) for n, s in zip(view.shape, view.strides, strict=True) if n != 1]
+    groups = []
+    for size in reversed(shape):
+        group: list[tuple[int, int]] = []
+        need = size
+        while need > 1:
+            n, step = left.pop() if left else (1, 0)
+            taken = math.gcd(n, need)
+            if taken == 1 or taken not in (n, need):
+                raise NotStridedError("a reshape that would copy")
+            group.insert(0, (taken, step))
+            if taken < n:
+                left.append((n // taken, step * taken))
+            need //= taken
+        groups.append(tuple(group) or ((1, 0),))
+    return Grouped(tuple(shape), (), view.offset, tuple(reversed(groups)))
+
+
+def plain(view: View) -> View:
+    """The view itself.
+
+    Raises:
+        NotStridedError: it has no strides.
+    """
+    if isinstance(view, Grouped):
+        raise NotStridedError("a reshape that would copy")
+    return view
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Expr:
     """A value: a leaf (`kind`) with its view, a number, or a primitive of operands; compared by identity.
@@ -145,14 +222,20 @@ _VIEWS = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.SLICE, Prim.BROADCAST})
 
 
 class Reader:
-    """Finds the expressions of a problem's nodes; those of some nodes are `known`. Concatenations only where asked."""
+    """Finds the expressions of a problem's nodes; those of some nodes are `known`. Concatenations only where asked.
 
-    def __init__(self, problem: Problem, known: Mapping[NodeId, Expr], *, concat: bool = False) -> None:
+    With `late`, views may be grouped until they are asked for by `plain`.
+    """
+
+    def __init__(
+        self, problem: Problem, known: Mapping[NodeId, Expr], *, concat: bool = False, late: bool = False
+    ) -> None:
         self._problem = problem
         self._graph = problem.graph
         self._positions = {node: i for i, node in enumerate(problem.graph.inputs)}
         self._found = dict(known)
         self._concat = concat
+        self._late = late
 
     def read(self, node: NodeId) -> Expr:
         """The expression of a node in its own shape.
@@ -222,7 +305,7 @@ class Reader:
                 raise NotStridedError(f"{n.prim.value} of the scores")
         shape = n.type.shape
         if n.prim is Prim.RESHAPE:
-            return source.mapped(lambda v: v.reshape(shape))
+            return source.mapped(lambda v: regrouped(v, shape) if self._late else v.reshape(shape))
         if n.prim is Prim.TRANSPOSE:
             perm = cast("a.TransposeAttrs", n.attrs).perm
             return source.mapped(lambda v: v.transpose(perm))
@@ -240,6 +323,8 @@ def _placed(shape: tuple[int, ...], axis: int, start: int) -> Callable[[View], V
 def written(problem: Problem, chain: Sequence[NodeId], shape: tuple[int, ...]) -> View:
     """Where the elements of the value in front of `chain` (views and casts, last first) lie in the problem's output.
 
+    The view may be grouped.
+
     Raises:
         NotStridedError: no strides say that.
     """
@@ -251,12 +336,9 @@ def written(problem: Problem, chain: Sequence[NodeId], shape: tuple[int, ...]) -
         before = graph.type_of(n.inputs[0]).shape
         if n.prim is Prim.TRANSPOSE:
             perm = cast("a.TransposeAttrs", n.attrs).perm
-            strides = [0] * len(perm)
-            for i, p in enumerate(perm):
-                strides[p] = view.strides[i]
-            view = View(before, tuple(strides))
+            view = view.transpose([perm.index(i) for i in range(len(perm))])
         elif n.prim is Prim.RESHAPE:
-            view = view.reshape(before)
+            view = regrouped(view, before)
         elif n.prim is not Prim.CAST:
             raise NotStridedError(f"{n.prim.value} behind attention")
     assert view.shape == shape
