@@ -19,7 +19,7 @@ from weft.errors import DeviceError
 from weft.gemm import race
 from weft.gemm.epilogue import NAMED, epilogue
 from weft.gemm.race import Contender, Race
-from weft.gemm.spec import LAYOUTS, Gemm
+from weft.gemm.spec import LAYOUTS, Gemm, typed
 from weft.ir.types import DType
 
 
@@ -116,6 +116,30 @@ def test_the_library_gets_every_layout_and_epilogue_right(layout: str, lt: Cubla
             r._verify(x)
             assert not x.refused, (text, x.refused)
             assert x.error < 1e-6
+
+
+@pytest.mark.parametrize("types", ["e4m3", "e4m3_e5m2", "e5m2_e4m3"])
+def test_the_library_gets_scales_of_8_bit_floats_right(types: str, lt: CublasLt) -> None:
+    for text in NAMED:
+        r = Race(typed(Gemm(16, 32, 48, layout="nt", epilogue=epilogue(text)), types), 1)
+        assert r.inputs[0][0].element_size() == r.inputs[0][1].element_size() == 1
+        assert r.outputs[0].dtype is torch.bfloat16
+        found = r.add_library(lt)
+        assert [x.name for x in found] == ["algorithm 0", "algorithm 2"]
+        for x in found:
+            r._verify(x)
+            assert not x.refused, (text, x.refused)
+            assert 0 < x.error < 4e-3
+
+
+@pytest.mark.parametrize(("types", "layout"), [("e5m2", "nt"), ("e4m3", "nn"), ("e4m3", "tn")])
+def test_what_the_library_lacks_has_no_algorithm(types: str, layout: str, lt: CublasLt) -> None:
+    assert Race(typed(Gemm(16, 32, 48, layout=layout), types), 1).add_library(lt) == []
+
+
+def test_sums_that_stay_short_have_a_limit_of_their_own() -> None:
+    for fast, limit in ((False, race.LIMITS[DType.BF16]), (True, race.FAST_LIMIT)):
+        assert Race(typed(Gemm(16, 32, 48, layout="nt", fast=fast), "e4m3"), 1)._limit == limit
 
 
 def test_medians_of_interleaved_rounds_tell_who_is_faster() -> None:

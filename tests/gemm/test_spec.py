@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.errors import OptionError
 from weft.gemm.epilogue import NAMED, epilogue
-from weft.gemm.spec import LARGEST, LAYOUTS, THIRTEEN, Gemm, Search, read_list, read_tokens, thirteen
+from weft.gemm.spec import LARGEST, LAYOUTS, THIRTEEN, TYPES, Gemm, Search, read_list, read_tokens, thirteen, typed
 from weft.ir.types import DType
 
 BASE = Gemm()
@@ -52,6 +52,31 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
 def test_malformed_tokens_are_refused(token: str) -> None:
     with pytest.raises(OptionError, match=re.escape("[W001]")):
         read_tokens([token], BASE)
+
+
+@pytest.mark.parametrize("text", TYPES)
+def test_types_of_operands_by_name(text: str) -> None:
+    g = typed(BASE, text)
+    assert g.types == text
+    assert text in g.name
+    (read,) = read_list(f"MNK=64 layout=nt dtype={text}", BASE, "LIST")
+    assert read.types == text
+    graph = read.problem().graph
+    assert [graph.type_of(i).dtype for i in graph.inputs] == list(read.dtypes)
+    assert [graph.type_of(i).shape for i in graph.inputs] == list(read.shapes)
+    assert graph.type_of(graph.outputs[0]).dtype is read.out
+    assert len(graph.inputs) == (4 if read.dtype.is_float8 else 2)
+
+
+def test_other_types_are_refused() -> None:
+    for text in ("f8e4m3", "e4m3fn", "", "f64", "e4m3_f16"):
+        with pytest.raises(OptionError, match="e4m3, e5m2"):
+            typed(BASE, text)
+
+
+def test_fast_sums_are_part_of_the_name() -> None:
+    assert typed(replace(BASE, fast=True), "e4m3").name.endswith("nn_e4m3_fast")
+    assert replace(BASE, fast=True).name == BASE.name
 
 
 def test_letters_share_a_value_and_o_selects_the_search() -> None:

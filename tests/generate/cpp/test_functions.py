@@ -7,9 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy import special
-from tests.generate.cpp.run_kernels import Trial, build, check, run, trials
+from tests.generate.cpp.run_kernels import FACTS, Trial, build, check, run, trials
 
+from weft.generate.cpp import CppGenerator
 from weft.ir import attrs as a
+from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import ARITY, CATEGORY, Category, Prim
 from weft.ir.shapes import ShapeError, infer
@@ -81,7 +83,10 @@ def arguments(rng: np.random.Generator, prim: Prim, dtype: DType, size: int, pos
     return round_bf16(x) if dtype is DType.BF16 else x
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.value)
+KNOWN = [d for d in DType if not d.is_float8]
+
+
+@pytest.mark.parametrize("dtype", KNOWN, ids=lambda d: d.value)
 def test_every_primitive(dtype: DType) -> None:
     rng = np.random.default_rng(3)
     batch: list[Trial] = []
@@ -102,7 +107,7 @@ def test_every_primitive(dtype: DType) -> None:
             key = f"{prim.value}-{dtype.value}-{size}"
             data = [arguments(rng, prim, t.dtype, size, k) for k, t in enumerate(types)]
             batch += trials(Problem(graph, key, (Format.ROW,) * len(types), (Format.ROW,)), data)
-    for target in DType:
+    for target in KNOWN:
         b = GraphBuilder()
         x = b.input(TensorType(dtype, (37,)))
         if target is not dtype:
@@ -114,6 +119,25 @@ def test_every_primitive(dtype: DType) -> None:
             )
             batch += trials(Problem(graph, f"cast-{dtype.value}-{target.value}", (Format.ROW,), (Format.ROW,)), data)
     check(batch)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.is_float8], ids=lambda d: d.value)
+def test_floats_of_8_bits_are_declined(dtype: DType) -> None:
+    for source, target in ((dtype, DType.F32), (DType.F32, dtype), (dtype, dtype)):
+        b = GraphBuilder()
+        x = b.input(TensorType(source, (37,)))
+        graph = b.build([b.cast(x, target) if target is not source else b.add(Prim.NEG, x)])
+        problem = Problem(graph, str(graph), (Format.ROW,), (Format.ROW,))
+        found = CppGenerator().schedules(problem, FACTS)
+        assert isinstance(found, Declined)
+        assert dtype.value in found.reason
+        product = GraphBuilder()
+        x = product.cast(product.input(TensorType(dtype, (8, 16))), DType.F32)
+        w = product.cast(product.input(TensorType(dtype, (16, 8)), is_weight=True), DType.F32)
+        wide = product.build([product.add(Prim.MATMUL, x, w)])
+        assert isinstance(
+            CppGenerator().schedules(Problem(wide, str(wide), (Format.ROW,) * 2, (Format.ROW,)), FACTS), Declined
+        )
 
 
 def test_integers_never_trap() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.generate.cuda.test_tma import compile_all, linear
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import gemv, tma, tma_choose
+from weft.generate.cuda.templates.prelude import float8, prelude
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
 from weft.generate.cuda.templates.tma_shape import Shape
@@ -205,6 +208,23 @@ def test_both_architectures_compile():
             templates.emit(product(1, 768, 1024, E5, E4, weight=True), rows),
         ]
         compiled_well([s for s in sources if isinstance(s, CudaSource)], arch, facts)
+
+
+GOLDEN = {
+    "tma_float8": (product(512, 512, 512, out=BF16, scales="rows", bias=BF16), linear(128, 128, groups=2, apart=True)),
+}
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+def test_text(name: str):
+    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
+    file = Path(__file__).parent / "golden" / f"{name}.cu"
+    source = made(*GOLDEN[name], "ENTRY")
+    text = source.text.replace(prelude(), "").replace(tma.header(), "").replace(float8(), "")
+    text = f"// {source.schedule}\n{text}"
+    if os.environ.get("WEFT_UPDATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text
 
 
 def test_without_leave_sums_move():
