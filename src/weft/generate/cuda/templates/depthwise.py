@@ -19,21 +19,33 @@ from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.ir.prims import CATEGORY, Category
+from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
+from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import CudaSource, Launch, Schedule
 
 _MOST_TEXT = 1200
 """Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
-LATENCY = 1980.0
-"""Cycles of a thread without its own work: weights from memory, the field from the L2 cache, the results on their way.
-These and the constants below were fitted to 99 kernels of four networks measured on an NVIDIA H200."""
-RESULT, STEP = 3.0, 15.8
-"""Of a result, and of each elementwise step on it."""
-VECTOR, FIELD, WEIGHT = 3.0, 0.66, 13.9
-"""Of a vector that is read; of an element of the field, and of a weight in it."""
-SHOWN = 0.5
-"""Share of the traffic that is not hidden."""
+BLOCK = 260.0
+"""Cycles in which a multiprocessor starts one block. These and the constants below were fitted to 308 kernels of three
+networks, at batch 1 and 16, measured on an NVIDIA H200."""
+RESULT, STEP, SPECIAL, EXACT, CLIPPED = 3.5, 3.2, 7.1, 20.0, 119.0
+"""Cycles of a thread for a result, and for each elementwise step, function, exact function and exact division by a
+constant (a numerator of 0 takes the long way) on it."""
+OPERAND = 9.8
+"""Of an operand that is read for a vector of results."""
+VECTOR, FIELD, WEIGHT = 1.6, 0.91, 21.6
+"""Of a vector that is read; of an element of the field, and of a weight, which comes from memory."""
+RESULT_SLOTS, STEP_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS, TAP_SLOTS = 10.2, 0.91, 2.8, 46.0, 1.2
+"""Issue slots of the same, and of each multiply-add."""
+VECTOR_SLOTS, WEIGHT_SLOTS, THREAD_SLOTS = 8.1, 4.1, 19.0
+"""Of a vector of the field, of one of weights, and of a thread."""
+PORT_BYTES = 27.5
+"""Bytes that a multiprocessor gets in a cycle; what tiles share is read by each."""
+ACROSS = 3.7
+"""Cycles of a multiprocessor for a result whose neighbours in memory are other blocks': pixels in, channels out."""
+SHOWN, IN_STEP = 0.1, 1.1
+"""Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one block."""
 _HELD = 64
 """Words of the field that a thread asks for at once."""
 
@@ -126,23 +138,42 @@ def _near(p: Product, s: Shape) -> bool:
 
 
 def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
-    """Modelled cycles in a chain of kernels: waves of a thread's own work, or issue slots; and the traffic."""
+    """Modelled cycles in a chain of kernels: the largest of five costs, and what it does not hide of the others."""
     c = p.c
+    pixels, taps = math.prod(c.dims), math.prod(c.kernel)
     count = c.dims[0] * -(-c.dims[1] // s.th) * -(-c.dims[2] // s.tw) * (p.n // s.width)
-    busiest = math.ceil(math.ceil(count / s.threads) / facts.sms)
+    blocks = -(-count // s.threads)
+    busiest = -(-blocks // facts.sms)
     high, wide = _field(p, s)
-    taps = math.prod(c.kernel)
     results = s.th * s.tw * s.width
     registers = (high * wide * s.width + taps * max(2, s.width)) // 2 + results + 32
-    waves = -(-busiest // max(1, facts.registers_per_sm // (min(registers, 255) * s.threads)))
-    prims = [step.prim for step in c.body]
-    plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims)
-    one = LATENCY + results * (RESULT + STEP * plain)
-    one += high * wide * (VECTOR + FIELD * s.width) + taps * (VECTOR + WEIGHT * s.width)
-    issue = busiest * s.threads / 128 * (results * (5.0 + 5.0 * plain + taps) + 5.0 * high * wide)
-    moved = p.dtype.itemsize * p.n * math.prod(c.dims) * (1 + math.prod(c.strides))
-    traffic = SHOWN * moved / (facts.l2_bandwidth / facts.clock_ghz)
-    return gap_us(facts) * facts.clock_ghz * 1e3 + max(waves * one, issue) + traffic
+    resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (min(registers, 255) * s.threads))
+    way, slots = _results(p, s)
+    one = results * way + high * wide * (VECTOR + FIELD * s.width) + taps * (VECTOR + WEIGHT * s.width)
+    each = results * (slots + TAP_SLOTS * taps) + VECTOR_SLOTS * high * wide + WEIGHT_SLOTS * taps + THREAD_SLOTS
+    stored = sum((p.sum if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
+    moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
+    turned = c.a_walk.channel != 1 and c.outputs[0][1].channel == 1
+    shares = (
+        -(-busiest // max(1, resident)) * one,
+        blocks / facts.sms * s.threads / 128 * each,
+        max(moved / (facts.l2_bandwidth / facts.clock_ghz), ACROSS * p.n * pixels / facts.sms if turned else 0.0),
+        p.dtype.itemsize * count * s.width * high * wide / facts.sms / PORT_BYTES,
+        busiest * BLOCK,
+    )
+    shown = min(1.0, SHOWN + IN_STEP / busiest)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + (1 - shown) * max(shares) + shown * sum(shares)
+
+
+def _results(p: Product, s: Shape) -> tuple[float, float]:
+    """Cycles of a thread, and issue slots, for what follows the sum of one result."""
+    prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
+    special = sum(x in TRANSCENDENTAL for x in prims)
+    plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims) - special
+    clipped, divided, others = epilogue.exact(p.c)
+    way = RESULT + STEP * plain + SPECIAL * special + CLIPPED * clipped + EXACT * (divided + others)
+    way += OPERAND * len(epilogue.leaves(p.c)) / s.width
+    return way, RESULT_SLOTS + STEP_SLOTS * plain + SPECIAL_SLOTS * special + CLIPPED_SLOTS * clipped
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
