@@ -72,6 +72,8 @@ TURNED = 1.8
 """Factor on traffic when the last axis becomes another one."""
 SECTOR, SCATTERED_US = 32, 1.0
 """What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
+ACROSS_CYCLES = 3.7
+"""Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels side by side."""
 VECTOR, WARP = 8, 32
 """Elements of a row that a thread has at once; threads of a warp."""
 FUSED_TILE = 16
@@ -147,7 +149,11 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
     multiplied = sum(products) + waited
-    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, _traffic_us(problem, facts, traits))
+    traffic = _traffic_us(problem, facts, traits)
+    if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
+        across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
+        traffic = max(traffic, ACROSS_CYCLES * across / clocks)
+    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, traffic)
     return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on)
 
 
