@@ -1,10 +1,10 @@
 """Attention: Weft's kernel against every backend of torch's scaled_dot_product_attention, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_attention [--only TEXT] [--first K] [--seconds S] [--dtype T] [--dry]
+    python -m benchmarks.gpu_attention [--only TEXT] [--first K] [--seconds S] [--dtype T] [--long] [--dry]
 
 Both read q, k and v as strided views of what the products before attention write, and write what the product after it
-reads. Weft: the fastest of the schedules that the tuner is offered, its rank, and the fastest of the first K by the
-model (`any`); `bias`: with the biases of q, k and v added inside. A time is the median over replays of a CUDA graph of
+reads. Weft: the fastest of the schedules that the tuner is offered, its rank, and the fastest of K more by the models
+(`any`); `bias`: with the biases of q, k and v added inside. A time is the median over replays of a CUDA graph of
 launches on data that lies in the L2 cache, as in a network. Errors are RMS over RMS, against float64. `--dry` writes
 and compiles the kernels without a GPU. Nothing is written but standard output.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import math
 import statistics
@@ -32,8 +33,9 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.errors import WeftError
 from weft.fission.sdpa import sdpa
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import attention_tma
 from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import MOST, Shape, shapes
+from weft.generate.cuda.templates.attention_shapes import shapes
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -221,12 +223,16 @@ def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource] | str:
-    """The first kernels of a problem by the model, more than the tuner would look at; or why there is none."""
+    """The kernels that the tuner is offered, the most promising first, and `first` more; or why there is none."""
+    offered = templates.schedules(problem, facts)
     found = attention(problem)
-    if isinstance(found, Declined):
-        return found.reason
-    found = replace(found, tf32=facts.tf32)
-    sources = [templates.emit(problem, s.schedule(tf32=facts.tf32)) for s in shapes(found, facts, keep=first)]
+    if isinstance(offered, Declined) or isinstance(found, Declined):
+        return offered.reason if isinstance(offered, Declined) else "no attention"
+    more = [s.schedule(tf32=True) for s in shapes(replace(found, tf32=True), facts, keep=first)] if facts.tf32 else []
+    more += [s for _, s in attention_tma.ranked(found, facts, keep=first)]
+    more += [s.schedule() for s in shapes(found, facts, keep=first)]
+    unlike = [*offered, *dict.fromkeys(s for s in more if s not in offered)]
+    sources = [templates.emit(problem, s) for s in unlike[: len(offered) + first]]
     return [s for s in sources if isinstance(s, CudaSource)] or "no kernel"
 
 
@@ -264,46 +270,57 @@ class Ours:
     shapes: list[str]
 
     @staticmethod
-    def of(kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor], d: Data) -> Ours:
+    def of(kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor], d: Data, launches: int) -> Ours:
         """Run and time all."""
         found = Ours([], [], [])
         tolerance = TF32_TOLERANCE if torch.backends.cuda.matmul.allow_tf32 else TOLERANCE[d.q.dtype]
         for kernel in kernels:
             out = torch.full(d.exact.shape, math.nan, dtype=d.q.dtype, device="cuda")
-            us = kernel.time(inputs, out, launches=LAUNCHES, rounds=ROUNDS)
+            faulthandler.dump_traceback_later(20, exit=True)  # a kernel that does not end ends the program
+            us = kernel.time(inputs, out, launches=launches, rounds=ROUNDS)
+            faulthandler.cancel_dump_traceback_later()
             error = error_of(out, d.exact)
-            s = Shape.of(kernel.source.schedule)
-            found.shapes.append(f"{s.wr}x{s.mi} rows, {s.wk}x{s.nb} keys, {s.stages} stages")
+            found.shapes.append(str(kernel.source.schedule))
             found.errors.append(error)
             found.times.append(round(us, 3) if error <= tolerance else math.inf)
             if error > tolerance:
                 print(f"WRONG: {kernel.source.schedule} error {error:.2g}", file=sys.stderr)
         return found
 
-    def best(self, most: int = MOST) -> int:
+    def best(self, most: int) -> int:
         """Number of the fastest of the first `most`; -1 where none is right."""
         times = self.times[:most]
         return times.index(min(times)) if times and min(times) < math.inf else -1
 
-    def us(self, most: int = MOST) -> float:
+    def us(self, most: int) -> float:
         """Its time."""
         return self.times[self.best(most)] if self.best(most) >= 0 else math.inf
 
 
-def record(c: Case, dtype: DType, plain: Sequence[Kernel], biased: Sequence[Kernel]) -> dict[str, object]:
+def offered(c: Case, dtype: DType, facts: GpuFacts, *, bias: bool) -> int:
+    """Kernels that the tuner is offered."""
+    found = templates.schedules(problem_of(c, dtype, bias=bias), facts)
+    return 0 if isinstance(found, Declined) else len(found)
+
+
+def record(
+    c: Case, dtype: DType, plain: Sequence[Kernel], biased: Sequence[Kernel], facts: GpuFacts
+) -> dict[str, object]:
     """One case on the GPU."""
     d = Data.of(c, dtype)
-    mine = Ours.of(plain, d.inputs, d)
+    mine = Ours.of(plain, d.inputs, d, launches_of(c))
     end = len(d.inputs) - bool(c.mask)
     widths = (c.heads * c.size, c.shared * c.size, c.shared * c.size)
     zeros = [torch.zeros(w, dtype=d.q.dtype, device="cuda") for w in widths]
     # inputs stand in the order of the builder: parts and biases in turn, then the mask
-    with_bias = Ours.of(biased, [*d.inputs[:end], *zeros, *d.inputs[end:]], d)
+    with_bias = Ours.of(biased, [*d.inputs[:end], *zeros, *d.inputs[end:]], d, launches_of(c))
     found, errors, failures = peers(c, d)
     best = min(found, key=lambda k: found[k]) if found else ""
-    us, rank = mine.us(), mine.best()
+    most = offered(c, dtype, facts, bias=False)
+    us, rank = mine.us(most), mine.best(most)
+    us_bias = with_bias.us(offered(c, dtype, facts, bias=True))
     return {
-        "record": "attention", "case": c.name, "dtype": dtype.value, "weft_us": us, "weft_bias_us": with_bias.us(),
+        "record": "attention", "case": c.name, "dtype": dtype.value, "weft_us": us, "weft_bias_us": us_bias,
         "peers_us": {k: round(v, 3) for k, v in found.items()}, "best_peer": best,
         "ratio": round(found[best] / us, 3) if best else None,
         "error": float(f"{mine.errors[rank]:.3g}") if rank >= 0 else None,
@@ -338,9 +355,10 @@ def main() -> int:
     """Compile all, then measure; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--first", type=int, default=18, help="schedules of each problem (18)")
+    parser.add_argument("--first", type=int, default=8, help="schedules of each problem beyond those of the tuner (8)")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
     parser.add_argument("--dtype", default="f16", choices=[*(d.value for d in TORCH), "tf32"])
+    parser.add_argument("--long", action="store_true", help="attention of long sequences instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -356,7 +374,7 @@ def main() -> int:
         torch.zeros(1, device="cuda")
         facts = gpu_facts(None, calibrate=False)
     facts = replace(facts, tf32=tf32)
-    cases = [c for c in CASES if given.only in c.name]
+    cases = [c for c in (LONG if given.long else CASES) if given.only in c.name]
     jobs: list[tuple[int, bool, CudaSource]] = []
     for i, c in enumerate(cases):
         for bias in (False, True):
@@ -386,7 +404,7 @@ def main() -> int:
             print(f"no time left for {c.name} and what follows", file=sys.stderr)
             break
         try:
-            row = record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []))
+            row = record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []), facts)
         except (WeftError, RuntimeError) as error:
             print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue

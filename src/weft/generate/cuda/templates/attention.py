@@ -43,7 +43,7 @@ _EXACT = 2
 """Shapes on CUDA cores where TF32 is allowed."""
 _NEAR = 1.5
 """A template is among the first two measured unless it is modelled slower than so many times the other."""
-_MOST = 8
+MOST = 8
 """Schedules of one problem."""
 _EXP2 = """#ifdef W_EMULATED
 #define w_exp2 exp2f
@@ -86,7 +86,7 @@ def _ranked(p: Attention, facts: GpuFacts) -> list[Schedule]:
     near = _NEAR * min(own[0][0], other[0][0])
     first = sorted((x for x in (own[0], other[0]) if x[0] <= near), key=lambda x: x[0])
     rest = sorted((x for x in (*own, *other) if x not in first), key=lambda x: x[0])
-    return [s for _, s in (*first, *rest)][:_MOST]
+    return [s for _, s in (*first, *rest)][:MOST]
 
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
