@@ -289,9 +289,14 @@ def _percent(share: float) -> str:
 
 
 def write_document(quality: Quality, path: Path = DOCUMENT, name: str = "model-quality") -> None:
+    """The figures as tables into a document; see `put`."""
+    put(markdown(quality), path, name)
+
+
+def put(tables: str, path: Path = DOCUMENT, name: str = "model-quality") -> None:
     """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->`."""
     pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    text, count = pattern.subn(lambda m: f"{m[1]}{markdown(quality)}\n{m[2]}", path.read_text())
+    text, count = pattern.subn(lambda m: f"{m[1]}{tables}\n{m[2]}", path.read_text())
     if count != 1:
         raise ValueError(f"{path.name} has no place for the table")
     path.write_text(text)

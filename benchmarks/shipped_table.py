@@ -2,6 +2,7 @@
 
     python -m benchmarks.shipped_table            how often the first choice is near the best, networks left out in turn
     python -m benchmarks.shipped_table --write    make the table of all records, into the package
+    python -m benchmarks.shipped_table --document the same figures, into docs/performance-model.md
 
 The records are those in `results/nvidia-h200`: kernels of networks (`kernels*.json`), and configurations of products by
 themselves (`exhaustive.json`, `configurations.json`). A network is judged by a table that has seen neither of its batch
@@ -23,7 +24,7 @@ from pathlib import Path
 from benchmarks.gemm_shapes import GROUPS
 from benchmarks.gpu_gemm_lt import CONFIGURATIONS, EXHAUSTIVE, read_times, times_of
 from benchmarks.measured import load_table, problem_of
-from benchmarks.model_quality import LATER, RECORDED, family
+from benchmarks.model_quality import DOCUMENT, LATER, RECORDED, family, put
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.choose import forms
@@ -230,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Judge, or write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_table", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"make {TABLE.relative_to(ROOT)}")
+    parser.add_argument("--document", action="store_true", help=f"write the figures into docs/{DOCUMENT.name}")
     given = parser.parse_args(arguments)
     facts = load_table(LATER).facts
     cases = known(facts)
@@ -239,8 +241,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         TABLE.write_text(without(made, gone).to_json())
         print(f"{TABLE.relative_to(ROOT)}: {TABLE.stat().st_size} bytes of {len(cases)} problems")
         print("left out, as they no longer exist:", ", ".join(sorted(gone)) or "nothing")
-    else:
-        print(figures(judged(cases, facts)))
+        return
+    text = figures(judged(cases, facts))
+    print(text)
+    if given.document:
+        put(text, name="shipped")
 
 
 if __name__ == "__main__":

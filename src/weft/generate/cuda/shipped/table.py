@@ -28,7 +28,7 @@ PRIOR = 2.0
 """So many measurements at a place itself are worth as much as the mean of all kinds."""
 MARGIN = 0.025
 """What another schedule must be expected to win."""
-MODEL_SHARE = 0.3
+MODEL_SHARE = 0.5
 """Weight of what a model says beside what was measured."""
 SCALE = 1000
 """Logarithms in the file are integers of 1/SCALE."""
