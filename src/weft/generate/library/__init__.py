@@ -24,13 +24,15 @@ def _schedule(form: str, **params: bool | str) -> Schedule:
     return Schedule("library", tuple(sorted([*params.items(), ("form", form)])))
 
 
-CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention"})
+CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm"})
 
 
 def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     from weft.generate.library.fused_cuda import attention, cublaslt_linear, cudnn_conv
+    from weft.generate.library.scaled_mm import scaled_mm
 
-    made = {"cudnn": cudnn_conv, "cublaslt": cublaslt_linear, "attention": attention}[form](problem, schedule)
+    forms = {"cudnn": cudnn_conv, "cublaslt": cublaslt_linear, "attention": attention, "scaled_mm": scaled_mm}
+    made = forms[form](problem, schedule)
     fused = isinstance(made, LibraryCall) and any("cudnn_convolution_" in s.target for s in made.run)
     if form == "cudnn" and fused and schedule.param("tuned"):
         return Declined("the fused form has one algorithm")
@@ -51,7 +53,9 @@ class LibraryGenerator:
         if on_gpu and Prim.CONV in prims:
             found += [_schedule("cudnn", tuned=False), _schedule("cudnn", tuned=True)]
         if on_gpu and Prim.MATMUL in prims:
-            found.append(_schedule("cublaslt"))
+            from weft.generate.library.scaled_mm import of_float8
+
+            found.append(_schedule("scaled_mm" if of_float8(problem.graph) else "cublaslt"))
         if on_gpu and problem.origin_rule == "sdpa":
             from weft.generate.library.fused_cuda import ATTENTION_BACKENDS
 
