@@ -3,7 +3,7 @@
 #ifndef W_EMULATED
 W_FN void w_bar_arrive_at(u32 at, u32 rank) {  // the barrier at the same place of a block of the cluster
   asm volatile("{ .reg .b32 r;\n mapa.shared::cluster.u32 r, %0, %1;\n"
-               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r]; }" ::"r"(at), "r"(rank) : "memory");
+               " mbarrier.arrive.shared::cluster.b64 _, [r]; }" ::"r"(at), "r"(rank) : "memory");
 }
 // as w_tma and w_bulk, to the same place of both blocks, each of whose barriers counts the bytes
 #define W_TMA_BOTH(N) \
