@@ -70,7 +70,7 @@ STRIDED_US = 0.2
 """And the way through shared memory."""
 TURNED = 1.8
 """Factor on traffic when the last axis becomes another one."""
-SECTOR, SCATTERED_US = 32, 1.0
+SECTOR, SCATTERED_US = 32, 1.5
 """What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
 ACROSS_CYCLES = 3.7
 """Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels side by side."""
@@ -149,12 +149,13 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
     multiplied = sum(products) + waited
-    traffic = _traffic_us(problem, facts, traits)
+    mixed = _mixed(problem)
+    traffic = _traffic_us(problem, facts, traits, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
         across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
         traffic = max(traffic, ACROSS_CYCLES * across / clocks)
     costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, traffic)
-    return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on)
+    return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on, mixed)
 
 
 def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:
@@ -218,7 +219,7 @@ def _slots(graph: Graph, node: Node, trait: Trait) -> float:
     return SPECIAL_SLOTS * node.type.size if trait.special else SLOTS * node_flops(node, graph)
 
 
-def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collection[NodeId]) -> float:
+def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collection[NodeId], mixed: bool) -> float:
     """Steps that wait for each other; those behind a matrix product are part of its end."""
     graph = problem.graph
     waited: list[float] = []
@@ -236,7 +237,7 @@ def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collec
         else:
             step = trait.step_us
         waited.append(before + step)
-    return max((waited[o] for o in graph.outputs), default=0.0) + (STRIDED_US if _mixed(problem) else 0.0)
+    return max((waited[o] for o in graph.outputs), default=0.0) + (STRIDED_US if mixed else 0.0)
 
 
 def _traits(graph: Graph) -> list[Trait]:
@@ -291,18 +292,19 @@ def _reductions(graph: Graph, traits: Sequence[Trait]) -> int:
     return max(depth, default=0)
 
 
-def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait]) -> float:
+def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait], mixed: bool) -> float:
     """Time of the problem's bytes; long rows are read once per reduction of a chain, few rows keep few blocks busy."""
     graph = problem.graph
     read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
-    if not reductions:
-        turned = TURNED if any(_moves_last(n) for n in graph.nodes) else 1.0
-        return memory_us(facts, read, written) * (STRIDED if _mixed(problem) else turned)
-    factor = STRIDED if _mixed(problem) else 1.0
-    sectors = _scattered(problem, traits)
+    moves = any(n.prim is Prim.TRANSPOSE and _moves_last(n) for n in graph.nodes)
+    sectors = _scattered(problem, traits) if moves or Format.LAST in problem.output_formats else 0.0
     scattered = sectors * SECTOR / facts.l2_bandwidth / 1e3 + SCATTERED_US * sectors / max(1, written // 2)
+    if not reductions:
+        turned = TURNED if moves else 1.0
+        return memory_us(facts, read, written) * (STRIDED if mixed else turned) + scattered
+    factor = STRIDED if mixed else 1.0
     rows = max(1, min(n.type.size for n in reductions))
     longest = max(graph.type_of(n.inputs[0]).nbytes // max(1, n.type.size) for n in reductions)
     if _side_by_side(problem, reductions):
@@ -318,25 +320,34 @@ def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait]) -> f
 
 
 def _scattered(problem: Problem, traits: Sequence[Trait]) -> float:
-    """Sectors that stores of a kernel over rows touch one by one: elements whose neighbours belong to other rows.
+    """Sectors that stores touch one by one: elements whose neighbours in memory are other blocks'.
 
-    A warp has several short rows at once, whose elements are neighbours of each other.
+    Those are results of rows that are written across, of which a warp has several where they are short, and results
+    that are also written as they are: tiles turn what is read.
     """
     graph = problem.graph
-    last, found = Format.LAST in problem.input_formats, 0.0
+    last = Format.LAST in problem.input_formats
+    rowless = all(t.category is not Category.REDUCE for t in traits)
+    if rowless and len(graph.outputs) == 1:
+        return 0.0
     after, turned, length = [False] * len(graph), [False] * len(graph), [0] * len(graph)
     for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
         reduces = trait.category is Category.REDUCE
         after[i] = reduces or any(after[j] for j in node.inputs)
         own = graph.type_of(node.inputs[0]).size // max(1, node.type.size) if reduces else 0
         length[i] = max([own, *(length[j] for j in node.inputs)])
-        turned[i] = after[i] and (_moves_last(node) != any(turned[j] for j in node.inputs))
+        turned[i] = (after[i] or rowless) and (_moves_last(node) != any(turned[j] for j in node.inputs))
+    both = rowless and len({turned[o] for o in graph.outputs}) > 1
+    found = 0.0
     for output, fmt in zip(graph.outputs, problem.output_formats, strict=True):
         type_ = graph.type_of(output)
         image = type_.rank == 4 and type_.shape[1] > 1 and math.prod(type_.shape[2:]) > 1
-        if after[output] and (turned[output] != (image and not last and fmt is Format.LAST)):
+        across = turned[output] != (image and not last and fmt is Format.LAST)
+        if after[output] and across:
             threads = 1 << (-(-length[output] // VECTOR) - 1).bit_length()
             found += type_.size * min(1.0, threads / WARP)
+        elif both and turned[output]:
+            found += type_.size
     return found
 
 
