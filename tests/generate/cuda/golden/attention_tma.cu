@@ -142,8 +142,8 @@ const int seen = tq * 128 + group * 64 + 1, full = seen < 128 ? 0 : (seen < 2048
 w_bar_wait(sb + FULLQ, job & 1); ++job;
 { const int i = count - 1; (void)i;
 const u32 slot = it % 2, phase = it / 2 & 1;
-{ w_bar_wait(sb + FULLK + 8 * slot, phase);
-const u64 dk = w_operand_at(sb + KEYS + slot * 32768, 16, 1024, 1);
+w_bar_wait(sb + FULLK + 8 * slot, phase);
+{ const u64 dk = w_operand_at(sb + KEYS + slot * 32768, 16, 1024, 1);
 w_group_begin();
 #pragma unroll
 for (int kk = 0; kk < 8; ++kk) w_product_f16_00(s, dq + (kk / 4 * 512 + kk % 4 * 2), dk + (kk / 4 * 1024 + kk % 4 * 2), kk);
@@ -193,13 +193,13 @@ for (int q = 0; q < 8; ++q)
 #pragma unroll
 for (int e = 0; e < 4; ++e)
 w[q][e] = w_narrow2_f16(s[8 * q + 2 * e], s[8 * q + 2 * e + 1]);
+if (i > 0) w_bar_wait(sb + FULLK + 8 * ((it + 1) % 2), (it + 1) / 2 & 1);
 }
 #pragma unroll 1
 for (int i = count - 2; i >= 0; --i, ++it) {
-const u32 slot = it % 2, phase = it / 2 & 1, next = (it + 1) % 2, after = (it + 1) / 2 & 1;
+const u32 slot = it % 2, phase = it / 2 & 1, next = (it + 1) % 2;
 w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;
-{ w_bar_wait(sb + FULLK + 8 * next, after);
-const u64 dk = w_operand_at(sb + KEYS + next * 32768, 16, 1024, 1);
+{ const u64 dk = w_operand_at(sb + KEYS + next * 32768, 16, 1024, 1);
 w_group_begin();
 #pragma unroll
 for (int kk = 0; kk < 8; ++kk) w_product_f16_00(s, dq + (kk / 4 * 512 + kk % 4 * 2), dk + (kk / 4 * 1024 + kk % 4 * 2), kk);
@@ -254,6 +254,8 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base[h])); sums[h][e] += s[4 * j + 2 * h + e]; }
 #pragma unroll
 for (int h = 0; h < 2; ++h) total[h] = total[h] * old[h] + (sums[h][0] + sums[h][1]);
+w_hold(s);
+if (i > 0) w_bar_wait(sb + FULLK + 8 * ((it + 2) % 2), (it + 2) / 2 & 1);
 w_group_wait<0>(); w_hold(o);
 if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
 #pragma unroll

@@ -179,7 +179,7 @@ class Kernel:
         mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if turns else ""
         theirs = arrive.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if turns else ""
         values = f"slot = it % {s.stages}, phase = it / {s.stages} & 1"
-        keys = f"next = (it + 1) % {s.stages}, after = (it + 1) / {s.stages} & 1"
+        keys = f"next = (it + 1) % {s.stages}"
         return [
             "w_wait(); w_release();",
             f"const int group = warp >> 2, row = group * {ROWS} + (warp & 3) * 16 + (lane >> 2);",
@@ -193,23 +193,28 @@ class Kernel:
             "w_bar_wait(sb + FULLQ, job & 1); ++job;",
             "{ const int i = count - 1; (void)i;",
             f"const u32 slot = it % {s.stages}, phase = it / {s.stages} & 1;",
-            *self._scores("slot", "phase"),
+            "w_bar_wait(sb + FULLK + 8 * slot, phase);",
+            *self._scores("slot"),
             "w_group_wait<0>(); w_hold(s);",
             arrive.format("EMPTYK + 8 * slot"),
             *self._masked(),
             *self._weights(first=True),
             *self._packed(),
+            f"if (i > 0) {self._keys_are_there('it + 1')}",
             "}",
             "#pragma unroll 1\nfor (int i = count - 2; i >= 0; --i, ++it) {",
             f"const u32 {values}, {keys};",
             mine,
-            *self._scores("next", "after"),
+            *self._scores("next"),
             *self._results("slot", "phase"),
             theirs,
             "w_group_wait<1>(); w_hold(s);",
             arrive.format("EMPTYK + 8 * next"),
             *self._masked(),
             *self._weights(first=False),
+            # the wait that a loop ends with keeps the assembler from computing weights behind the one for products
+            "w_hold(s);",
+            f"if (i > 0) {self._keys_are_there('it + 2')}",
             "w_group_wait<0>(); w_hold(o);",
             arrive.format("EMPTYV + 8 * slot"),
             f"{each('j', self.columns // 2)} o[j] *= old[j >> 1 & 1];",
@@ -261,15 +266,18 @@ class Kernel:
             ]
         return lines
 
-    def _scores(self, slot: str, phase: str) -> list[str]:
+    def _keys_are_there(self, tile: str) -> str:
+        """Statement: wait for the keys of a tile by its number."""
+        return f"w_bar_wait(sb + FULLK + 8 * (({tile}) % {self.s.stages}), ({tile}) / {self.s.stages} & 1);"
+
+    def _scores(self, slot: str) -> list[str]:
         """s = q kᵀ of this warpgroup's rows, issued."""
         p, s = self.p, self.s
         steps = padded(p.qk) // 16
         q = f"dq + (kk / 4 * {ROWS * 2 * PANEL // 16} + kk % 4 * 2)"
         k = f"dk + (kk / 4 * {s.bn * 2 * PANEL // 16} + kk % 4 * 2)"
         return [
-            f"{{ w_bar_wait(sb + FULLK + 8 * {slot}, {phase});",
-            f"const u64 dk = w_operand_at(sb + KEYS + {slot} * {k_bytes(p, s)}, 16, 1024, 1);",
+            f"{{ const u64 dk = w_operand_at(sb + KEYS + {slot} * {k_bytes(p, s)}, 16, 1024, 1);",
             "w_group_begin();",
             f"{each('kk', steps)} w_product_{self.kind}_00(s, {q}, {k}, kk);",
             "w_group_commit(); }",
