@@ -73,7 +73,7 @@ TURNED = 1.8
 SECTOR, SCATTERED_US = 32, 1.5
 """What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
 ACROSS_CYCLES = 3.7
-"""Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels side by side."""
+"""Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels."""
 VECTOR, WARP = 8, 32
 """Elements of a row that a thread has at once; threads of a warp."""
 FUSED_TILE = 16
