@@ -166,6 +166,7 @@ inline bool w_any_lane(bool x) {
   for (int o = 1; o < 32; o *= 2) any |= w_shfl_word(any, o);
   return any;
 }
+inline void w_in_turn() {}
 inline unsigned w_opaque(unsigned x) { return x; }
 inline void w_least_shared(unsigned* p, unsigned x) { *p = x < *p ? x : *p; }
 template <class T> W_FN T w_fresh(const T* p) { return *(const volatile T*)p; }

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 WARP = 32
 HALF_BYTES = 2
+MEETING = 2
+"""Blocks that make a meeting."""
 SQUARES = 1
 """Number of the stage of the squares, which follows that of the sum."""
 SLOT_WORDS = 4
@@ -120,9 +122,11 @@ class Moments(Rows):
         return (total, squares) if fits and self.space_of[0].vectors else None
 
     def _sharing(self, turns: int) -> int:
-        shared = min(self.form.meet, turns) if self._pair is not None else 1
-        self.meets = shared > 1
-        return shared if self.meets else super()._sharing(turns)
+        if self._pair is None or min(self.form.meet, turns) < MEETING:
+            return super()._sharing(turns)
+        self.meets = True
+        vectors = self.space_of[0].vectors
+        return -(-vectors // -(-vectors // min(self.form.meet, turns)))  # none of equal slices is empty
 
     def _leave(self) -> None:
         if self._slots:

@@ -429,6 +429,8 @@ class Rows(Team):
                         self._element(stage, at, mine, inside)
                 self._keep(number, space)
                 self.body.flush(" && ".join(t for t in (self.live, inside) if t))
+                if self.meets:
+                    self.nest.put("w_in_turn();")
         if stage.reductions:
             for root in stage.reductions:
                 for r in range(self.row_lanes):
@@ -472,6 +474,8 @@ class Rows(Team):
                     for k in range(space.lanes):
                         self._element(stage, self._place(number, r, k), {}, inside)
                 self.body.flush(" && ".join(t for t in (self.live, inside) if t))
+                if self.meets:
+                    self.nest.put("w_in_turn();")
         for key in ahead:
             del self.arrays[key]
         self.kept -= set(ahead)

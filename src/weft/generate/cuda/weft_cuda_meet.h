@@ -13,6 +13,8 @@ W_FN void w_take_words(const unsigned* p, unsigned long long& a, unsigned long l
 W_FN void w_again() {}
 W_FN bool w_any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 W_FN void w_least_shared(unsigned* p, unsigned x) { atomicMin(p, x); }
+// Behind what is stored first comes what is stored next: the compiler would put all stores behind all arithmetic.
+W_FN void w_in_turn() { __syncwarp(); }
 // A value that the compiler does not follow.
 W_FN unsigned w_opaque(unsigned x) {
   unsigned y;
@@ -27,11 +29,23 @@ template <class T, int N> W_FN void w_open(const w_chunk<2 * N>& c, w_f32 (&x)[N
   for (int i = 0; i < N; ++i) x[i] = w_part((unsigned)c.x[i / 2], i % 2, (const T*)0);
 }
 W_FN unsigned long long w_written(w_f32 x) { return 1ull << 32 | w_bits<unsigned>(x); }
+// Sums of K parts of each of the lanes that stand a multiple of EVERY apart, about `m`, a mean of one of them: what is
+// lost by that is at most as many roundings as there are parts.
+template <int EVERY, int K>
+W_FN void w_about(w_f32 m, const w_f32 (&ns)[K], const w_f32 (&ms)[K], const w_f32 (&qs)[K], w_f32& a, w_f32& b) {
+  a = 0.0f, b = 0.0f;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const w_f32 off = ms[k] - m, n = ns[k] * off;
+    a += n, b += qs[k] + n * off;
+  }
+  a = w_sum_lanes<EVERY>(a), b = w_sum_lanes<EVERY>(b);
+}
 // Where a block of THREADS with ROWS rows each, of BESIDE threads beside each other, keeps what GROUP blocks have.
 template <int THREADS, int ROWS, int BESIDE, int GROUP> struct w_desk {
   static constexpr int WARPS = THREADS / 32, EVERY = ROWS * BESIDE, SLOTS = 32 / EVERY;
   static constexpr int WANTED = (GROUP * EVERY + 127) / 128, READERS = WANTED < WARPS ? WANTED : WARPS;
-  w_f32 parts[2 * WARPS * EVERY], shifts[WARPS * EVERY], counts[2 * WARPS], last[2 * EVERY], read[3 * READERS * EVERY];
+  w_f32 parts[2 * WARPS * EVERY], shifts[WARPS * EVERY], counts[2 * WARPS], last[2 * EVERY], read[2 * READERS * EVERY];
   unsigned missing;
 };
 // Leaves mean and squares of a part of the rows for the others: 4 words per part and row. As `w_moments`.
@@ -53,22 +67,26 @@ W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * R
   }
   if (threadIdx.x == 0u) desk.missing = GROUP;
   w_sync();
-  const unsigned row = lane % EVERY, slot = lane / EVERY;
-  w_f32 count, total, mean, q;
   if (warp == 0u) {
     constexpr int K = (WARPS + SLOTS - 1) / SLOTS;
-    w_f32 ns[K], ms[K], qs[K];
+    const unsigned row = lane % EVERY, slot = lane / EVERY;
+    w_f32 ns[K], ms[K], qs[K], count = 0.0f, a, b;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const unsigned w = slot + k * SLOTS, v = (w < WARPS ? w : 0u) * BESIDE + row / ROWS;
-      const w_f32 a = desk.parts[v * (2 * ROWS) + row % ROWS], b = desk.parts[v * (2 * ROWS) + ROWS + row % ROWS];
-      const w_f32 *const c = desk.counts + 2 * (w < WARPS ? w : 0u), off = a * c[1];
+      const w_f32 x = desk.parts[v * (2 * ROWS) + row % ROWS], xx = desk.parts[v * (2 * ROWS) + ROWS + row % ROWS];
+      const w_f32 *const c = desk.counts + 2 * (w < WARPS ? w : 0u), off = x * c[1];
       ns[k] = w < WARPS ? c[0] : 0.0f;
       ms[k] = desk.shifts[v * ROWS + row % ROWS] + off;
-      qs[k] = w < WARPS ? b - a * off : 0.0f;
+      qs[k] = w < WARPS ? xx - x * off : 0.0f;
+      count += ns[k];
     }
-    w_join<EVERY>(ns, ms, qs, count, total, mean, q);
-    if (slot == 0u) w_put_words(slots + (part * EVERY + row) * 4u, w_written(mean), w_written(q));
+    const unsigned v = row / ROWS;
+    const w_f32 m = desk.shifts[v * ROWS + row % ROWS] + desk.parts[v * (2 * ROWS) + row % ROWS] * desk.counts[1];
+    count = w_sum_lanes<EVERY>(count);
+    w_about<EVERY>(m, ns, ms, qs, a, b);
+    const w_f32 off = a * w_share_of(count);
+    if (slot == 0u) w_put_words(slots + (part * EVERY + row) * 4u, w_written(m + off), w_written(b - a * off));
   }
 }
 // Sum and squares about the mean of whole rows of TOTAL elements, of which GROUP blocks have EACH, the last ones less.
@@ -80,43 +98,43 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
                      w_f32 (&squares)[ROWS]) {
   typedef w_desk<THREADS, ROWS, BESIDE, GROUP> Desk;
   constexpr int EVERY = Desk::EVERY, SLOTS = Desk::SLOTS, READERS = Desk::READERS;
+  constexpr unsigned LAST = TOTAL - (GROUP - 1) * EACH;
+  static_assert((GROUP - 1) * EACH < TOTAL, "a part is empty");
   const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, row = lane % EVERY, slot = lane / EVERY;
-  w_f32 count, total, mean, q;
+  w_f32 m, a, b;
   if (warp < READERS) {
     constexpr int STEP = READERS * SLOTS, K = (GROUP + STEP - 1) / STEP;
     w_f32 ns[K], ms[K], qs[K];
-    unsigned long long a[K], b[K];
+    unsigned long long x[K + 1], xx[K + 1];  // the last one is that of the first part
     unsigned missing = GROUP;
     for (int tries = 0; tries < W_PATIENCE; ++tries) {
       missing = GROUP;
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const unsigned g = warp * SLOTS + slot + k * STEP;
-        w_take_words(slots + ((g < GROUP ? g : 0u) * EVERY + row) * 4u, a[k], b[k]);
+      for (int k = 0; k <= K; ++k) {
+        const unsigned g = k < K ? warp * SLOTS + slot + k * STEP : 0u;
+        w_take_words(slots + ((g < GROUP ? g : 0u) * EVERY + row) * 4u, x[k], xx[k]);
       }
 #pragma unroll
-      for (int k = K; k-- > 0;)
-        if ((a[k] & b[k]) >> 32 == 0ull) missing = warp * SLOTS + slot + k * STEP;
+      for (int k = K; k >= 0; --k) {
+        const unsigned g = k < K ? warp * SLOTS + slot + k * STEP : 0u;
+        if ((x[k] & xx[k]) >> 32 == 0ull) missing = g < GROUP ? g : 0u;
+      }
       if (!w_any_lane(missing != GROUP)) break;
       w_again();
     }
-    if (missing != GROUP) w_least_shared(&desk.missing, missing < GROUP ? missing : 0u);
+    if (missing != GROUP) w_least_shared(&desk.missing, missing);
+    m = w_bits<w_f32>((unsigned)x[K]);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const unsigned g = warp * SLOTS + slot + k * STEP;
-      const bool some = g < GROUP && g * EACH < TOTAL;
-      ns[k] = some ? (w_f32)(TOTAL - g * EACH < EACH ? TOTAL - g * EACH : EACH) : 0.0f;
-      ms[k] = w_bits<w_f32>((unsigned)a[k]);
-      qs[k] = g < GROUP ? w_bits<w_f32>((unsigned)b[k]) : 0.0f;
+      ns[k] = g < GROUP - 1 ? (w_f32)EACH : g == GROUP - 1 ? (w_f32)LAST : 0.0f;
+      ms[k] = w_bits<w_f32>((unsigned)x[k]);
+      qs[k] = g < GROUP ? w_bits<w_f32>((unsigned)xx[k]) : 0.0f;
     }
-    w_join<EVERY>(ns, ms, qs, count, total, mean, q);
-    if (slot == 0u) {
-      if constexpr (READERS == 1) {
-        desk.last[row] = total, desk.last[EVERY + row] = q;
-      } else {
-        w_f32* here = desk.read + warp * (3 * EVERY) + row;
-        here[0] = count, here[EVERY] = mean, here[2 * EVERY] = q;
-      }
+    w_about<EVERY>(m, ns, ms, qs, a, b);
+    if (READERS > 1 && slot == 0u) {
+      desk.read[warp * (2 * EVERY) + row] = a;
+      desk.read[warp * (2 * EVERY) + EVERY + row] = b;
     }
   }
   w_sync();
@@ -125,20 +143,20 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
     w_sync();
     return next;
   }
-  if constexpr (READERS > 1) {
-    if (warp == 0u) {
-      constexpr int K = (READERS + SLOTS - 1) / SLOTS;
-      w_f32 ns[K], ms[K], qs[K];
+  if (warp == 0u) {
+    if constexpr (READERS > 1) {
+      a = 0.0f, b = 0.0f;
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const unsigned w = slot + k * SLOTS, v = (w < READERS ? w : 0u) * (3 * EVERY) + row;
-        ns[k] = w < READERS ? desk.read[v] : 0.0f, ms[k] = desk.read[v + EVERY], qs[k] = w < READERS ? desk.read[v + 2 * EVERY] : 0.0f;
+      for (unsigned w = 0u; w < READERS; w += SLOTS) {
+        const unsigned v = (w + slot < READERS ? w + slot : 0u) * (2 * EVERY) + row;
+        const bool some = w + slot < READERS;
+        a += some ? desk.read[v] : 0.0f, b += some ? desk.read[v + EVERY] : 0.0f;
       }
-      w_join<EVERY>(ns, ms, qs, count, total, mean, q);
-      if (slot == 0u) desk.last[row] = total, desk.last[EVERY + row] = q;
+      a = w_sum_lanes<EVERY>(a), b = w_sum_lanes<EVERY>(b);
     }
-    w_sync();
+    if (slot == 0u) desk.last[row] = m * (w_f32)TOTAL + a, desk.last[EVERY + row] = b - a * (a * (1.0f / (w_f32)TOTAL));
   }
+  w_sync();
   left = threadIdx.x == THREADS - 32 ? w_count(departed, GROUP) : 0u;
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
