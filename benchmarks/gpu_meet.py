@@ -89,7 +89,7 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     found = []
     large = stored > facts.sms << 16
     for threads in (256, 128, 512):
-        for columns in ((2, 4) if large else (2, 4, 1)) if beside else (0,):
+        for columns in ((4, 8) if run else (2, 4)) if beside else (0,):
             every = 1 if not beside else columns * (1 if run else 8)
             groups = max(1, rows // every)
             each = SHARES if large else [stored // (k * facts.sms) for k in (1, 2)]
