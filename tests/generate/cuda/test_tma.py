@@ -355,7 +355,8 @@ def test_one_buffer_is_declined():
         ("two warpgroups in turn", {"even": True}, "share the rows of a tile"),
         ("linear", {"even": True}, "share the rows of a tile"),
         ("linear", {"even": True, "blocks": 2}, "fill the grid"),
-        ("linear", {"even": True, "blocks": 132}, "fewer steps than blocks"),
+        ("linear", {"even": True, "blocks": 132}, "more shares of a tile"),
+        ("linear", {"even": True, "blocks": 11}, "fewer steps than blocks"),
     ],
 )
 def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str):

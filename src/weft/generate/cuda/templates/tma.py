@@ -34,6 +34,8 @@ from weft.generate.cuda.templates.tma_shape import MOST_APART, Shape, even_of, p
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
+_MOST_SHARES = 30
+"""Blocks that may work on a tile, roughly."""
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
 
@@ -216,6 +218,8 @@ def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
     if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
         return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
     e = even_of(p, rows, s, _steps(p, s))
+    if e.units > _MOST_SHARES * e.shared:
+        return Declined("more shares of a tile than lanes that wait for them, or tiles that fill the grid")
     if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
         return Declined("tiles that fill the grid, or fewer steps than blocks")
     return None
@@ -404,11 +408,13 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
         f"sums{place} = make_float4(acc[i][4 * c], acc[i][4 * c + 1], acc[i][4 * c + 2], acc[i][4 * c + 3]);",
         "__syncwarp(); if (lane == 0) w_raise(flag);",
         "} else {",
-        f"if (first > 0)\n#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')}",
-        f"if (lane == 0) w_await(flag);\n__syncwarp();\n{each} {{",
+        # each lane waits for one of them, then all are read one after another, the nearest first
+        f"if (first > 0) {{ const int after = unit - lane;\nif (after > 0 && {e.range_of('after')} > tile * {e.steps})",
+        f"{{ {mine('(after - 1)')} (void)sums; w_await(flag); }}\n__syncwarp();",
+        f"#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')} (void)flag;\n{each} {{",
         f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});",
         "float* const d = acc[i] + 4 * c; d[0] += part.x; d[1] += part.y; d[2] += part.z; d[3] += part.w; }",
-        f"if ({e.range_of('other')} <= tile * {e.steps}) break; }}",
+        f"if ({e.range_of('other')} <= tile * {e.steps}) break; }} }}",
         *end,
         "}",
     ]
