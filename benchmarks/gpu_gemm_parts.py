@@ -150,21 +150,16 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(6144, 6144, 6144), _all([*large, *even[1:]])
     yield nt(3072, 3072, 3072), _all([*large, *even[1:]])
     yield nt(4096, 4096, 1024), _all(large) + parts
-    mid, half = tile(128, 128, 7, even=True), tile(128, 64, 8, even=True)
-    yield (
-        nt(1024, 1024, 8192),
-        _all([tile(128, 128, 7, split=2, blocks=0), replace(mid, pair=1), replace(mid, pair=2), mid, *even]),
-    )
-    split = [tile(128, 192, 5, split=8, blocks=0), tile(128, 128, 7, split=6, blocks=0)]
-    deep = [mid, replace(mid, pair=1), half, replace(half, pair=2), tile(64, 128, 8, even=True, groups=1, pair=1)]
-    yield nt(512, 512, 8192), _all([*split, *deep, even[1]])
-    deep = [
-        half,
-        replace(half, pair=2),
-        tile(64, 64, 8, groups=1, even=True),
-        tile(64, 64, 8, groups=1, even=True, pair=1),
-    ]
-    yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), mid, *deep])
+    mid, half, low = tile(128, 128, 7), tile(128, 64, 8), tile(64, 128, 8, groups=1)
+    long = [tile(128, 128, 7, split=2, blocks=0), *(replace(half, pair=x, blocks=0) for x in (0, 1, 2))]
+    long += [replace(low, pair=1, blocks=0), replace(mid, pair=1, even=True, blocks=128), even[1]]
+    yield nt(1024, 1024, 8192), _all(long)
+    split = [tile(128, 192, 5, split=8, blocks=0), *(tile(128, 128, 7, split=n, blocks=0) for n in (4, 6))]
+    shares = [replace(x, even=True, blocks=128) for x in (half, replace(half, pair=2), replace(low, pair=1), mid)]
+    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, pair=1, even=True, blocks=128)])
+    small = tile(64, 64, 8, groups=1, even=True, blocks=128)
+    shares = [small, replace(small, pair=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
+    yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
 
 
 def built(
