@@ -96,6 +96,11 @@ TMA: dict[str, tuple[Problem, Shape]] = {
     ),
     "split": (product(70, 72, 1040), linear(64, 64, split=4, apart=True)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32, apart=True)),
+    "woven": (product(70, 96, 272, bias=BF16, out=BF16), linear(64, 64, apart=True, woven=True)),
+    "woven, two warpgroups": (
+        product(300, 224, 400, residual=F16), linear(256, 96, groups=2, woven=True, blocks=2)
+    ),
+    "woven, split": (product(70, 64, 1040, out=F32), linear(64, 64, split=4, apart=True, woven=True)),
 }  # fmt: skip
 
 
@@ -261,6 +266,26 @@ def test_sums_apart_need_registers(shape: Shape):
     found = tma.emit(contraction(product(256, 256, 256)), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "leave registers" in found.reason
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [product(64, 40, 128), product(64, 64, 128, weight=True), product(64, 64, 128, batch=2)],
+    ids=["columns", "packed", "batch"],
+)
+def test_columns_that_cannot_be_woven(problem: Problem):
+    found = tma.emit(contraction(problem), linear(64, 32, woven=True).schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "woven" in found.reason
+
+
+def test_halves_are_woven_too():
+    problem = products.product((70, 136), (96, 136), turn_right=True, weight=False)
+    source = made(problem, linear(64, 64, woven=True), "kw")
+    inputs = small_integers(problem)
+    (exact,) = evaluate(problem.graph, inputs, precise=True)
+    (got,) = run(Emulated([source]), problem, source, inputs)
+    np.testing.assert_array_equal(got, rounded(exact, F16))
 
 
 def test_halves_have_no_sums_of_their_own():

@@ -105,7 +105,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, shared=s.pair == 2)
     if s.spare and p.w_load != "kn":
         return Declined("columns to spare where panels run along the sum")
-    w = right(p, s.bn + s.spare, s.panel, s.step, shared=s.pair == 1)
+    w = right(p, s.bn + s.spare, s.panel, s.step, shared=s.pair == 1, woven=s.woven)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):

@@ -104,7 +104,7 @@ def _possible(p: Product, case: Case, s: Shape) -> bool:
     else:
         a = left(p, case.rows, s.bm, s.panel, s.box, shared=s.pair == 2)
     return not isinstance(a, Declined) and not isinstance(
-        right(p, s.bn + s.spare, s.panel, shared=s.pair == 1), Declined
+        right(p, s.bn + s.spare, s.panel, shared=s.pair == 1, woven=s.woven), Declined
     )
 
 

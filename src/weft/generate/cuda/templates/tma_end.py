@@ -61,7 +61,7 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
             " v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }"
         ),
         # packed weights are permuted instead
-        "" if w.map is None else "w_quad(v, lane);",
+        "" if w.map is None or w.woven else "w_quad(v, lane);",
     ]
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:

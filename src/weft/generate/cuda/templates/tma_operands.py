@@ -23,6 +23,8 @@ bytes fill the same rows of shared memory."""
 _RANK = 5
 _BOX = 256
 _TRAVERSAL = 8
+_WOVEN = 32
+"""Columns that four lanes hold as 8 neighbours each."""
 
 Three = tuple[int, int, int]
 
@@ -52,6 +54,8 @@ class Operand:
     """Shared memory of a field."""
     copied: int = 0
     """Of them what copies fill."""
+    woven: bool = False
+    """A map whose columns come in the order of packed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +238,17 @@ def _image(p: Product, box: Three) -> list[Dim]:
     return dims
 
 
-def right(p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = False) -> Operand | Declined:
+def right(
+    p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = False, woven: bool = False
+) -> Operand | Declined:
     """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum.
 
-    `shared`: block `rank` of two copies its half, to both.
+    `shared`: block `rank` of two copies its half, to both. `woven`: see `Shape`.
     """
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
+    if woven:
+        return _woven(p, bn, panel) if not shared else Declined("columns that are woven are not shared")
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
@@ -273,6 +281,26 @@ def right(p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = F
         for i in range(per)
     ]
     return Operand(map_, " ".join(lines))
+
+
+def _woven(p: Product, bn: int, panel: int) -> Operand | Declined:
+    """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest."""
+    c, walk = p.c, p.c.w_walk
+    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % _WOVEN or bn % _WOVEN or _outer(p, walk, walk.group):
+        return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
+    step = walk.channel
+    dims = [
+        Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"),
+        Dim(2, step, 2, "0"),
+        Dim(4, 8 * step, 4, "0"),
+        Dim(4, 2 * step, 4, "0"),
+        Dim(p.n // _WOVEN, _WOVEN * step, bn // _WOVEN, f"n0 / {_WOVEN}"),
+    ]
+    map_ = _map(p, Pointer("in", c.w.index), dims, 2 * panel)
+    if isinstance(map_, Declined):
+        return map_
+    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {_copy('mw', 'to', dims)} }}"
+    return Operand(map_, load, woven=True)
 
 
 def _turned(

@@ -10,7 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0), ("lines", False))
+_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0), ("lines", False), ("woven", False))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -66,6 +66,9 @@ class Shape(Parameters):
 
     lines: bool = False
     """True: operands whose rows begin within lines of memory are copied first, to rows of whole lines."""
+    woven: bool = False
+    """True: columns of a right operand that is no constant are copied in the order in which a thread's registers hold 8
+    neighbours, as packed ones are; else lanes exchange them at the end."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""

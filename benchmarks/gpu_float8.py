@@ -1,0 +1,137 @@
+"""What bounds products of 8-bit floats on a Hopper GPU: variants of the same tile, and without their parts.
+
+    python -m benchmarks.gpu_float8 [--seconds 40] [--out FILE] [--dry]
+
+Per product and tile: the kernel as it is; `woven`, with columns copied in the order of a thread's registers; and
+without a part, which computes something else and tells what the part costs: `no adds` (sums move to f32 once, in the
+last stage), `no end` (nothing is stored). cuBLASLt's best algorithm beside them. Times by `weft.gemm.race`. A line as
+soon as it is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc, gate
+from weft.gemm.spec import Gemm, typed
+from weft.generate.cuda.templates import tma
+from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.templates.tma_choose import shapes
+from weft.generate.cuda.templates.tma_shape import Shape
+from weft.ir.declined import Declined
+from weft.kernels.source import CudaSource
+
+CASES = ((4096, 14336, 4096), (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048))
+TILES = {False: ((256, 128), (128, 192), (128, 128)), True: ((128, 256), (128, 192))}
+"""By whether sums stay in the tensor cores."""
+ADDS = "acc[i][j] += part[j];"
+END = "#pragma unroll\nfor (int o = 0; o <"
+
+
+def variants(g: Gemm, facts: GpuFacts) -> Iterator[tuple[str, CudaSource]]:
+    """(name, kernel) of one product."""
+    p = product(g.problem())
+    assert isinstance(p, Product), p
+    for bm, bn in TILES[g.fast]:
+        found = [s for _, s in shapes(p, replace(facts, fast_f8=g.fast), 1 << 10) if plain(s, bm, bn)]
+        for s in found[:1]:
+            for woven in (False, True):
+                own = replace(s, woven=woven)
+                name = f"{bm}x{bn}x{s.stages}{' woven' * woven}"
+                source = tma.emit(p, own.schedule(), f"k{bm}_{bn}_{int(woven)}{int(g.fast)}_{g.m}_{g.n}_{g.k}")
+                if not isinstance(source, CudaSource):
+                    continue
+                yield name, source
+                text = source.text
+                if ADDS in text:
+                    yield f"{name} no adds", replace(source, text=text.replace(ADDS, f"if (st == last - 1) {ADDS}"))
+                if END in text:
+                    at = text.rindex(END)
+                    yield f"{name} no end", replace(source, text=f"{text[:at]}if (gridDim.y > 1)\n{text[at:]}")
+
+
+def plain(s: Shape, bm: int, bn: int) -> bool:
+    """A tile without anything that is tried elsewhere."""
+    return (s.bm, s.bn, s.groups, s.resident) == (bm, bn, 2, 1) and (s.pair, s.even, s.split) == (0, False, 1)
+
+
+def compiled(nvrtc: Nvrtc, facts: GpuFacts, sources: Sequence[CudaSource]) -> list[CompiledCubin | str]:
+    """Cubins, or why not."""
+    found: list[CompiledCubin | str] = []
+    made = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for s in sources])
+    for source, x in zip(sources, made, strict=True):
+        if not isinstance(x, CompiledCubin):
+            found.append(str(x).splitlines()[0])
+            continue
+        refused = gate(x, source.launches[0], facts)
+        found.append(refused.reason if isinstance(refused, Declined) else x)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_float8", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=40.0, help="when no further product is begun (40)")
+    parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    given = parser.parse_args(arguments)
+    end = time.monotonic() + given.seconds
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        raise SystemExit(nvrtc.reason)
+    cases = [typed(Gemm(*size, layout="nt", fast=fast), "e4m3") for size in CASES for fast in (False, True)]
+    if given.dry:
+        facts = profile("h200")
+        for g in cases[:2]:
+            found = list(variants(g, facts))
+            for (name, _), x in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
+                print(g.name, name, x if isinstance(x, str) else x.resources[0][1], flush=True)
+        return
+    import torch
+
+    from weft.device.cuda.cublaslt import find_cublaslt
+    from weft.gemm.race import Race
+
+    torch.zeros(1, device="cuda")
+    facts, lt = gpu_facts(None, calibrate=False), find_cublaslt()
+    if isinstance(lt, Declined):
+        raise SystemExit(lt.reason)
+    for g in cases:
+        if time.monotonic() > end:
+            break
+        found = list(variants(g, facts))
+        race = Race(g, facts.l2_bytes)
+        race._limit = 10.0  # without a part, the result is another
+        for (name, source), x in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
+            if isinstance(x, str):
+                print(g.name, name, "refused:", x[:120], flush=True)
+            else:
+                race.add_kernel(name, source, str(x.path))
+        race.add_library(lt, 4)
+        done = race.run()
+        best = min(min(x.samples_us) for x in done if x.side == "library" and x.samples_us)
+        for x in done:
+            if x.samples_us:
+                us = min(x.samples_us)
+                line = {
+                    "case": g.name,
+                    "side": x.side,
+                    "name": x.name,
+                    "us": round(us, 2),
+                    "ratio": round(best / us, 3),
+                }
+                line |= {"tflops": round(g.flops / us / 1e6), "error": float(f"{x.error:.2e}")}
+                print(json.dumps(line), flush=True)
+                if given.out:
+                    with Path(given.out).open("a") as out:
+                        out.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
