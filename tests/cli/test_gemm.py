@@ -155,6 +155,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "survey", lambda options: (profile("h200"), find_nvrtc(), {}))
     monkeypatch.setattr(tuner, "Tuner", Tuner)
+    monkeypatch.setattr("weft.tune.transport.ProcessTransport.start", lambda self: None)
     monkeypatch.setattr(again, "against_cublas", against)
     monkeypatch.setattr(again, "library_alone", alone)
 

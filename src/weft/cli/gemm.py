@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -135,8 +136,9 @@ def _dry(problems: list[Gemm], limit: int, options: Options) -> Iterator[Result]
 def _measured(problems: list[Gemm], limit: int, against: str, options: Options, screen: Screen) -> Iterator[Result]:
     from weft.pipeline import progress_line
     from weft.pipeline.gpu import device_of, survey
+    from weft.tune.ahead import Ahead
     from weft.tune.store import Database
-    from weft.tune.tuner import ProblemTrial, Progress, Tuner
+    from weft.tune.tuner import ProblemTrial, Progress, Tuner, make_site
 
     if not options.device.startswith("cuda"):
         raise OptionError(option="--device", problem=f"{options.device!r} is no GPU: cuda or cuda:N")
@@ -146,14 +148,16 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
         torch.cuda.set_device(device_of(options))
     before = {"start": age_s()}
     began = time.monotonic()
-    facts, nvrtc, _ = survey(options)
-    before["survey"] = time.monotonic() - began
-    if nvrtc is None:
-        raise DeviceError(problem="weft gemm needs NVRTC, the CUDA compiler as a library")
-    with (
-        Database.open(options.cache) as database,
-        Tuner(options, facts, database, compiler=nvrtc) as tuner,
-    ):
+    with ExitStack() as stack:
+        worker = None
+        if any(g.search is not Search.LIBRARY for g in problems):
+            worker = stack.enter_context(Ahead(make_site(options, GpuFacts(), None, None).transport()))
+        facts, nvrtc, _ = survey(options)
+        before["survey"] = time.monotonic() - began
+        if nvrtc is None:
+            raise DeviceError(problem="weft gemm needs NVRTC, the CUDA compiler as a library")
+        database = stack.enter_context(Database.open(options.cache))
+        tuner = stack.enter_context(Tuner(options, facts, database, compiler=nvrtc, transport=worker))
         for g in problems:
 
             def listen(progress: Progress, name: str = g.name) -> None:
