@@ -36,6 +36,8 @@ FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
 TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
 RING_TURNS = replace(RING, turns=True)
+RING_FLOW = replace(RING, flow=1, pace=1)
+PART_FLOW = replace(PART, flow=2)
 PART_TURNS = replace(PART, turns=True, flow=1, pace=2)
 PIECES = mlp_wide.Shape(False, 1, 4, 64, 2)
 FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
@@ -55,10 +57,13 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
     "each its own": (Net(16, (16, 24, 24, 24, 24), ("sin", "cos", "sigmoid", "user"), dtype=BF16), (WARP,)),
     "infinite where there is nothing": (Net(16, (16, 20, 12, 16), "reciprocal"), (WARP, GROUP)),
     "batch": (Net(24, (8, 16, 40), "gelu tanh", batch=3, last=False), (WARP,)),
-    "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING, FLOW, RING_TURNS)),
+    "panels": (Net(200, (96, 64, 80), "relu"), (GROUP, RING, FLOW, RING_TURNS, RING_FLOW)),
     "layers alike": (Net(30, (16, *(24,) * 6, 16), "silu", residual=True), (WARP, GROUP, FLOW, TURNS)),
     "layers alike but one": (Net(30, (24,) * 9, ("relu",) * 4 + ("tanh",) + ("relu",) * 3), (WARP,)),
-    "layers alike in a ring": (Net(200, (80,) * 6, "relu", dtype=BF16), (RING, PART, RING_TURNS, PART_TURNS)),
+    "layers alike in a ring": (
+        Net(200, (80,) * 6, "relu", dtype=BF16),
+        (RING, PART, RING_TURNS, PART_TURNS, RING_FLOW, PART_FLOW),
+    ),
     "layers alike stay or come": (Net(200, (32,) * 11, "relu"), (replace(PART, fixed=5), PART)),
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
@@ -69,7 +74,7 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
         Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3),
         (RING, PART, RING_TURNS, PART_TURNS),
     ),
-    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING, RING_TURNS)),
+    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING, RING_TURNS, RING_FLOW)),
     "wide": (Net(70, (48, 320, 300, 17), "relu"), (PIECES, GROUPS)),
     "wide, residual": (Net(40, (320,) * 6, "silu", BF16, residual=True), (PIECES, GROUPS, OTHER)),
     "wide, input beside": (Net(150, (40, 288, 288, 288, 5), "gelu", skip=(2,), last=False), (PIECES, SMALL)),

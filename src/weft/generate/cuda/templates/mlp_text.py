@@ -130,7 +130,7 @@ class Kernel:
     def _flows(self, part: int) -> bool:
         """Whether a product begins with the first columns of its left operand that are there."""
         p, s = self.p, self.s
-        if not s.flow or not 1 < part <= len(p.layers) or (s.stages and part > s.fixed):
+        if not s.flow or not 1 < part <= len(p.layers):
             return False
         return len(p.kept[part - 1]) == 1 and p.kept[part - 1] == p.layers[part - 1].left
 
@@ -417,22 +417,16 @@ class Kernel:
             lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
-            slot = slot_bytes(self.image)
-            step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
             for i in range(panels):
                 first, last = i * 4, min(count, i * 4 + 4)
+                lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
                 lines += [
-                    "if (t == 0) ask();",
-                    "__syncwarp();",
-                    f"{'' if i else take}w_bar_wait(full + 8 * slot, parity); w_group_begin();",
-                    f"{{ const u32 w = w_shared(sm) + {fixed_bytes(self.image, s)} + slot * {slot}u;",
                     *calls(first, last, "w + k % 4 * 32"),
                     f"w_group_commit();{give if i == panels - 1 else ''} }}",
                 ]
-                if i:
-                    lines.append("w_group_wait<1>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
-                lines += [f"{'u32 ' if i == 0 else ''}before = slot;", step]
-            lines.append("w_group_wait<0>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
+                lines += ["w_group_wait<1>();", self._panel_read()] if i else []
+                lines += self._next_panel(i == 0)
+            lines += ["w_group_wait<0>();", self._panel_read()]
             lines = ["{", *lines, "}"]
         hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
         return [*lines, hold]
@@ -461,34 +455,62 @@ class Kernel:
 
     def _flow(self, part: int) -> list[str]:
         """The values that the last part keeps, and after every few columns of them their share of the product."""
+        s, layer = self.s, self.p.layers[part - 1]
+        steps, size = layer.depth // 16, 128 * padded(layer.n)
+        hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
+        if not s.stages or part <= s.fixed:
+            at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
+            end = "w_group_wait<0>();" if s.pace else "w_group_commit(); w_group_wait<0>();"
+            return [*self._parts(part, 0, steps, at), end, hold]
+        lines = ["{"]
+        for i, first in enumerate(range(0, steps, PANEL // 16)):
+            last = min(steps, first + PANEL // 16)
+            lines += [*self._panel(), *self._parts(part, first, last, "w + k % 4 * 32"), "}"]
+            under_way = min(s.pace, -(-(last - first) // s.flow)) if s.pace else 1
+            lines += [] if s.pace else ["w_group_commit();"]
+            lines += [f"w_group_wait<{under_way}>();", self._panel_read()] if i else []
+            lines += self._next_panel(i == 0)
+        return [*lines, "w_group_wait<0>();", self._panel_read(), "}", hold]
+
+    def _parts(self, part: int, first: int, last: int, at: str) -> list[str]:
+        """Fragments [first, last) of a left operand as they are made, and their products with what lies at `at`."""
         p, s = self.p, self.s
-        layer = p.layers[part - 1]
-        steps, kind = layer.depth // 16, p.dtype.value
+        (left,) = p.layers[part - 1].left
         add = "1" if self._bias(part) is not None else "k"
-        at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {128 * padded(layer.n)} + k % 4 * 32"
-
-        def end(first: str, each: int) -> str:
-            step, last = each * s.flow, each * steps
-            return (
-                f"{first} + {step}"
-                if steps % s.flow == 0
-                else f"({first} + {step} < {last} ? {first} + {step} : {last})"
-            )
-
+        chunks = f"for (int j = 2 * k0; j < {_least('2 * k0', 2 * s.flow, 2 * first, 2 * last)}; ++j)"
         return [
-            f"#pragma unroll\nfor (int k0 = 0; k0 < {steps}; k0 += {s.flow}) {{",
+            f"#pragma unroll\nfor (int k0 = {first}; k0 < {last}; k0 += {s.flow}) {{",
             f"{each('m', s.tiles)} {{",
-            *self._keep(part - 1, f"#pragma unroll\nfor (int j = 2 * k0; j < {end('2 * k0', 2)}; ++j)"),
+            *self._keep(part - 1, f"#pragma unroll\n{chunks}"),
             "}",
             "w_group_begin();",
-            f"#pragma unroll\nfor (int k = k0; k < {end('k0', 1)}; ++k)",
+            f"#pragma unroll\nfor (int k = k0; k < {_least('k0', s.flow, first, last)}; ++k)",
             f"{each('m', s.tiles)}",
-            f"w_wgmma_{kind}(d{part}[m], {self._name(layer.left[0])}[m][k], w_descriptor({at}), {add});",
+            f"w_wgmma_{p.dtype.value}(d{part}[m], {self._name(left)}[m][k], w_descriptor({at}), {add});",
             *([f"w_group_commit(); w_group_wait<{s.pace}>();"] if s.pace else []),
             "}",
-            f"{'' if s.pace else 'w_group_commit(); '}w_group_wait<0>();",
-            f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);",
         ]
+
+    def _panel(self) -> list[str]:
+        """Ask for a later panel, wait for the next one: it lies at `w`."""
+        slot = slot_bytes(self.image)
+        return [
+            "if (t == 0) ask();",
+            "__syncwarp();",
+            "w_bar_wait(full + 8 * slot, parity);",
+            f"{{ const u32 w = w_shared(sm) + {fixed_bytes(self.image, self.s)} + slot * {slot}u;",
+        ]
+
+    def _next_panel(self, first: bool) -> list[str]:
+        return [
+            f"{'u32 ' if first else ''}before = slot;",
+            f"if (++slot == {self.s.stages}) {{ slot = 0; parity ^= 1; }}",
+        ]
+
+    @staticmethod
+    def _panel_read() -> str:
+        """The panel `before` may be overwritten."""
+        return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);"
 
     def _keep(self, part: int, head: str) -> list[str]:
         """Kept values, chunk by chunk of those that the loop `head` names."""
@@ -698,6 +720,15 @@ class Kernel:
                 rough.add(node)
                 touched.add(node)
         return frozenset(rough)
+
+
+def _least(start: str, step: int, first: int, last: int) -> str:
+    """C text: a step further, or the end."""
+    return (
+        f"{start} + {step}"
+        if (last - first) % step == 0
+        else f"({start} + {step} < {last} ? {start} + {step} : {last})"
+    )
 
 
 def _single(value: str, dtype: DType, e: int) -> list[str]:
