@@ -38,8 +38,6 @@ MOST_SETS = 128
 L2_SHARE = 3
 """Times the L2 cache that all sets are together, at least."""
 LIMITS = {DType.F16: 1e-3, DType.BF16: 6e-3, DType.F32: 2e-5}
-FAST_LIMIT = 4e-2
-"""The same for sums of 8-bit floats that stay in the tensor cores."""
 """Error of a result, root of the mean square over that of the exact result."""
 TF32_LIMIT = 2e-3
 
@@ -108,8 +106,7 @@ class Race:
     def __init__(self, g: Gemm, l2_bytes: int, *, seed: int = 0, tf32: bool = False) -> None:
         self.gemm, self._seed = g, seed
         self.contenders: list[Contender] = []
-        fast = g.fast and g.dtype.is_float8
-        self._limit = TF32_LIMIT if tf32 and g.dtype is DType.F32 else FAST_LIMIT if fast else LIMITS[g.out]
+        self._limit = TF32_LIMIT if tf32 and g.dtype is DType.F32 else LIMITS[g.out]
         chance = torch.Generator(DEVICE).manual_seed(seed)
         bytes_ = g.m * g.n * g.out.itemsize
         bytes_ += sum(math.prod(s) * t.itemsize for s, t in zip(g.shapes, g.dtypes, strict=True))

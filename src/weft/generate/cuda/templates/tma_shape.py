@@ -10,11 +10,14 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_DEFAULTS = (("pair", 0), ("band", 8), ("even", False), ("apart", False), ("spare", 0), ("lines", False), ("woven", False))
+_OFF = ("even", "apart", "lines", "woven")
+_DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), *((name, False) for name in _OFF))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
 
+MOST_SHARES = 30
+"""Blocks that may work on a tile, roughly: each lane of a warp waits for one."""
 MOST_APART = 192
 """Registers of sums per thread where those of a stage stand apart."""
 
