@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_tma_check import Check, checked
 from weft.generate.cuda.templates.attention_tma_maps import PANEL, ROWS, Mapped, panels
 from weft.generate.cuda.templates.attention_tma_shapes import Shape, k_bytes, padded, q_bytes, tiles, v_bytes
+from weft.generate.cuda.templates.attention_views import Expr
 from weft.generate.cuda.templates.epilogue import wide_store
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -29,6 +31,8 @@ from weft.ir.types import DType
 
 _QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
 _QUAD_SUM = "x += __uint_as_float(w_shfl_word(__float_as_uint(x), {}));"
+_WORD = {DType.BOOL: "u16", DType.F16: "u32", DType.BF16: "u32", DType.F32: "float2"}
+"""C type of two neighbours in memory."""
 _HUGE = "4096.0f"
 """Exponents of two from which on the rounding of their maximum may show in a sum of results of bf16."""
 _NEAR_BYTES = 24 << 20
@@ -300,12 +304,14 @@ class Kernel:
         lines = []
         at = f"const int at = i * {s.bn} + j * 8 + (lane & 3) * 2 + e;"
         if not self.plain:
+            pairs = [y for y in p.score.leaves if self._paired(y)]
             lines += [
-                f"{each('j', s.bn // 8)}\n{each('h', 2)}\n{each('e', 2)} {{",
-                at,
+                f"{each('j', s.bn // 8)}\n{each('h', 2)} {{",
+                *(self._pair(y) for y in pairs),
+                f"{each('e', 2)} {{ {at}",
                 f"const int n = at < {p.keys} ? at : {p.keys - 1}; (void)n;",
-                *self._expression(),
-                "}",
+                *self._expression(pairs),
+                "}\n}",
             ]
         if self.band is not None or p.keys % s.bn:
             lines += [
@@ -315,20 +321,36 @@ class Kernel:
             ]
         return lines
 
-    def _expression(self) -> list[str]:
+    def _paired(self, y: Expr) -> bool:
+        """Whether two neighbouring keys of a leaf are one aligned word."""
+        assert y.view is not None
+        steps = (x for n, x in zip(y.view.shape[:-1], y.view.strides[:-1], strict=True) if n > 1)
+        even = self.p.keys % 2 == 0 and y.view.offset % 2 == 0 and all(x % 2 == 0 for x in steps)
+        return y.kind == "input" and y.dtype in _WORD and y.view.strides[-1] == 1 and even
+
+    def _pair(self, y: Expr) -> str:
+        """Declares the word of a leaf that holds a pair of keys."""
+        i = self.p.score.leaves.index(y)
+        at = f"i * {self.s.bn} + j * 8 + (lane & 3) * 2"
+        place = f"s{i}[h] + ({at} < {self.p.keys} ? {at} : {self.p.keys - 2})"
+        word = _WORD[y.dtype]
+        return f"const {word} w{i} = *(const {word}*)((const {storage(y.dtype)}*){source_of(y)} + {place});"
+
+    def _expression(self, pairs: Sequence[Expr]) -> list[str]:
         lines = []
         values: dict[int, Value] = {}
         for i, y in enumerate(self.p.score.leaves):
             assert y.view is not None
             place = added(f"s{i}[h]", times("n", y.view.strides[-1]))
             base = "0" if y.kind == "iota" else f"(const {storage(y.dtype)}*){source_of(y)}"
-            lines.append(f"const {c_type(y.dtype)} y{i} = {value_at(y, base, place)};")
+            text = _half(y.dtype, f"w{i}") if y in pairs else value_at(y, base, place)
+            lines.append(f"const {c_type(y.dtype)} y{i} = {text};")
             values[id(y)] = Value(f"y{i}", y.dtype)
         for y in self.p.score.parts():
             if y.kind == "scores":
                 values[id(y)] = Value("s[4 * j + 2 * h + e]", DType.F32)
-        text, value = expression(self.p.score, values)
-        return [*lines, *text, f"s[4 * j + 2 * h + e] = (float){value.name};"]
+        statements, value = expression(self.p.score, values)
+        return [*lines, *statements, f"s[4 * j + 2 * h + e] = (float){value.name};"]
 
     def _weights(self, *, first: bool) -> list[str]:
         """s = exp(s - maximum so far) and its sum; `old` brings what was before to that scale.
@@ -423,6 +445,15 @@ class Kernel:
             "}\n}\n}",
             *(self.check.released() if self.check is not None else []),
         ]
+
+
+def _half(dtype: DType, word: str) -> str:
+    """Element `e` of a word of two."""
+    if dtype is DType.BOOL:
+        return f"({word} >> 8 * e & 255) != 0"
+    if dtype is DType.F32:
+        return f"(e ? {word}.y : {word}.x)"
+    return f"(e ? w_unpack_{dtype.value}({word}).y : w_unpack_{dtype.value}({word}).x)"
 
 
 def divided(p: Attention, s: Shape, band: Band | None) -> tuple[int, int]:
