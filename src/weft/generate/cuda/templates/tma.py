@@ -30,12 +30,18 @@ from weft.generate.cuda.templates.tma_operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.templates.tma_pack import pack_panels
-from weft.generate.cuda.templates.tma_shape import MOST_APART, Shape, even_of, pairs_of, sums_apart, tiles_of
+from weft.generate.cuda.templates.tma_shape import (
+    MOST_APART,
+    MOST_SHARES,
+    Shape,
+    even_of,
+    pairs_of,
+    sums_apart,
+    tiles_of,
+)
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch, Schedule
 
-_MOST_SHARES = 30
-"""Blocks that may work on a tile, roughly."""
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
 
@@ -218,7 +224,7 @@ def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
     if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
         return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
     e = even_of(p, rows, s, _steps(p, s))
-    if e.units > _MOST_SHARES * e.shared:
+    if e.units > MOST_SHARES * e.shared:
         return Declined("more shares of a tile than lanes that wait for them, or tiles that fill the grid")
     if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
         return Declined("tiles that fill the grid, or fewer steps than blocks")

@@ -13,7 +13,7 @@ from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import aligned
 from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, cycles, field_bytes, units
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.templates.tma_shape import MOST_APART, Even, Shape, sums_apart
+from weft.generate.cuda.templates.tma_shape import MOST_APART, MOST_SHARES, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
 _SHARED_COPY = 0.8
@@ -215,10 +215,11 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         tiles = units(case, replace(usual, pair=pair))
         if pair:
             yield replace(usual, pair=pair, blocks=grid if tiles * together > grid else 0)
-        e = Even(tiles, grid // together, steps)
-        each = e.shared * steps
-        if not usual.turns and _STEPS_EACH * e.units <= each < 2**31 // e.units and tiles < _FEW_ROUNDS * e.units:
-            yield replace(usual, pair=pair, blocks=grid, even=True, stages=max(usual.stages, _FEWEST))
+        count = grid // together
+        e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
+        enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
+        if not usual.turns and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
+            yield replace(usual, pair=pair, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
 
 
 def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:

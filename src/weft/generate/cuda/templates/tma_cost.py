@@ -48,10 +48,10 @@ SINGLE = 37.0
 """Bytes that a store of single results costs: what it takes of sectors that others fill."""
 CLUSTER, RANK, EXCHANGE = 1180.0, 324.0, 18.7
 """A cluster: cycles, cycles per block, and bytes per cycle of its exchange."""
-CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
+CLUSTERED = {2: 1.0, 3: 0.89, 4: 0.91, 6: 0.775, 8: 0.91}
 """Share of the multiprocessors that clusters of so many blocks can fill: those of one cluster are neighbours.
 
-On an H200 28 clusters of 4 run at once and 14 of 8; 32 of 4, or 16 of 8, take two turns.
+An H200 says that it runs 66 clusters of 2 at once, 39 of 3, 30 of 4, 17 of 6 and 15 of 8.
 """
 CLUSTER_REGISTERS = 168
 """Registers of a thread, roughly, by which several blocks of clusters may share a multiprocessor."""
