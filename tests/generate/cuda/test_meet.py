@@ -15,11 +15,12 @@ from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.meeting import factors_together
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import DType
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
@@ -122,3 +123,19 @@ def test_numbers_of_16_bits_wait_as_they_were() -> None:
     for name in ("half-rows", "half-pad"):
         p, form = MEETING[name]
         assert "w_open<w_f16>(" in trial(p, form.schedule(), []).source.text, name
+
+
+def test_factors_of_a_row_are_multiplied_first() -> None:
+    b = GraphBuilder()
+    x, p, q = (b.input(TensorType(DType.F32, shape)) for shape in ((4, 60), (4, 1), (4, 1)))
+    wide = [b.broadcast(f, (4, 60)) for f in (p, q)]
+    for y, together in (
+        (b.apply(Prim.MUL, b.apply(Prim.MUL, x, wide[0]), wide[1]), True),
+        (b.apply(Prim.MUL, wide[1], b.apply(Prim.MUL, wide[0], x)), True),
+        (b.apply(Prim.MUL, b.apply(Prim.MUL, x, x), wide[1]), False),
+    ):
+        graph = b.build([y])
+        found = factors_together(graph)
+        inputs = random_inputs(graph, 1)
+        np.testing.assert_allclose(evaluate(found, inputs)[0], evaluate(graph, inputs)[0], rtol=1e-5)
+        assert (found.inputs[0] in found.nodes[found.outputs[0]].inputs) is together

@@ -18,6 +18,7 @@ from weft.generate.cuda.body import Accesses, CudaBody, TileKey
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
+from weft.generate.cuda.meeting import factors_together
 from weft.generate.cuda.moments import Moments, meet_header, moments_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
@@ -68,6 +69,8 @@ class CudaText:
         if form.parts > 1:
             last = Format.LAST in problem.input_formats
             self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
+        if form.meet > 1:
+            self.graph = factors_together(self.graph)
         cut: set[NodeId] = set()
         for _ in range(32):  # each turn takes one more value out of registers
             try:

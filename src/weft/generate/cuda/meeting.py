@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.forms import Form
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.rewrite import Rewriter
 
 THREADS = 256
 SECTOR = 32
@@ -42,3 +45,35 @@ def meetings(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int
                 per_row = 0 if beside else THREADS
                 found.append(Form(THREADS, columns=columns, per_row=per_row, once=True, meet=blocks))
     return found
+
+
+def factors_together(graph: Graph) -> Graph:
+    """The graph with (x * a) * b made x * (a * b) where a and b are repeated along x: one factor of each row.
+
+    A block that waits for others has nothing to hide its arithmetic behind.
+    """
+    users: dict[NodeId, int] = {}
+    for node in graph.nodes:
+        for i in node.inputs:
+            users[i] = users.get(i, 0) + 1
+    rewriter = Rewriter(graph)
+
+    def visit(b: GraphBuilder, _node: object, _inputs: tuple[NodeId, ...]) -> NodeId | None:
+        record = graph.nodes[rewriter.position]
+        if record.prim is not Prim.MUL or not record.type.dtype.is_float:
+            return None
+        for product, factor in (record.inputs, record.inputs[::-1]):
+            inner = graph.nodes[product]
+            if inner.prim is not Prim.MUL or users[product] > 1 or not _is_repeated(graph, factor):
+                continue
+            for x, other in (inner.inputs, inner.inputs[::-1]):
+                if _is_repeated(graph, other) and not _is_repeated(graph, x):
+                    both = b.apply(Prim.MUL, rewriter.mapped[other], rewriter.mapped[factor])
+                    return b.apply(Prim.MUL, rewriter.mapped[x], both)
+        return None
+
+    return rewriter.run(visit)
+
+
+def _is_repeated(graph: Graph, node: NodeId) -> bool:
+    return graph.nodes[node].prim is Prim.BROADCAST
