@@ -4,24 +4,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.halo import FEW, Geometry, Shape, Window, refuse, window, work
 from weft.generate.cuda.templates.product import Product
 from weft.ir.declined import Declined
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.work import TRANSCENDENTAL
 
-_LAUNCH = 2200.0
-"""Cycles from the start of a block to its first copy's arrival: launch, addresses, one trip to the L2 cache."""
-_WASTE = 1.15
+WASTE = 1.15
 """Most pixels that tiles may cover over those of the image."""
-_PORT = 26.0
-"""Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask."""
-
-
-_ALONE = 600.0
+LAUNCH, BLOCK = 1020.0, 400.0
+"""Cycles to a block's first copy and back, and in which a multiprocessor starts one more. These and the constants below
+were fitted to 324 kernels of eight networks, at batch 1 and 16, measured on an NVIDIA H200."""
+CHUNK, ELEMENT, WEIGHT = 16.0, 60.0, 6.0
+"""Issue slots of a copy of 16 bytes of the image, of an element by itself, and of a copy of weights."""
+PORT, SHARED_WEIGHTS = 15.7, 0.2
+"""Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask; share of weights, which all ask for."""
+TENSOR, LONE, SEVERAL = 1.68, 0.93, 0.66
+"""Cycles of products over those of the peak; what up to 4 warps, and fewer than 8, reach of it."""
+FRAGMENTS = 305.0
+"""Bytes of fragments per cycle."""
+STEP, PRODUCT = 21.6, 7.5
+"""Cycles of a step of one warp, or of each of its products that do not overlap."""
+FIRST, TURN, LATENCY = 0.75, 1.23, 900.0
+"""Share of a load that nothing hides, cycles of a stage that is used again over its largest cost, and of a copy."""
+END = 460.0
+RESULT, PLAIN, SPECIAL, CLIPPED, EXACT, OPERAND = 20.8, 3.7, 5.7, 17.5, 10.0, 4.4
+"""Cycles of a thread for a result, and on its way for a step, a function, an exact division by a constant, another
+exact function (a division counts for three), and an operand."""
+RESULT_SLOTS, PLAIN_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS = 2.0, 0.66, 1.1, 12.4
+"""Issue slots of the same."""
+STORED, SINGLE = 220.0, 0.44
+"""Bytes of vectors that a multiprocessor stores in a cycle; cycles of a result by itself."""
+CLUSTER, RANK, EXCHANGE, MEETING = 155.0, 20.7, 87.5, 1800.0
+"""A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
+CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
+"""Share of the multiprocessors that clusters of so many blocks fill."""
+ALONE = 1290.0
 """Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What follows a sum; counts per result."""
+
+    operands: int
+    plain: int
+    special: int
+    clipped: int
+    exact: int
+    single: bool
+    """Results are stored one by one."""
+
+
+def end_of(p: Product) -> End:
+    """What the model asks about the end of a product."""
+    prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
+    special = sum(x in TRANSCENDENTAL for x in prims)
+    plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims) - special
+    clipped, divided, others = epilogue.exact(p.c)
+    operands = len(epilogue.leaves(p.c))
+    return End(operands, plain, special, clipped, others + 3 * divided, epilogue.plan(p).by_row)
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
@@ -30,7 +78,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     if isinstance(w, Declined) or (w.kernel[0] <= w.strides[0] and w.kernel[1] <= w.strides[1]):
         return []  # where windows do not overlap, nothing is read twice
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
-    return list(_ranked(w, cluster, len(epilogue.leaves(p.c)), len(p.c.body), facts, keep))
+    return list(_ranked(w, cluster, end_of(p), facts, keep))
 
 
 def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
@@ -38,14 +86,12 @@ def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
     w = window(p)
     if isinstance(w, Declined):
         return None
-    return cycles(Geometry(w, s), facts, len(epilogue.leaves(p.c)), len(p.c.body))
+    return cycles(Geometry(w, s), facts, end_of(p))
 
 
 @lru_cache(maxsize=1024)
-def _ranked(
-    w: Window, cluster: bool, operands: int, operations: int, facts: GpuFacts, keep: int
-) -> tuple[tuple[float, Shape], ...]:
-    ranked = [(cycles(Geometry(w, s), facts, operands, operations), s) for s in _candidates(w, cluster, facts)]
+def _ranked(w: Window, cluster: bool, end: End, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+    ranked = [(cycles(Geometry(w, s), facts, end), s) for s in _candidates(w, cluster, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].stages))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
@@ -62,7 +108,7 @@ def _ranked(
 def _sides(size: int, least: int, most: int) -> list[int]:
     """Sides of tiles that cover `size` with little waste."""
     found = {-(-size // k) for k in range(1, size + 1)}
-    return sorted(x for x in found if least <= x <= most and -(-size // x) * x <= _WASTE * size)
+    return sorted(x for x in found if least <= x <= most and -(-size // x) * x <= WASTE * size)
 
 
 def _tiles(w: Window, wide: bool) -> Sequence[tuple[int, int]]:
@@ -143,11 +189,8 @@ def registers(g: Geometry) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 2 + 20
 
 
-def cycles(g: Geometry, facts: GpuFacts, operands: int, operations: int = 0) -> float:
-    """Modelled cycles of the whole kernel; infinite where it does not fit.
-
-    Its epilogue reads `operands` and has `operations`. Constants: fitted to an H200.
-    """
+def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
+    """Modelled cycles in a chain of kernels; infinite where it does not fit."""
     w, s = g.w, g.s
     shared = g.shared + 1024
     if shared > facts.shared_per_block:
@@ -156,40 +199,52 @@ def cycles(g: Geometry, facts: GpuFacts, operands: int, operations: int = 0) -> 
     resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // g.threads, facts.blocks_per_sm)
     if not resident:
         return math.inf
-    blocks, products = work(g)
-    busiest = -(-blocks // facts.sms)
+    room = facts.sms
+    if s.cluster:
+        room = max(s.split, int(CLUSTERED[s.split] * room) // s.split * s.split)
+    busiest = -(-work(g)[0] // room)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
-    high, broad = g.field
-    pieces = high * broad * (1 if g.few else s.bc // 8)
-    warps = g.threads // 32
-    steps = g.steps // s.wk
-    mi, ni = s.wm // 16, s.wn // 16
-    # one block of channels
-    issue = (pieces * (16.0 if w.chunks else 60.0) + g.w_bytes / 16 * 6.0) / 128
-    arrival = pieces * 16.0 / _PORT + 0.4 * g.w_bytes / _PORT
-    together = active * warps
-    used = min(1.0, together / 4) * (0.65 if together <= 4 else 0.85 if together < 8 else 1.0)
-    tensor = products / g.deepest * 1.7 / used
-    fragments = warps * steps * (mi + ni) * 512.0 / (100.0 if not g.few else 60.0)
-    chain = steps * max(36.0, (mi * ni * 2) * 8.0)
-    compute = max(active * tensor, active * fragments, chain)
-    load = active * max(issue, arrival)
-    if g.deepest == 1:
-        body = load + compute
-    elif g.deepest <= s.stages:
-        body = 0.5 * load * (1 + g.deepest) + max(0.5 * load * (g.deepest - 1), compute * g.deepest)
-    else:
-        body = load * s.stages + 1.3 * max(load, compute, 900.0 / s.stages) * g.deepest
-    tile = g.bm * s.bn
-    finished = s.th * s.tw * min(s.bn, w.oc)
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + operands) / 32
-    end = 500.0 + max(active * stores, finished / g.threads * (12.0 if not s.wide else 40.0))
-    end += max(active * g.threads / 128, 1.0) * finished / g.threads * 3.0 * operations
-    if s.split > 1:
-        end += (1500.0 if s.cluster else 1800.0 + tile * 4.0 * s.split / 64) + tile * 4.0 / 64
-    if 2 * shared > facts.shared_per_sm:
-        end += _ALONE
+    inside = waves * (_body(g, active) + _end(g, active, end) + (ALONE if 2 * shared > facts.shared_per_sm else 0.0))
     weights = g.columns * g.taps * w.ic * w.groups * 2 * w.words
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
-    return 1.1 * max(waves * (body + end), outside) + _LAUNCH + 40.0 * math.log2(1 + s.split)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + LAUNCH + BLOCK * busiest + max(inside, outside)
+
+
+def _body(g: Geometry, active: int) -> float:
+    """Cycles of the sums of so many blocks that share a multiprocessor."""
+    w, s = g.w, g.s
+    high, broad = g.field
+    pieces = high * broad * (1 if g.few else s.bc // 8)
+    warps, steps = g.threads // 32, g.steps // s.wk
+    mi, ni = s.wm // 16, s.wn // 16
+    # one block of channels
+    issue = (pieces * (CHUNK if w.chunks else ELEMENT) + g.w_bytes / 16 * WEIGHT) / 128
+    arrival = (pieces * 16.0 + SHARED_WEIGHTS * g.w_bytes) / PORT
+    together = active * warps
+    used = min(1.0, together / 4) * (LONE if together <= 4 else SEVERAL if together < 8 else 1.0)
+    tensor = work(g)[1] / g.deepest * TENSOR / used
+    fragments = warps * steps * (mi + ni) * 512.0 / FRAGMENTS
+    compute = max(active * tensor, active * fragments, steps * max(STEP, mi * ni * 2 * PRODUCT))
+    load = active * max(issue, arrival)
+    if g.deepest == 1:
+        return load + compute
+    if g.deepest <= s.stages:
+        return FIRST * load * (1 + g.deepest) + max(FIRST * load * (g.deepest - 1), compute * g.deepest)
+    return load * s.stages + TURN * max(load, compute, LATENCY / s.stages) * g.deepest
+
+
+def _end(g: Geometry, active: int, end: End) -> float:
+    """Cycles from the last step to the last result of so many blocks that share a multiprocessor."""
+    w, s = g.w, g.s
+    tile, finished = g.bm * s.bn, s.th * s.tw * min(s.bn, w.oc)
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + end.operands) / STORED
+    stores += finished * SINGLE if end.single else 0.0
+    slots = RESULT_SLOTS + PLAIN_SLOTS * end.plain + SPECIAL_SLOTS * end.special + CLIPPED_SLOTS * end.clipped
+    each = RESULT + PLAIN * end.plain + SPECIAL * end.special + CLIPPED * end.clipped
+    each += EXACT * end.exact + OPERAND * end.operands
+    found = END + finished / g.threads * each + active * (stores + finished / 128 * slots)
+    if s.split > 1:
+        meeting = CLUSTER if s.cluster else MEETING + tile * 4.0 * s.split / 64
+        found += meeting + tile * 4.0 / EXCHANGE + RANK * s.split
+    return found
