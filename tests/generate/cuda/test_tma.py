@@ -109,6 +109,14 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((2, 70, 72), (2, 136, 72), weight=False, turn_right=True),
         linear(64, 64, pair=2, band=1),
     ),
+    "pair below, nt, woven": (
+        product((300, 136), (96, 136), weight=False, turn_right=True),
+        linear(64, 64, pair=1, woven=True, blocks=4),
+    ),
+    "pair beside, nt, woven": (
+        product((100, 136), (96, 136), weight=False, turn_right=True),
+        linear(64, 64, pair=2, woven=True),
+    ),
     "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, pair=1)),
     "nn, columns to spare": (product((2, 70, 72), (2, 72, 200), weight=False), linear(64, 96, spare=32)),
     "pair below, nn, columns to spare": (

@@ -248,7 +248,7 @@ def right(
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if woven:
-        return _woven(p, bn, panel) if not shared else Declined("columns that are woven are not shared")
+        return _woven(p, bn, panel, shared=shared)
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
@@ -283,10 +283,11 @@ def right(
     return Operand(map_, " ".join(lines))
 
 
-def _woven(p: Product, bn: int, panel: int) -> Operand | Declined:
+def _woven(p: Product, bn: int, panel: int, *, shared: bool) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest."""
     c, walk = p.c, p.c.w_walk
-    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % _WOVEN or bn % _WOVEN or _outer(p, walk, walk.group):
+    whole = _WOVEN * (2 if shared else 1)
+    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % _WOVEN or bn % whole or _outer(p, walk, walk.group):
         return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
     step = walk.channel
     dims = [
@@ -294,12 +295,13 @@ def _woven(p: Product, bn: int, panel: int) -> Operand | Declined:
         Dim(2, step, 2, "0"),
         Dim(4, 8 * step, 4, "0"),
         Dim(4, 2 * step, 4, "0"),
-        Dim(p.n // _WOVEN, _WOVEN * step, bn // _WOVEN, f"n0 / {_WOVEN}"),
+        Dim(p.n // _WOVEN, _WOVEN * step, bn // whole, f"n0 / {_WOVEN}{f' + rank * {bn // whole}' if shared else ''}"),
     ]
     map_ = _map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
-    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {_copy('mw', 'to', dims)} }}"
+    half = bn // 2 * panel * 2 if shared else 0
+    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {_copy('mw', 'to', dims, half)} }}"
     return Operand(map_, load, woven=True)
 
 
