@@ -225,6 +225,8 @@ def record(c: Case, dtype: DType, kernels: Sequence[Kernel], *, compiled: bool) 
 
 def _brief(kernel: Kernel) -> str:
     p = dict(kernel.source.schedule.params)
+    if p["template"] == "mlp_wide":
+        return f"{'group' if p['group'] else 'warp'} w{p['warps']} s{p['stages']} c{p['columns']}"
     return (
         f"{'group' if p['group'] else 'warp'} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}"
     )

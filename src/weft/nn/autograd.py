@@ -52,6 +52,8 @@ def _asked(ctx: Any, *, before: int) -> tuple[bool, ...]:
     require one, and then the sums over rows are not computed. Of several parameters, one that is asked for brings all.
     """
     needs = ctx.needs_input_grad[before:]  # as many inputs are no tensors
+    if before == 1 and not (needs[0] and any(needs[1:])):
+        return tuple(needs)  # one kind requires gradients: somebody asks for them, or this pass would not be here
     nodes = [node for node, _ in ctx.next_functions]
     if len(nodes) != len(needs):
         return tuple(needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ class FusedMLP(nn.Sequential):
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         rows = rows.to(run.dtype) if rows.dtype not in (run.dtype, torch.float32) else rows
         rows = _dense(rows)
-        if x.device.index == torch.cuda.current_device():
+        if x.get_device() == torch.cuda.current_device():
             y = fused(run, rows, known.parameters)
         else:
             with torch.cuda.device(x.device):
@@ -120,12 +121,14 @@ class FusedMLP(nn.Sequential):
             return Declined(f"{rows} rows")
         if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
             return Declined("a transform of functions, or forward-mode gradients")
-        if any(p.is_inference() for p in parameters):
-            return Declined("parameters made in inference mode, which have no version")
-        if any(p.device != x.device for p in parameters):
-            return Declined(f"parameters that are not on {x.device}")
+        device = x.get_device()
+        for p in parameters:
+            if p.is_inference():
+                return Declined("parameters made in inference mode, which have no version")
+            if p.get_device() != device:
+                return Declined(f"parameters that are not on {x.device}")
         given = x.dtype if x.dtype is torch.float32 else dtype
-        run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, x.device.index)
+        run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
         if isinstance(run, Declined):
             return run
         refused = run.kernels.refused(rows)
@@ -136,11 +139,14 @@ class FusedMLP(nn.Sequential):
     def _known(self) -> _Known | Declined:
         """The layers, as they are now."""
         modules = tuple(self._modules.values())
-        settings = tuple(map(_settings, modules))
         last = self._images.last
-        if last is None or last.modules != modules or not _equal(last.settings, settings):
+        if last is None or last.modules != modules or not last.holds():
             linear = tuple(m for m in modules if isinstance(m, nn.Linear))
-            last = self._images.last = _Seen(modules, settings, linear, self._layers())
+            others = [m.__dict__ for m in modules if not isinstance(m, nn.Linear)]
+            settings = [(d, len(d), [(k, v) for k, v in d.items() if k[0] != "_"]) for d in others]
+            hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
+            hooks += [d for m in modules for d in (m._backward_hooks, m._backward_pre_hooks)]
+            last = self._images.last = _Seen(modules, hooks, settings, linear, self._layers())
         if isinstance(last.layers, Declined):
             return last.layers
         return _Known(last.layers, self._in_order(last.linear))
@@ -160,9 +166,25 @@ class _Seen(NamedTuple):
     """What a module was when its layers were looked at."""
 
     modules: tuple[nn.Module, ...]
-    settings: tuple[tuple[object, ...], ...]
+    hooks: list[Any]
+    """Where those of all modules would be."""
+    settings: list[tuple[dict[str, object], int, list[tuple[str, object]]]]
+    """Of all modules that are no layers: where attributes are, how many, and the public ones."""
     linear: tuple[nn.Linear, ...]
     layers: Layers | Declined
+
+    def holds(self) -> bool:
+        """Whether nothing has changed that decides what the modules compute, but for parameters."""
+        if any(self.hooks):
+            return False
+        for held, count, known in self.settings:
+            if len(held) != count:
+                return False
+            for name, value in known:
+                now = held.get(name)
+                if now is not value and not _equal(now, value):
+                    return False
+        return True
 
 
 class _Known(NamedTuple):
@@ -177,19 +199,10 @@ class _Known(NamedTuple):
         return x.requires_grad or any(p.requires_grad for p in self.parameters)
 
 
-def _settings(m: nn.Module) -> tuple[object, ...]:
-    """What of a module decides what it computes, but for its parameters."""
-    held = m.__dict__
-    hooks = (
-        held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"] or held["_backward_pre_hooks"]
-    )
-    return bool(hooks), *[v for k, v in held.items() if k[0] != "_"]
-
-
-def _equal(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+def _equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
-    except (RuntimeError, ValueError):  # a tensor among the settings was replaced
+    except (RuntimeError, ValueError):  # a tensor was replaced
         return False
 
 
@@ -217,7 +230,8 @@ class _Run:
         self._copies: list[torch.Tensor] = []
         self._versions: object = None
         self._held: list[torch.Tensor] = []
-        """What was read: while it is held no other tensor has its identity and its address."""
+        """What was read last: while it is held no other tensor has its identity and its address."""
+        self._addresses: list[int] = []
         self._stamp = 0
         self._blocks: torch.Tensor | None = None
         self._blocks_stamp = 0
@@ -246,16 +260,26 @@ class _Run:
             self._stream = now
         self._captured = self._captured or capturing
         if self._captured or any(p.requires_grad for p in parameters):
-            self._versions, self._held = None, []
+            self._versions = None
             self._stamp += 1
         else:
             versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
             if versions != self._versions:
-                self._versions, self._held = versions, list(parameters)
+                self._versions = versions
                 self._stamp += 1
+        self._held = list(parameters)
         if all(p.dtype is self._memory and p.is_contiguous() for p in parameters):
-            return [p.data_ptr() for p in parameters]
-        return self._copied(parameters)
+            self._addresses = [p.data_ptr() for p in parameters]
+        else:
+            self._addresses = self._copied(parameters)
+        return self._addresses
+
+    def _reads_again(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The same in a backward pass, where mostly the forward pass of these parameters was the last to read."""
+        held = self._held
+        if len(held) == len(parameters) and all(map(operator.is_, held, parameters)):
+            return self._addresses
+        return self.reads(parameters)
 
     def _copied(self, parameters: Sequence[torch.Tensor]) -> list[int]:
         """The same of parameters of several types, or that are views."""
@@ -295,11 +319,11 @@ class _Run:
         self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """By three kernels, or by torch where they do not fit."""
-        if x.device.index != torch.cuda.current_device():
+        if x.get_device() != torch.cuda.current_device():
             with torch.cuda.device(x.device):
                 return self.backward(dy, x, parameters, needs)
         make_current(x.device)
-        addresses, dy = self.reads(parameters), _dense(dy)
+        addresses, dy = self._reads_again(parameters), _dense(dy)
         kind = self._type(parameters)
         inputs, wanted = needs[0], any(needs[1:])
 

@@ -30,6 +30,8 @@ KEPT_FORWARDS = 32
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 _TRIALS, _LAUNCHES, _REMEMBERED = 3, 4, 64
+_SPILLED = 16
+"""Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
 VERIFIED = 2048
@@ -235,6 +237,10 @@ class Kernels:
                 continue
             if seconds < best[0]:
                 best = seconds, forward
+        if isinstance(best[1], Forward) and best[1].bound.source.schedule.param("template") == "mlp_wide":
+            columns = max(self.net.widths)
+            if _least(lambda: reference(x)) < best[0]:
+                return Declined(f"layers of {columns} columns, which are faster one by one for {len(x)} rows")
         return best[1]
 
     def _time(
@@ -302,7 +308,7 @@ class Kernels:
         trial = _normal_like(dy[:VERIFIED])
         wanted = reference(trial)
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
-        whole = [(p, r) for p, r in compiled if not r.of(p.chain.name).spill_stores]
+        whole = [(p, r) for p, r in compiled if r.of(p.chain.name).spill_stores <= _SPILLED]
         for plan, result in whole or compiled:
             try:
                 module = Module(result.path)

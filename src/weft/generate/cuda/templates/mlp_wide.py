@@ -31,6 +31,9 @@ _MOST, _STAGES, _FEWEST = 3, 8, 4
 _OWN = {True: 46, False: 58}
 """Registers of a thread besides operands and sums; by whether warpgroups multiply."""
 _MOST_HELD = 248
+_EXACT = 32
+_CONVERTED = 256
+"""Columns of x that are converted at once."""
 _L2_RATE = 24.0
 """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _WARP_RATE = 0.62
@@ -93,7 +96,9 @@ def _candidates(facts: GpuFacts) -> list[Shape]:
 
 
 def _in_panels(p: Chain, shape: Shape) -> bool:
-    """Whether x does not fit into registers and comes in panels."""
+    """Whether x comes in panels: it does not fit into registers, or would not while it is converted."""
+    if not p.plain_input and p.layers[0].depth > _CONVERTED and passes(p):
+        return True
     return p.layers[0].depth // 4 + shape.columns // 2 + _OWN[shape.group] > _MOST_HELD
 
 
@@ -112,7 +117,10 @@ def registers(p: Chain, shape: Shape, kernel: WideKernel) -> int:
     for at, layer in enumerate(p.layers):
         depth = 2 * PANEL if at == 0 and kernel.panels_of_x else layer.depth
         found = max(found, depth // 4 + pieces(layer.n, shape.columns)[1] // 2)
-    return found + _OWN[shape.group] + (16 if kernel.panels_of_x else 0)
+    # functions to the last bit, for a result in f32, need many
+    steps = {p.graph.nodes[s].prim for s in p.steps[-1]}
+    exact = p.graph.type_of(p.out).dtype is DType.F32 and bool(steps & set(TRANSCENDENTAL))
+    return found + _OWN[shape.group] + (16 if kernel.panels_of_x else 0) + (_EXACT if exact else 0)
 
 
 def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:

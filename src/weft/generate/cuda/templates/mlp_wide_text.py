@@ -378,7 +378,10 @@ class WideKernel(Kernel):
             *calls,
             "w_group_commit();",
             ahead,
-            "w_group_wait<0>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * slot);",
+            "__syncwarp(); w_group_wait<0>();",
+            # products read these registers until now: what is loaded meanwhile must not lie in them
+            f'#ifndef W_EMULATED\n{each("k", 4)}\n{each("e", 4)} asm volatile("" ::"r"(a[k][e]));\n#endif',
+            "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * slot);",
             self._hold(),
             step,
             "}",

@@ -33,6 +33,8 @@ class Shape:
     """Panels of streamed weights in shared memory; 0: all weights stay there."""
     inside: bool = False
     """Values stay in shared memory too, and the sums over rows are those of the block."""
+    early: bool = True
+    """What a layer's activation left is read before the product that it is multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)

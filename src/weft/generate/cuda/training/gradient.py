@@ -124,7 +124,8 @@ def gradient(
     parts = [
         prelude(),
         mlp_header(),
-        f"#undef W_ONES\n#define W_ONES {_ONES[net.dtype]}\n#undef W_EARLY\n#define W_EARLY {int(not shape.inside)}\n",
+        f"#undef W_ONES\n#define W_ONES {_ONES[net.dtype]}\n#undef W_EARLY\n",
+        f"#define W_EARLY {int(shape.early and not shape.inside)}\n",
         _header().replace("W_KIND", net.dtype.value),
         *(act.text(name, net.dtype) for act, name in acts.items()),
         pack(net, plan, names["pack"]),
@@ -170,6 +171,8 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
             if fits and plan.image_bytes <= facts.shared_per_block and min(registers, 255) <= room:
                 found.append(Shape(tiles, warps, resident, 0))
                 break
+    if found and found[0].warps < 12 and 48 + widest // 2 + widest // 4 <= facts.registers_per_sm // (32 * 12):
+        found.append(Shape(1, 12, 1, 0, early=False))
     inside = [x for x in _INSIDE if parameters and _fits_inside(net, plan, x, facts)]
     if found:
         return [*found, *inside[:2]]
