@@ -6,7 +6,8 @@
 
 The records are those in `results/nvidia-h200`: kernels of networks (`kernels*.json`), and configurations of products by
 themselves (`exhaustive.json`, `configurations.json`). A network is judged by a table that has seen neither of its batch
-sizes. Only kinds of schedules that were measured can be judged: of a problem, those that the models liked best.
+sizes, a product by itself by a table of all the others. Only kinds of schedules that were measured can be judged: of a
+problem, those that the models liked best.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ SEARCHES = (
     *("vgg16", "vgg16", "vgg16", "efficientvit_b1", "efficientvit_b1"),
 )
 """Networks of the searches in `kernels-later.json`, which numbers them (one of vgg16 in two parts)."""
-ALONE = "products alone"
-"""In place of a network's name."""
+ALONE = "product alone"
+"""With its name in place of a network's: each is judged by a table of all the others."""
 CAPPED = 1.0
 """Logarithm of the ratio to the fastest above which differences say nothing."""
 KINDS = 12
@@ -68,6 +69,11 @@ class Known:
     times: Mapping[Schedule, float]
     """Generated kernels alone."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is a product by itself."""
+        return self.network.startswith(ALONE)
+
     def by_kind(self) -> dict[str, float]:
         """The best time of each kind."""
         found: dict[str, float] = {}
@@ -80,7 +86,7 @@ class Known:
         times = self.by_kind()
         least = min(times.values())
         few = sorted(((kind, min(CAPPED, math.log(us / least))) for kind, us in times.items()), key=lambda x: x[1])
-        return dict(few[:KINDS] if self.network == ALONE else few)
+        return dict(few[:KINDS] if self.alone else few)
 
 
 def place_of(problem: Problem, facts: GpuFacts) -> Place | None:
@@ -100,19 +106,19 @@ def known(facts: GpuFacts, records: Sequence[Path] = (RECORDED, LATER)) -> list[
             network = SEARCHES[int(case.network)] if case.network.isdecimal() else case.network
             times = {k.schedule: k.us for k in case.kernels if k.schedule.generator == "cuda"}
             found.append((network, problem_of(case.text), times))
-    found += [(ALONE, problem, times) for problem, times in _alone(facts)]
+    found += [(f"{ALONE} {name}", problem, times) for name, problem, times in _alone(facts)]
     placed = ((n, p, place_of(p, facts), times) for n, p, times in found if len(times) > 1)
     return [Known(n, p, place, times) for n, p, place, times in placed if place is not None]
 
 
-def _alone(facts: GpuFacts) -> Iterator[tuple[Problem, dict[Schedule, float]]]:
-    """Products by themselves; schedules that no longer exist do not count."""
+def _alone(facts: GpuFacts) -> Iterator[tuple[str, Problem, dict[Schedule, float]]]:
+    """Products by themselves, with their names; schedules that no longer exist do not count."""
     cases = {g.name: g for group in GROUPS.values() for g in group}
     for line in (x for path in (EXHAUSTIVE, CONFIGURATIONS) if path.exists() for x in read_times(path)):
         problem = cases[line["case"]].problem()
         ranked = space(problem, facts)
         named = {} if isinstance(ranked, Declined) else {str(s): s for _, s in ranked}
-        yield problem, {named[s]: us for s, us in times_of(line).items() if s in named}
+        yield line["case"], problem, {named[s]: us for s, us in times_of(line).items() if s in named}
 
 
 def table_of(cases: Iterable[Known]) -> Shipped:
@@ -176,7 +182,8 @@ def judged(cases: Sequence[Known], facts: GpuFacts, networks: Collection[str] = 
                     first = promoted(case.place, order, GPU, modelled, table)[0]
                     least = min(times.values())
                     ratios = (times[kind_of(s)] / least - 1 for s in (order[0], first))
-                    found.append(Chosen(family(case.problem), network, *ratios))
+                    name = ALONE if case.alone else family(case.problem)
+                    found.append(Chosen(name, network, *ratios))
     return found
 
 
