@@ -67,6 +67,8 @@ class Image:
     bytes: int
     columns: int = 0
     """Of a layer's result that are one piece of the image, of whole panels; 0: all."""
+    halved: frozenset[int] = frozenset()
+    """Parts whose weights and vectors are stored as halves."""
 
     @staticmethod
     def of(p: Chain, *, group: bool, columns: int = 0) -> Image:
@@ -153,8 +155,9 @@ def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, L
         if memory is not source.dtype and source.dtype is not DType.F32:
             kind = source.dtype.value
             value = f"w_unpack_{kind}(w_narrow2_{kind}({value}, 0.0f)).x"
+        value = f"0.5f * (float){value}" if part in image.halved else f"(float){value}"
         lines.append(
-            f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = (float){value};"
+            f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = {value};"
             f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {size}u;"
         )
         total += size
@@ -184,6 +187,9 @@ def _weight(image: Image, at: int, count: int, masters: DType | None) -> list[st
     value = f"({_pointer(w, masters)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}]"
     if _memory(w, masters) is not w.dtype:
         value = f"(u16)w_narrow2_{w.dtype.value}({value}, 0.0f)"
+    if at + 1 in image.halved:
+        kind = w.dtype.value
+        value = f"(u16)w_narrow2_{kind}(0.5f * w_unpack_{kind}({value}).x, 0.0f)"
     return [
         f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
         f"const u32 n = {column('pn', image.written if last else 2)};",

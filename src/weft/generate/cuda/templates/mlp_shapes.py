@@ -17,6 +17,7 @@ from weft.generate.cuda.templates.mlp_image import PANEL, Image
 from weft.generate.cuda.templates.mlp_match import Chain, last_use, padded
 from weft.generate.shape import Parameters
 from weft.ir.prims import Prim
+from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import Schedule
 
@@ -31,6 +32,10 @@ _MOST_AHEAD = 184
 """Registers of a thread up to which the next tile of x is asked for early."""
 _MOST_AHEAD_FLOWING = 220
 """The same where a thread may have more."""
+_MOST_TURNS = 4
+"""Warpgroups that wait for each other."""
+_MOST_FLOWING = 12
+"""Layers that are written out."""
 _L2_RATE = 24.0
 """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _NEAR = 1.7
@@ -177,15 +182,26 @@ def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
     panels = Image.of(p, group=True)
     for owners in (1, 2, 3, 4, 6, 8):
         if panels.bytes <= facts.shared_per_block:
-            found.append((Shape(True, 1, 4 * owners, 0, 0, 1, 1), panels))
+            shape = Shape(True, 1, 4 * owners, 0, 0, 1, 1)
         else:
             room = facts.shared_per_block - (panels.bytes - panels.weight_bytes) - 256
             stages = min(8, room // slot_bytes(panels))
             fixed = sum(x <= room - _STAGES * slot_bytes(panels) for x in panels.layers[1:])
-            if fixed and stages >= _STAGES:
-                found.append((Shape(True, 1, 4 * owners, _STAGES, fixed, 1, 1), panels))
-            elif stages >= _STAGES:
-                found.append((Shape(True, 1, 4 * owners, stages, 0, 1, 1), panels))
+            if stages < _STAGES:
+                continue
+            shape = Shape(True, 1, 4 * owners, _STAGES if fixed else stages, fixed, 1, 1)
+        found += [(s, panels) for s in _overlaps(p, shape)]
+    return found
+
+
+def _overlaps(p: Chain, shape: Shape) -> list[Shape]:
+    """The ways in which products and what is between them overlap."""
+    found = [shape]
+    most = max(-(-x.depth // PANEL) for x in p.layers)
+    if 1 < shape.owners <= _MOST_TURNS and (not shape.stages or shape.stages - AHEAD >= most):
+        found.append(replace(shape, turns=True))
+    if len(p.layers) <= _MOST_FLOWING:
+        found += [replace(shape, flow=1, pace=pace) for pace in (1, 2)]
     return found
 
 
@@ -194,6 +210,14 @@ def resident(image: Image, shape: Shape, facts: GpuFacts) -> int:
     own = -(-registers(image.p, shape) // 8) * 8 * shape.threads
     by_shared = facts.shared_per_sm // (shared_bytes(image, shape) + facts.shared_reserved)
     return max(1, min(facts.threads_per_sm // shape.threads, facts.registers_per_sm // own, by_shared))
+
+
+def _special(p: Chain, steps: list[Prim]) -> float:
+    """Operations of the special-function unit for an element of a layer; in bf16 one tanh is all of an activation."""
+    found = [x for x in steps if x in TRANSCENDENTAL]
+    if p.dtype is DType.BF16:
+        return float(sum(x in (Prim.TANH, Prim.ERF, Prim.EXP) for x in found) or len(found))
+    return sum(_SPECIAL.get(x, 1.0) for x in found)
 
 
 def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
@@ -210,7 +234,7 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]
         plain = sum(x not in TRANSCENDENTAL for x in steps)
         arithmetic += shape.rows * n * (1.0 + plain) / 128
-        special += shape.rows * n * sum(_SPECIAL.get(x, 1.0) for x in steps if x in TRANSCENDENTAL) / SFU_PER_CLOCK
+        special += shape.rows * n * _special(p, steps) / SFU_PER_CLOCK
         latency += _LATENCY[0] + _LATENCY[1] * n / 16
     matrix /= 1.0 if shape.group else _WARP_RATE
     width = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes

@@ -7,7 +7,7 @@ The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -637,6 +637,8 @@ class Kernel:
         record = p.graph.nodes[node]
         if c_type(record.type.dtype) != "w_f32":
             return None
+        if part in self.image.halved and (form := self._of_half(part, node)) is not None:
+            return form
         if record.prim in _PERIODIC and (self._narrow_end or part < len(p.layers)):
             return _PERIODIC[record.prim], record.inputs
         rough = self._rough_steps(part)
@@ -677,6 +679,54 @@ class Kernel:
                 scale = literal(p.numbers[numbers[0]], DType.F32)
                 return f"w_mlp_gated({{0}}, {{1}}, {scale})", (value, rest)
         return None
+
+    def _of_half(self, part: int, node: NodeId) -> tuple[str, tuple[NodeId, ...]] | None:
+        """A whole activation of the sums of a part, which are there as halves."""
+        p = self.p
+        record = p.graph.nodes[node]
+        z = self._sum(part)
+        z = p.layers[part - 1].node if z is None else z
+        rough = self._rough_steps(part)
+        if record.prim is Prim.DIV and node in rough and self._wide(record.inputs[0]) == z:
+            exponential = self._share_of(record.inputs[1])
+            negative = None if exponential is None else p.graph.nodes[p.value(p.graph.nodes[exponential].inputs[0])]
+            if negative is not None and negative.prim is Prim.NEG and self._wide(negative.inputs[0]) == z:
+                return "w_mlp_silu_of_half({0})", (z,)
+        if record.prim is Prim.MUL and (gated := self._gated(node, rough)) is not None:
+            text, (value, rest) = gated
+            half = p.graph.nodes[p.value(value)]
+            if (
+                half.prim is Prim.MUL
+                and self._wide(rest) == z
+                and {0.5, z} == {p.numbers[o] if o in p.numbers else self._wide(o) for o in half.inputs}
+            ):
+                return text.replace("w_mlp_gated({0}, {1}", "w_mlp_gelu_of_half({0}"), (z,)
+        return None
+
+    def _wide(self, node: NodeId) -> NodeId:
+        """What a value is, but for its type: sums are never rounded."""
+        node = self.p.value(node)
+        record = self.p.graph.nodes[node]
+        widened = record.prim is Prim.CAST and record.type.dtype is DType.F32
+        return self.p.value(record.inputs[0]) if widened else node
+
+    def halvable(self, part: int) -> bool:
+        """Whether a part, were its sums halves, reads them in whole activations only."""
+        p = self.p
+        last = part == len(p.layers)
+        if p.dtype is not DType.BF16 or (last and self._out is not DType.BF16):
+            return False
+        total = self._sum(part)
+        product = p.layers[part - 1].node
+        z = product if total is None else total
+        own = {node for at, node in self.image.vectors if at == part}
+        folded = set() if total is None else {o for o in p.graph.nodes[total].inputs if o in p.vectors}
+        wanted = [self._narrowed(part, v, p.dtype) for v in (*p.kept[part], *((p.out,) if last else ()))]
+        if own != folded or any(z in kept for kept in p.kept) or z in wanted:
+            return False
+        need = self._needed(part, {product, z}, wanted)
+        forms = {v for v in need if self._of_half(part, v) is not None}
+        return bool(forms) and not any(self._wide(o) == z for v in need - forms for o in p.graph.nodes[v].inputs)
 
     @property
     def _narrow_end(self) -> bool:
@@ -729,6 +779,13 @@ def _least(start: str, step: int, first: int, last: int) -> str:
         if (last - first) % step == 0
         else f"({start} + {step} < {last} ? {start} + {step} : {last})"
     )
+
+
+def halved(p: Chain, s: Shape, image: Image) -> Image:
+    """The image with halves where that saves a multiplication of each sum; exact: bf16 has the range of f32."""
+    every = frozenset(range(1, len(p.layers) + 1))
+    trial = Kernel(p, s, replace(image, halved=every))
+    return replace(image, halved=frozenset(part for part in every if trial.halvable(part)))
 
 
 def _single(value: str, dtype: DType, e: int) -> list[str]:

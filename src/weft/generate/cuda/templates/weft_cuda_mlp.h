@@ -47,6 +47,11 @@ W_FN w_f32 w_mlp_one_plus_erf(w_f32 u) { return 1.0f + w_mlp_tanh_bf16(u * fmaf(
 W_FN w_f32 w_mlp_gated(w_f32 h, w_f32 x, w_f32 c) {
   return fmaf(h, w_mlp_tanh_bf16(x * fmaf(x * x, 0.09814895f * c * c * c, 1.13159299f * c)), h);
 }
+// the same of twice the argument: h / (1 + exp(-2h)) * 2 and h * (1 + erf(2 c h))
+W_FN w_f32 w_mlp_silu_of_half(w_f32 h) { return fmaf(h, w_mlp_tanh_bf16(h), h); }
+W_FN w_f32 w_mlp_gelu_of_half(w_f32 h, w_f32 c) {
+  return fmaf(h, w_mlp_tanh_bf16(h * fmaf(h * h, 0.7851916f * c * c * c, 2.26318598f * c)), h);
+}
 W_FN w_f32 w_mlp_tanh_f16(w_f32 x) {  // within 2^-16 of the result
   const w_f32 s = x * x, e = w_rough_exp(2.0f * x);
   const w_f32 near = x * fmaf(s, fmaf(s, 0.13333334f, -0.33333334f), 1.0f);
