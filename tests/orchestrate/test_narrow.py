@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.quantize import qlinear_matmul
@@ -91,3 +92,24 @@ def test_they_are_priced_at_their_own_rate():
     flops = 2.0 * 8192 * 4096 * 1024
     assert gpu_lower_bound_us(problem, facts) < flops / 1.9e15 * 1e6
     assert gpu_lower_bound_us(problem, facts) < gpu_estimate_us(problem, facts) < flops / 0.4e15 * 1e6
+
+
+def quantised_on_the_way(*, turned: bool = False) -> Graph:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (64, 256))), b.input(TensorType(DType.F8E4M3, (128, 256)))
+    q = b.cast(b.apply(Prim.DIV, x, b.apply(Prim.ABS, b.input(TensorType(DType.F32, ())))), DType.F8E4M3)
+    if turned:
+        w = b.transpose(w, (1, 0))
+        return b.build([b.add(Prim.MATMUL, b.cast(q, DType.F32), b.cast(w, DType.F32))])
+    return b.build([b.add(Prim.MATMUL, b.cast(q, DType.F32), b.transpose(b.cast(w, DType.F32), (1, 0)))])
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["turned wide", "turned narrow"])
+def test_what_makes_the_bytes_ends_in_them(turned: bool):
+    graph = quantised_on_the_way(turned=turned)
+    found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
+    cast = next(i for i, n in enumerate(graph.nodes) if n.type.dtype is DType.F8E4M3 and n.prim is Prim.CAST)
+    product = next(i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL)
+    assert any(c.outputs == (cast,) and c.members.bit_count() > 1 for c in found)
+    whole = [c for c in found if c.members >> product & 1 and cast in c.inputs]
+    assert any(graph.inputs[1] in c.inputs for c in whole), "the transpose of the other operand is inside"

@@ -37,26 +37,53 @@ def multiplied_as(graph: Graph, node: Node) -> DType:
 def narrow_groups(
     graph: Graph, stored: Stored, known: Iterable[tuple[Mask, tuple[NodeId, ...]]]
 ) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
-    """(members, what is written) of every known group with such a product, with the casts in front of it."""
+    """(members, what is written) of groups that meet such a product in 8 bits.
+
+    Every known group with one, with the casts in front of it; and every known group that ends in such a cast, without.
+    """
     casts = {v: found for v in bits(stored.work) if (found := _casts(graph, stored, v))}
     for members, written in known if casts else ():
         for v, found in casts.items():
-            inside = members | found
-            if members >> v & 1 and inside != members and not stored.dag.missing(inside):
-                yield inside, written
+            if members >> v & 1:
+                inside = members | found | _transposes(graph, stored, found)
+                if inside != members and not stored.dag.missing(inside):
+                    yield inside, written
+            elif members & found and members & ~found:
+                inside = members & ~found
+                ends = stored.dag.written(inside, stored.results)
+                if ends and not stored.dag.missing(inside):
+                    yield inside, tuple(bits(ends))
+
+
+def _read_by(stored: Stored, v: NodeId, reader: NodeId) -> bool:
+    """Whether a value that is computed has one reader alone."""
+    return bool(stored.work >> v & 1) and not stored.dag.consumers[v] & ~(1 << reader) and not stored.results >> v & 1
+
+
+def _transposes(graph: Graph, stored: Stored, casts: Mask) -> Mask:
+    """Of what casts widen, what is only turned for them."""
+    found = 0
+    for v in bits(casts):
+        before = stored_root(graph, graph.nodes[v].inputs[0])
+        if graph.nodes[before].prim is Prim.TRANSPOSE and _read_by(stored, before, v):
+            found |= 1 << before
+    return found
 
 
 def _casts(graph: Graph, stored: Stored, node: NodeId) -> Mask:
-    """The casts that are both operands of a product; 0 where one is none, or is read by others."""
+    """The casts that are both operands of a product, but for their order; 0 where one is none, or is read by others."""
     bytes_ = BYTES.get(graph.type_of(node).dtype)
     if CATEGORY[graph.nodes[node].prim] is not Category.LINEAR or bytes_ is None:
         return 0
     found = 0
     for operand in graph.nodes[node].inputs:
-        v = stored_root(graph, operand)
+        v, reader = stored_root(graph, operand), node
+        while graph.nodes[v].prim is Prim.TRANSPOSE and _read_by(stored, v, reader):
+            found |= 1 << v
+            v, reader = stored_root(graph, graph.nodes[v].inputs[0]), v
         record = graph.nodes[v]
         widens = record.prim is Prim.CAST and graph.type_of(record.inputs[0]).dtype in bytes_
-        if not widens or not stored.work >> v & 1 or stored.dag.consumers[v] & ~(1 << node) or stored.results >> v & 1:
+        if not widens or not _read_by(stored, v, reader):
             return 0
         found |= 1 << v
     return found
