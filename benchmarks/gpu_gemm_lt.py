@@ -309,20 +309,22 @@ def times_of(line: Line) -> dict[str, float]:
 
 
 def keep_times(path: Path, to: Path) -> None:
-    """Put the times of all configurations in a file of results into a table: schedules once each, times by number."""
+    """Put the times of all configurations in a file of results into a table, in place of what it had of these cases.
+
+    Schedules stand there once each, times by their number.
+    """
     lines = read(path)
+    if not any(map(times_of, lines)):
+        raise SystemExit(f"{path.name} has no times")
+    environments = json.loads(to.read_text())["environments"] if to.exists() else []
+    environments += [x for x in lines if x.get("record") == "environment" and x not in environments]
     schedules: dict[str, int] = {}
     cases = {}
-    for x in lines:
+    for x in (*(read_times(to) if to.exists() else ()), *lines):
         if times := times_of(x):
             timed = [[schedules.setdefault(s, len(schedules)), us] for s, us in times.items()]
             cases[x["case"]] = {"library_us": x.get("library_us"), "weft": timed}
-    if not cases:
-        raise SystemExit(f"{path.name} has no times")
-    head = {
-        "environment": next((x for x in lines if x.get("record") == "environment"), None),
-        "schedules": list(schedules),
-    }
+    head = {"environments": environments, "schedules": list(schedules)}
     rows = ",\n".join(f"{json.dumps(k)}:{json.dumps(x, separators=(',', ':'))}" for k, x in cases.items())
     to.write_text(json.dumps(head, indent=0)[:-2] + f',\n"cases":{{\n{rows}\n}}}}\n')
 

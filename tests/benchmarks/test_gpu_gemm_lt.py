@@ -139,13 +139,16 @@ def test_the_table_of_all_configurations_is_kept_and_read_again(
     monkeypatch.setattr(gpu_gemm_lt, "EXHAUSTIVE", to)
     gpu_gemm_lt.main(["--keep", str(run)])
     (line_,) = gpu_gemm_lt.read_times(to)
-    assert json.loads(to.read_text())["environment"]["device"] == "x"
+    assert [x["device"] for x in json.loads(to.read_text())["environments"]] == ["x"]
     assert gpu_gemm_lt.times_of(line_) == gpu_gemm_lt.times_of(case)
     for path in (run, to):
         gpu_gemm_lt.main(["--quality", str(path)])
         told = capsys.readouterr().out
         assert f"{g.name:40}       24  1.000  1.000" in told
         assert "within 3% of the fastest: 1 of 1 cases" in told
+    run.write_text(json.dumps({**case, "case": "another", "all": {"weft s": 1.0}}) + "\n")
+    gpu_gemm_lt.keep_times(run, to)
+    assert [gpu_gemm_lt.times_of(x) for x in gpu_gemm_lt.read_times(to)] == [gpu_gemm_lt.times_of(case), {"s": 1.0}]
     run.write_text(line(CASES[0]) + "\n")
     with pytest.raises(SystemExit, match="has no times"):
         gpu_gemm_lt.keep_times(run, to)
