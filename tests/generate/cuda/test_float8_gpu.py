@@ -30,8 +30,8 @@ pytestmark = pytest.mark.gpu
 LIMIT_S = 60
 """A kernel whose barriers are wrong never ends: the whole run ends instead, with the name of the test."""
 APART, FAST = 2e-4, 2e-3
-"""Limits of the error over the root mean square of the result, where sums move to f32 and where they do not: an H200 had
-1.3e-4 at any length, and 1.2e-4 to 1.3e-3 for 128 to 32768 terms."""
+"""Limits of the error over the root mean square of the result, where sums move to f32 and where they do not: an H200
+had 1.3e-4 at any length, and 1.2e-4 to 1.3e-3 for 128 to 32768 terms."""
 SHAPES: dict[str, Problem] = {
     "512 x 768 x 1024": product(512, 768, 1024, bias=F16),
     "tails, bf16": product(1000, 392, 528, E4, E5, BF16, scales="rows", bias=BF16, residual=BF16),
