@@ -41,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[GraphBuilder, NodeId], NodeId]] = {
     "reciprocal": lambda b, x: b.apply(Prim.RECIPROCAL, b.apply(Prim.ADD, b.apply(Prim.MUL, x, x), 0.0)),
     "formula": lambda b, x: b.apply(Prim.MUL, x, _in_f32(b, b.apply(Prim.MUL, x, 5.0), Prim.SIN)),
     "bump": lambda b, x: _in_f32(b, b.apply(Prim.NEG, b.apply(Prim.MUL, x, x)), Prim.EXP),
+    "silu and itself": lambda b, x: b.apply(Prim.ADD, cast("NodeId", silu(b, x)), x),
     "user": lambda b, x: b.apply(Prim.MUL, b.apply(Prim.MAX, x, 0.0), b.apply(Prim.ADD, x, 0.5)),
 }
 

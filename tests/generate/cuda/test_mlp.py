@@ -68,6 +68,7 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP, GROUP, FLOWS)),
+    "one tanh, and the sum": (Net(60, (32,) * 4, "silu and itself", dtype=BF16), (WARP, FLOW)),
     "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
     "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP, FLOW)),
     "input beside in a ring": (
@@ -141,6 +142,29 @@ def test_layers_alike_are_a_loop():
     assert isinstance(many, CudaSource) and isinstance(few, CudaSource)
     at = [s.text.index(f"{s.entry}(const void") for s in (many, few)]
     assert len(many.text) - at[0] < 1.2 * (len(few.text) - at[1])
+
+
+@pytest.mark.parametrize(
+    ("net", "form"),
+    [
+        (Net(64, (32,) * 4, "silu", BF16), "silu_of_half"),
+        (Net(64, (32,) * 4, "gelu", BF16, bias=False), "gelu_of_half"),
+        (Net(64, (32,) * 4, "silu", BF16, residual=True), "silu_of_half"),
+        (Net(64, (192,) * 4, "gelu", BF16), "gelu_of_half"),
+        (Net(64, (32,) * 4, "silu", F16), ""),  # a half of a weight may be none of f16
+        (Net(64, (32,) * 4, "silu and itself", BF16), ""),
+        (Net(64, (32,) * 4, "tanh", BF16), ""),
+        (Net(64, (32,) * 4, "silu", BF16, given=F32, last=False), "silu_of_half"),
+    ],
+    ids=str,
+)
+def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
+    source = templates.emit(mlp(net), GROUP.schedule() if max(net.widths) < 100 else RING.schedule())
+    assert isinstance(source, CudaSource)
+    body = source.text[source.text.index(f"{source.entry}(const void") :]
+    uses = {"silu_of_half": body.count("w_mlp_silu_of_half("), "gelu_of_half": body.count("w_mlp_gelu_of_half(")}
+    assert all((count > 0) == (name == form) for name, count in uses.items())
+    assert ("0.5f * w_unpack_bf16" in source.text) == bool(form)
 
 
 def test_schedules_are_few_and_fit():
