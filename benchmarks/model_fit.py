@@ -1,33 +1,47 @@
 """Fits the constants of the cost models to the recorded kernels, and asks how well they hold for other networks.
 
-    python -m benchmarks.model_fit
+    python -m benchmarks.model_fit [FAMILY...]
 
-Every constant is one of `weft.device.cuda.blocks` (products) or `weft.generate.cuda.pointwise`; each has a unit of time
+Every constant is one of a module that ranks kernels: `weft.device.cuda.blocks` (products),
+`weft.generate.cuda.pointwise`, and the models of the templates `tma`, `depthwise` and `halo`; each has a unit of time
 or bytes and a cause. Per model: the figures with the constants as they stand, with constants fitted to all networks,
-and for each network with constants fitted to the others, all from the same first guesses. Needs scipy.
+and for each network (at both batch sizes) with constants fitted to the others, all from the same first guesses. Needs
+scipy, and a quarter of an hour for all.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.measured import Table, load_table, problem_of
-from benchmarks.model_quality import NOTICED, RECORDED, family, quantile
+from benchmarks.measured import Case, Table, Timed, load_table, problem_of
+from benchmarks.model_quality import LATER, NOTICED, RECORDED, family, quantile
 from weft.device.cuda import blocks
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import cost
-from weft.generate.cuda.templates.mma import Shape
-from weft.generate.cuda.templates.product import product
+from weft.generate.cuda.templates import (
+    cost,
+    depthwise,
+    halo,
+    halo_choose,
+    mma,
+    tma_choose,
+    tma_cost,
+    tma_shape,
+)
+from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
+from weft.kernels.source import Schedule
 
 BLOCKS = {
     "START": 100.0, "END": 500.0, "LATENCY": 900.0, "EXPOSED": 0.05, "CHAIN.group": 150.0, "CHAIN.mma": 100.0,
@@ -45,6 +59,31 @@ POINTWISE = {
     "MEMORY": 1.0, "SHOWN": 0.1, "IN_STEP": 1.0,
 }  # fmt: skip
 """The same of elementwise kernels."""
+TMA = {
+    "PORT": 50.0, "BUSY": 0.9, "START": 950.0, "LATENCY": 950.0, "AGAIN": 60.0, "FIELD": 100.0, "LATE": 300.0,
+    "VECTOR": 60.0, "STEPS": 8.0, "SPECIALS": 40.0, "CLIPPED": 800.0, "DIVIDED": 320.0, "EXACT": 80.0, "RESULT": 0.93,
+    "PLAIN": 3.3, "SPECIAL": 5.0, "DIVIDED_SLOTS": 20.0, "EXACT_SLOTS": 10.0, "STORE": 32.0, "HALF": 2.0,
+    "SINGLE": 32.0, "CLUSTER": 300.0, "RANK": 470.0, "EXCHANGE": 28.0, "STRANGERS": 1.15, "EXPOSED": 0.14,
+}  # fmt: skip
+"""Those of products through the copy engine."""
+DEPTHWISE = {
+    "BLOCK": 100.0, "RESULT": 3.0, "STEP": 8.0, "SPECIAL": 15.0, "CLIPPED": 40.0, "OPERAND": 20.0, "VECTOR": 3.0,
+    "FIELD": 0.66, "WEIGHT": 10.0, "RESULT_SLOTS": 5.0, "STEP_SLOTS": 2.0, "SPECIAL_SLOTS": 5.0, "CLIPPED_SLOTS": 40.0,
+    "TAP_SLOTS": 1.0, "VECTOR_SLOTS": 5.0, "WEIGHT_SLOTS": 5.0, "THREAD_SLOTS": 20.0, "PORT_BYTES": 50.0,
+    "ACROSS": 3.0, "SHOWN": 0.2, "IN_STEP": 0.3,
+}  # fmt: skip
+HALO = {
+    "LAUNCH": 1000.0, "BLOCK": 100.0, "ELEMENT": 60.0, "PORT": 26.0, "SHARED_WEIGHTS": 0.4, "TENSOR": 1.7,
+    "LONE": 0.65, "SEVERAL": 0.85, "FRAGMENTS": 100.0, "STEP": 36.0, "PRODUCT": 8.0, "FIRST": 0.5, "TURN": 1.3,
+    "END": 500.0, "RESULT": 5.0, "PLAIN": 3.0, "SPECIAL": 6.0, "CLIPPED": 40.0, "OPERAND": 8.0, "RESULT_SLOTS": 3.0,
+    "PLAIN_SLOTS": 2.0, "SPECIAL_SLOTS": 4.0, "CLIPPED_SLOTS": 25.0, "STORED": 32.0, "SINGLE": 0.5, "CLUSTER": 1500.0,
+    "RANK": 40.0, "EXCHANGE": 64.0, "ALONE": 600.0,
+}  # fmt: skip
+SEARCHES = (
+    *("candy",) * 2, *("segformer_b0",) * 2, *("resnet50",) * 2, *("bert_base",) * 2, *("yolox_nano",) * 2,
+    *("inception_v3",) * 2, *("yolov4",) * 2, *("vit_b16",) * 2, *("vgg16",) * 3, *("efficientvit_b1",) * 2,
+)  # fmt: skip
+"""What the searches of the later table, which are numbered there, were for: batch 1, then 16 (one was interrupted)."""
 WITHIN = 2.0
 """Weight of errors between kernels of one problem over those that all of them share."""
 PRIOR = 0.05
@@ -62,23 +101,65 @@ class Kernel:
     """Predicted microseconds with the module's constants of the moment."""
 
 
+def network_of(case: Case) -> str:
+    """Of both batch sizes."""
+    return SEARCHES[int(case.network)] if case.network.isdigit() else case.network
+
+
 def product_kernels(table: Table) -> list[Kernel]:
     """Those of the mma and wgmma templates."""
     found = []
     for number, case in enumerate(table.cases):
-        chosen = [k for k in case.kernels if dict(k.schedule.params).get("template") in ("mma", "wgmma")]
+        chosen = _of(case, "mma", "wgmma")
         p = product(problem_of(case.text)) if chosen else Declined("no such kernel")
         if isinstance(p, Declined):
             continue
         sizes = cost.sizes_of(p)
         for k in chosen:
-            shape = Shape.of(k.schedule)
-
-            def model(sizes: blocks.Sizes = sizes, shape: Shape = shape) -> float:
-                return cost.cycles(sizes, shape, table.facts) / table.facts.clock_ghz / 1e3
-
-            found.append(Kernel(number, case.network, k.us, model))
+            model = partial(cost.cycles, sizes, mma.Shape.of(k.schedule), table.facts)
+            found.append(Kernel(number, network_of(case), k.us, partial(_us, model, table.facts)))
     return found
+
+
+def template_kernels(table: Table, template: str) -> list[Kernel]:
+    """Those of one of the templates `tma`, `depthwise` and `halo`."""
+    found = []
+    for number, case in enumerate(table.cases):
+        chosen = _of(case, template)
+        p = product(problem_of(case.text)) if chosen else Declined("no such kernel")
+        if isinstance(p, Declined):
+            continue
+        for k in chosen:
+            model = _model(p, k.schedule, template, table.facts)
+            if model is not None:
+                found.append(Kernel(number, network_of(case), k.us, partial(_us, model, table.facts)))
+    return found
+
+
+def _of(case: Case, *templates: str) -> list[Timed]:
+    return [k for k in case.kernels if dict(k.schedule.params).get("template") in templates]
+
+
+def _us(cycles: Callable[[], float], facts: GpuFacts) -> float:
+    return cycles() / facts.clock_ghz / 1e3
+
+
+def _model(p: Product, schedule: Schedule, template: str, facts: GpuFacts) -> Callable[[], float] | None:
+    """Cycles of a schedule; None for what the template does not take (any more)."""
+    if template == "tma":
+        case = tma_choose.case_of(p, facts)
+        return None if case is None else partial(tma_cost.cycles, case, tma_shape.Shape.of(schedule), facts)
+    if template == "halo":
+        w = halo.window(p)
+        if isinstance(w, Declined):
+            return None
+        g = halo.Geometry(w, halo.Shape.of(schedule))
+        model = partial(halo_choose.cycles, g, facts, halo_choose.end_of(p))
+        return model if model() < math.inf else None
+    turned = depthwise.normal(p)
+    return (
+        None if isinstance(turned, Declined) else partial(depthwise.cycles, turned, depthwise.Shape.of(schedule), facts)
+    )
 
 
 def pointwise_kernels(table: Table) -> list[Kernel]:
@@ -90,13 +171,9 @@ def pointwise_kernels(table: Table) -> list[Kernel]:
             continue
         work = pointwise.work_of(problem)
         for k in case.kernels:
-            if k.schedule.generator == "cuda":
-                form = Form.of(k.schedule)
-
-                def model(work: pointwise.Work = work, form: Form = form) -> float:
-                    return pointwise.cycles(work, form, table.facts) / table.facts.clock_ghz / 1e3
-
-                found.append(Kernel(number, case.network, k.us, model))
+            if k.schedule.generator == "cuda" and not dict(k.schedule.params).get("template"):
+                model = partial(pointwise.cycles, work, Form.of(k.schedule), table.facts)
+                found.append(Kernel(number, network_of(case), k.us, partial(_us, model, table.facts)))
     return found
 
 
@@ -181,11 +258,22 @@ def report(name: str, module: ModuleType, guesses: Mapping[str, float], kernels:
     print("  " + ", ".join(f"{n} {a:.3g} -> {b:.3g}" for n, a, b in zip(names, now, everything, strict=True)))
 
 
-def main() -> None:
-    """Fit both models."""
-    table = load_table(RECORDED)
-    report("products", blocks, BLOCKS, product_kernels(table))
-    report("pointwise", pointwise, POINTWISE, pointwise_kernels(table))
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit the models of some families, or all."""
+    first, later = load_table(RECORDED), load_table(LATER)
+    both = [replace(k, case=k.case + len(first.cases)) for k in pointwise_kernels(later)]
+    families = {
+        "products": (blocks, BLOCKS, lambda: product_kernels(first)),
+        "pointwise": (pointwise, POINTWISE, lambda: pointwise_kernels(first) + both),
+        "tma": (tma_cost, TMA, lambda: template_kernels(later, "tma")),
+        "depthwise": (depthwise, DEPTHWISE, lambda: template_kernels(later, "depthwise")),
+        "halo": (halo_choose, HALO, lambda: template_kernels(later, "halo")),
+    }
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.model_fit", description=__doc__)
+    parser.add_argument("family", nargs="*", choices=[*families, []], help="default: all")
+    for name in parser.parse_args(arguments).family or families:
+        module, guesses, kernels = families[name]
+        report(name, module, guesses, kernels())
 
 
 if __name__ == "__main__":

@@ -6,18 +6,35 @@ import math
 from dataclasses import replace
 
 import pytest
-from benchmarks.measured import load_table
-from benchmarks.model_fit import BLOCKS, POINTWISE, figures, fitted, pointwise_kernels, product_kernels, read, write
-from benchmarks.model_quality import RECORDED
+from benchmarks.measured import load_table, problem_of
+from benchmarks.model_fit import (
+    BLOCKS,
+    DEPTHWISE,
+    HALO,
+    POINTWISE,
+    TMA,
+    figures,
+    fitted,
+    network_of,
+    pointwise_kernels,
+    product_kernels,
+    read,
+    template_kernels,
+    write,
+)
+from benchmarks.model_quality import LATER, RECORDED
 
 from weft.device.cuda import blocks
 from weft.generate.cuda import pointwise
+from weft.generate.cuda.predict import predicted_us
+from weft.generate.cuda.templates import depthwise, halo_choose, tma_cost
 
 SOME = {"END": 500.0, "CHAIN.mma": 100.0, "ITEM": 40.0}
 
 
 def test_every_constant_is_one_of_its_module() -> None:
-    assert all(x > 0 for x in read(blocks, BLOCKS)) and all(x > 0 for x in read(pointwise, POINTWISE))
+    modules = (blocks, BLOCKS), (pointwise, POINTWISE), (tma_cost, TMA), (depthwise, DEPTHWISE), (halo_choose, HALO)
+    assert all(x > 0 for module, guesses in modules for x in read(module, guesses))
     with pytest.raises(AttributeError):
         read(blocks, ["NOTHING"])
     with pytest.raises(KeyError):
@@ -59,3 +76,25 @@ def test_the_figures_of_a_perfect_model_and_of_its_opposite() -> None:
     assert perfect.startswith("pairs in order 100.0 %") and "regret of first 0.0 %, median factor off 1.000" in perfect
     opposite = figures(kernels, [math.exp(-k.us) for k in kernels])
     assert opposite.startswith("pairs in order 0.0 %")
+
+
+@pytest.mark.parametrize("template", ["tma", "depthwise", "halo"])
+def test_kernels_of_a_template_have_the_times_that_rank_them(template: str) -> None:
+    table = load_table(LATER)
+    cases = [c for c in table.cases if any(dict(k.schedule.params).get("template") == template for k in c.kernels)]
+    few = replace(table, cases=tuple(cases[:4]), fusions=())
+    found = template_kernels(few, template)
+    expected = [
+        (k.us, predicted_us(problem_of(c.text), k.schedule, table.facts))
+        for c in few.cases
+        for k in c.kernels
+        if dict(k.schedule.params).get("template") == template
+    ]
+    assert len(expected) >= 4 and [(k.us, k.model()) for k in found] == pytest.approx(expected)
+
+
+def test_both_batch_sizes_are_one_network() -> None:
+    cases = {c.network: c for c in load_table(LATER).cases}
+    assert network_of(cases["12"]) == network_of(cases["13"]) == "yolov4"
+    assert len({network_of(c) for c in cases.values()}) == 10 and len(cases) == 21
+    assert network_of(replace(cases["12"], network="mine")) == "mine"
