@@ -252,6 +252,7 @@ template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u
   w_weighted_rs(d, a, b, w_unpack_bf16);
 }
 template <int N> inline void w_hold(float (&)[N]) {}
+inline int w_unknown(int x) { return x; }
 inline bool w_any_lane(bool x) {
   unsigned any = x;
   for (int mask = 1; mask < 32; mask *= 2) any |= w_shfl_word(any, mask);

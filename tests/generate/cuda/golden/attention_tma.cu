@@ -6,6 +6,10 @@ template <int N> W_FN void w_hold(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+W_FN int w_unknown(int x) {  // to the compiler
+  asm volatile("" : "+r"(x));
+  return x;
+}
 W_FN bool w_any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 W_FN u32 w_read_acquired(const u32* p) {  // and what was written before it
   u32 x;

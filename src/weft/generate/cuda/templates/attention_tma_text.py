@@ -130,8 +130,15 @@ class Kernel:
             f"{walk} const int band = tile / {per}, in = tile % {per}, tq = {self.high - 1} - in / {wide},"
             f" rest = in % {wide}, z = band * {near} + rest / {self.repeats}, copy = rest % {self.repeats},"
             f" m0 = copy * {self.rows} + tq * {s.bm}; (void)z; (void)copy; (void)m0;"
-            f" const int count = {self.check.need('tq') if self.check is not None else self.count}; (void)count;"
+            f" {self._counted()} (void)count;"
         )
+
+    def _counted(self) -> str:
+        """Declares how many tiles of keys a block needs."""
+        if self.check is not None:
+            return f"const int count = {self.check.need('tq')};"
+        # a loop of one step would be merged with what is before and behind it, which takes more registers
+        return f"const int count = {f'w_unknown({self.count})' if self.count == 2 else self.count};"
 
     def _near(self) -> int:
         """Pairs of keys and values whose tiles are under way together, those with most keys first."""
