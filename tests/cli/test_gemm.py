@@ -72,6 +72,8 @@ def test_a_dry_run_writes_a_folder_for_each_architecture(run: Any, tmp_path: Pat
     names = {p.name: {f.name for f in p.iterdir()} for p in (tmp_path / "outputs").iterdir()}
     assert names == {f"M=128_N=128_K=256_nt_f16_bias_relu_{a}": FILES for a in ("sm_90a", "sm_80")}
     assert "16 of " in done.out
+    assert "problems on NVIDIA H200" in done.out
+    assert "no table of measured schedules for NVIDIA A100" in done.out
 
 
 def test_a_dry_run_as_json_is_what_it_was(run: Any, tmp_path: Path) -> None:
@@ -87,7 +89,9 @@ def test_a_dry_run_as_json_is_what_it_was(run: Any, tmp_path: Path) -> None:
         assert [y["modelled_us"] > 0 for y in lines] == [True] * 6
         states = [y["state"] for y in lines]
         stated = {
-            k: v for k, v in x.items() if k not in ("best", "feasible", "launches", "seconds", "tflops", "folder")
+            k: v
+            for k, v in x.items()
+            if k not in ("best", "feasible", "launches", "seconds", "table", "tflops", "folder")
         }
         keys = {"best": sorted(x["best"]), "launches": sorted(x["launches"][0]), "timings": sorted(lines[0])}
         found.append({**stated, "keys": keys, "folder": Path(x["folder"]).name, "compiled": states.count("compiled")})

@@ -203,6 +203,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
         "product": f"{g.m} x {g.n} x {g.k}, {g.layout}, {g.types}, epilogue {plain(g.epilogue.text, 200)}",
         "device": plain(found.device),
         "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations",
+        "table": plain(found.table) or "none",
         "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",
         "time": f"{found.seconds:.1f} s" + "".join(f", {k} {s:.1f} s" for k, s in found.parts.items() if s >= 0.05),
         "folder": plain(str(place), 400),

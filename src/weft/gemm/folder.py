@@ -77,6 +77,7 @@ def parameters(found: Found) -> dict[str, object]:
         "device": found.device,
         "feasible": found.feasible,
         "tried": len(found.outcomes),
+        "table": found.table or None,
         "measured": found.measured,
         "seconds": {"search": round(found.seconds, 3), **{k: round(s, 3) for k, s in found.parts.items()}},
         "best": outcome_json(best, found.outcomes.index(best) + 1) if best is not None else None,

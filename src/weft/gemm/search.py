@@ -18,6 +18,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, gate
 from weft.errors import DeviceError, UnsupportedError
 from weft.gemm.spec import Gemm, Search
 from weft.generate.cuda import templates
+from weft.generate.cuda.shipped import table_for
 from weft.generate.cuda.templates.space import Ranked, pruned, space
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -75,6 +76,8 @@ class Found:
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of what it took, in order; see `search`, `weft.tune.tuner.Tuner.seconds` and the command."""
+    table: str = ""
+    """What is known of this GPU from measurements that came with the package, or why nothing is."""
     measured: bool = False
     against: dict[str, object] = field(default_factory=dict)
     """How the best kernel and cuBLASLt compare, where that was asked for."""
@@ -143,13 +146,21 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
         outcome.state, outcome.note = m.verdict.value, m.error
         outcome.samples_us, outcome.median_us = m.samples_us, m.median_us
     best = winner(measurements, None)
-    found = Found(g, facts.name, len(ranked), list(outcomes.values()), measured=True)
+    found = Found(g, facts.name, len(ranked), list(outcomes.values()), table=table_of(facts), measured=True)
     if best is not None:
         found.best, found.kernel = outcomes[best.schedule], kernels[best.schedule]
     end = time.monotonic()
     found.seconds = end - start
     found.parts = {"rank": ranked_at - start, "emit": emitted_at - ranked_at, "measure": end - emitted_at}
     return found
+
+
+def table_of(facts: GpuFacts) -> str:
+    """Whether a table of measured schedules took part in the choice, in words."""
+    found = table_for(facts.name)
+    if isinstance(found, Declined):
+        return found.reason
+    return f"{found.provenance.get('problems', 'some')} problems on {found.gpu}"
 
 
 def _trials(problem: Problem, kernels: Mapping[Schedule, CudaSource]) -> Iterator[ProblemTrial]:
@@ -175,7 +186,8 @@ def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False)
         problem = g.problem()
         ranked = feasible(g, problem, facts)
         outcomes = [Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)]
-        made = found[arch] = Found(g, f"{facts.name} ({arch}), not measured", len(ranked), outcomes)
+        device = f"{facts.name} ({arch}), not measured"
+        made = found[arch] = Found(g, device, len(ranked), outcomes, table=table_of(facts))
         ranked_at = time.monotonic()
         _compile(made, problem, facts, nvrtc)
         end = time.monotonic()
