@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +45,14 @@ DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: D
 SHORT = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
 
+_thread = threading.local()
+
+
 def make_current(device: torch.device) -> None:
     """A thread on which nothing ran on the device yet, as those of backward passes may be, gets its context."""
+    if getattr(_thread, "device", None) == device:
+        return
+    _thread.device = device
     if not int(call(driver_api().cuCtxGetCurrent)):
         torch.cuda.mem_get_info(device)
 
