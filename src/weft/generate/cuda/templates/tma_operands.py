@@ -151,9 +151,12 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: boo
         if c.kernel != (1, 1):
             dims.append(Dim(c.kernel[0], c.a_kernel[0], 1, "tap"))
         for i in (2, 1, 0):
-            if rows.sizes[i] > 1:
-                dims.append(Dim(rows.sizes[i], rows.steps[i], box[i], f"i{i_name(i)}"))
+            if rows.sizes[i] > 1 or box[i] > 1:  # of a single row too a whole box is copied, as the barriers count
+                step = rows.steps[i] or -(-first.size // STEP) * STEP
+                dims.append(Dim(rows.sizes[i], step, box[i], f"i{i_name(i)}"))
         dims += _outer(p, c.a_walk, c.a_walk.group)
+    if math.prod(d.box // d.stride for d in dims[1:]) != math.prod(box):
+        return Declined("a box of other rows than its barrier counts")
     half = bm // 2 * panel * 2 if shared else 0
     if shared:
         dims = [replace(d, box=d.box // 2, at=f"i0 + rank * {d.box // 2}") if d.at == "i0" else d for d in dims]
@@ -231,8 +234,8 @@ def _image(p: Product, box: Three) -> list[Dim]:
         Dim(sizes[1], steps[1], box[2] * sw, f"i0 * {sw} + kw * {dw} - {lows[1]}", sw),
         Dim(sizes[0], row, box[1] * sh, f"i1 * {sh} + kh * {dh} - {lows[0]}", sh),
     ]
-    if images > 1:
-        dims.append(Dim(images, c.a_walk.dims[0], box[0], "i2"))
+    if images > 1 or box[0] > 1:
+        dims.append(Dim(images, c.a_walk.dims[0] or sizes[0] * row, box[0], "i2"))
     if c.groups > 1:
         dims.append(Dim(c.groups, c.a_walk.group, 1, "g"))
     return dims
