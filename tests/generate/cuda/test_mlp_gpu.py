@@ -98,8 +98,8 @@ def test_every_schedule(name: str, compiled):
 
 
 @pytest.mark.parametrize("first", range(0, RANDOM, 50))
-def test_random_networks(first: int, gpu):  # noqa: F811
-    """Any networks, one schedule of each: near float64, the same bits twice, no serialised products; spills are said."""
+def test_random_networks(first: int, gpu, record_property):  # noqa: F811
+    """Any networks, one schedule of each: near float64, the same bits twice, no serialised products."""
     machine, facts = gpu
     cases: list[tuple[int, CudaSource]] = []
     for seed in range(first, first + 50):
@@ -127,7 +127,7 @@ def test_random_networks(first: int, gpu):  # noqa: F811
         compiled_ = known.compile(source.text, arch=machine.arch, flags=source.flags)
         used = compiled_.of(source.launches[0].entry)
         if used.spill_stores:
-            print(f"network {seed} spills {used.spill_stores} bytes: {net} {source.schedule.params}")
+            record_property(f"bytes that network {seed} spills", used.spill_stores)
         if not error <= 1.2 * eager + 0.25 * unit * size or used.spill_stores > SPILLED or compiled_.warnings:
             wrong[seed] = net, source.schedule.params, error, eager, size, used.spill_stores, compiled_.warnings[:1]
     assert not wrong, wrong
