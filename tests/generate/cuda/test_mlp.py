@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -17,7 +17,9 @@ from weft.generate.cuda.templates import mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
+from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.mlp_wide_text import Room
+from weft.generate.cuda.templates.tma import header as tma_header
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -300,3 +302,12 @@ def test_schedules_compile_without_spills(width: int):
             if not isinstance(found, Declined):
                 made = [s for x in found if isinstance(s := templates.emit(problem, x), CudaSource)]
                 compiled_well(made, arch, facts)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp_wide", GROUPS), ("mlp_wide_fragments", FEW)])
+def test_the_text_is_the_golden_one(name: str, shape: mlp_wide.Shape):
+    source = templates.emit(
+        mlp(Net(300, (40, 288, 288, 5), ("relu", "silu", "none"), BF16, residual=True)), shape.schedule()
+    )
+    assert isinstance(source, CudaSource), source
+    golden(name, replace(source, text=source.text.replace(mlp_header(), "").replace(tma_header(), "")))
