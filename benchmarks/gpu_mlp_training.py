@@ -38,10 +38,25 @@ from weft.nn import FusedMLP, Sine
 from weft.nn.layers import Layers, layers_of
 from weft.options import Options
 
+
+class Own(nn.Module):
+    """A user's activation."""
+
+    def __init__(self, f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Elementwise."""
+        return self.f(x)
+
+
 ACTS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid,
     "gelu_tanh": lambda: nn.GELU("tanh"), "sin": lambda: Sine(3.0), "softplus": nn.Softplus, "elu": nn.ELU,
-    "leaky_relu": lambda: nn.LeakyReLU(0.1),
+    "leaky_relu": lambda: nn.LeakyReLU(0.1), "mish": nn.Mish,
+    "snake": lambda: Own(lambda x: x + torch.sin(2.0 * x) ** 2 / 2.0), "bump": lambda: Own(lambda x: torch.exp(-x * x)),
+    "wave": lambda: Own(lambda x: x * torch.sin(5.0 * x)),
 }  # fmt: skip
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 ROUNDS, STEPS = 7, 4
@@ -74,6 +89,8 @@ CHECKS = (
     Case(70_001, (64,) * 5, "leaky_relu"),
     Case(200_003, (32, 64, 64, 16), "relu", "f16"), Case(999, (96,) * 5, "gelu"), Case(127, (1, 1, 16, 2), "relu"),
     Case(100_000, (192, 192, 192), "silu"), Case(6001, (128,) * 9, "relu"),
+    Case(3000, (3, 64, 64, 64, 1), "snake"), Case(999, (40, 96, 96, 8), "wave", "f16"),
+    Case(500, (8, 17, 128, 2), "bump"), Case(5000, (16, 128, 128, 4), "mish"),
     Case(20_000, (40, 256, 200, 256, 24), "tanh"), Case(50_001, (128,) * 12, "silu", "f16"),
 )  # fmt: skip
 TIMES = (

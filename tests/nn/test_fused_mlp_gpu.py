@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from benchmarks.gpu_mlp_training import ACTS as ACTS_OF
 from benchmarks.gpu_mlp_training import (
     CHECKS,
     Case,
@@ -28,7 +29,21 @@ from weft.nn.kernels import Backward, kernels_of
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
 
-ACTS = ("relu", "silu", "gelu", "tanh", "sigmoid", "gelu_tanh", "sin", "softplus", "elu", "leaky_relu")
+ACTS = (
+    "relu",
+    "silu",
+    "gelu",
+    "tanh",
+    "sigmoid",
+    "gelu_tanh",
+    "sin",
+    "softplus",
+    "elu",
+    "leaky_relu",
+    "snake",
+    "wave",
+    "mish",
+)
 
 
 def random_case(seed: int) -> Case:
@@ -82,6 +97,36 @@ def test_all_shapes_agree(width: int, monkeypatch: pytest.MonkeyPatch):
 
 def test_training_with_a_gradient_scaler():
     assert changed_weights_are_seen()
+
+
+@pytest.mark.parametrize("widths", [(48, 512, 384, 5), (300, 300, 300), (784, 512, 10), (3, 272, 272, 272, 1)])
+def test_wide_layers(widths: tuple[int, ...]):
+    """Forward near float64; with gradients the modules, and why."""
+    net = network(Case(1, widths, "silu")).cuda()
+    fused = FusedMLP(net).requires_grad_(False)
+    x = torch.randn(3001, widths[0], device="cuda").bfloat16().float()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(p.bfloat16())
+        exact = copy.deepcopy(net).double()(x.double())
+        with torch.autocast("cuda", torch.bfloat16):
+            got, eager, again = fused(x).double(), nn.Sequential(*fused)(x).double(), fused(x).double()
+            reason = fused.why_not(x)
+    error, own = (float((y - exact).norm() / exact.norm()) for y in (got, eager))
+    assert error <= 1.2 * own + 1e-3 and torch.equal(got, again)
+    assert reason is None or "faster one by one" in reason
+    with torch.autocast("cuda", torch.bfloat16):
+        assert "registers or shared memory" in (fused.why_not(x.clone().requires_grad_()) or "")
+
+
+@pytest.mark.parametrize("act", ["snake", "bump"])
+def test_a_formula_at_the_end_has_the_type_of_the_modules(act: str):
+    net = FusedMLP(nn.Sequential(*network(Case(1, (8, 32, 32), act)), ACTS_OF[act]()).cuda())
+    x = torch.randn(300, 8, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        assert net.why_not(x) is None
+        assert net(x).dtype is nn.Sequential(*net)(x).dtype
+        assert float((net(x).float() - nn.Sequential(*net)(x).float()).norm()) < 0.02 * float(net(x).float().norm())
 
 
 def test_training_with_an_optimizer_that_leaves_versions_alone():
