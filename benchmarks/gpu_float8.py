@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_float8 [--seconds 40] [--out FILE] [--dry]
 
-Per product and tile: the kernel as it is; `woven`, with columns copied in the order of a thread's registers; and
-without a part, which computes something else and tells what the part costs: `no adds` (sums move to f32 once, in the
-last stage), `no end` (nothing is stored). cuBLASLt's best algorithm beside them. Times by `weft.gemm.race`. A line as
+Per product and tile: the kernel as it is; `woven`, with columns copied in the order of a thread's registers;
+`in turn`, with sums that move to f32 while the next are made; and `no adds`, where they move in the last stage alone,
+which is wrong and tells what moving costs. cuBLASLt's best algorithms beside them. Times by `weft.gemm.race`. A line as
 soon as it is known.
 """
 
@@ -22,38 +22,38 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc,
 from weft.gemm.spec import Gemm, typed
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.product import Product, product
-from weft.generate.cuda.templates.tma_choose import shapes
+from weft.generate.cuda.templates.tma_choose import every
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource
 
 CASES = ((4096, 14336, 4096), (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048))
-TILES = {False: ((256, 128), (128, 192), (128, 128)), True: ((128, 256), (128, 192))}
-"""By whether sums stay in the tensor cores."""
+TILES = {
+    False: ((256, 128, 1), (128, 192, 1), (128, 128, 1), (128, 128, 2), (256, 96, 2), (128, 96, 2)),
+    True: ((128, 256, 0), (128, 192, 0)),
+}
+"""By whether sums stay in the tensor cores: rows, columns, and how sums move (`Shape.apart`)."""
 ADDS = "acc[i][j] += part[j];"
-END = "#pragma unroll\nfor (int o = 0; o <"
 
 
 def variants(g: Gemm, facts: GpuFacts) -> Iterator[tuple[str, CudaSource]]:
     """(name, kernel) of one product."""
     p = product(g.problem())
     assert isinstance(p, Product), p
-    for bm, bn in TILES[g.fast]:
-        found = [s for _, s in shapes(p, replace(facts, fast_f8=g.fast), 1 << 10) if plain(s, bm, bn)]
-        for s in found[:1]:
-            for woven in (False, True):
-                own = replace(s, woven=woven)
-                name = f"{bm}x{bn}x{s.stages}{' woven' * woven}"
-                source = tma.emit(p, own.schedule(), f"k{bm}_{bn}_{int(woven)}{int(g.fast)}_{g.m}_{g.n}_{g.k}")
+    known = every(p, replace(facts, fast_f8=g.fast))
+    for bm, bn, apart in TILES[g.fast]:
+        found = [x for x in known if plain(x[1], bm, bn)]
+        for _, s in sorted(found, key=lambda x: (x[0], -x[1].stages))[:1]:
+            for woven in (True,) if apart == 2 else (False, True):
+                own = replace(s, woven=woven, apart=apart)
+                name = f"{bm}x{bn}x{s.stages}{' in turn' * (apart == 2)}{' woven' * woven}"
+                source = tma.emit(p, own.schedule(), f"k{bm}_{bn}_{apart}{int(woven)}_{g.m}_{g.n}_{g.k}")
                 if not isinstance(source, CudaSource):
                     continue
                 yield name, source
-                text = source.text
-                if ADDS in text:
-                    yield f"{name} no adds", replace(source, text=text.replace(ADDS, f"if (st == last - 1) {ADDS}"))
-                if END in text:
-                    at = text.rindex(END)
-                    yield f"{name} no end", replace(source, text=f"{text[:at]}if (gridDim.y > 1)\n{text[at:]}")
+                if ADDS in source.text:
+                    text = source.text.replace(ADDS, f"if (st == last - 1) {ADDS}")
+                    yield f"{name} no adds", replace(source, text=text)
 
 
 def plain(s: Shape, bm: int, bn: int) -> bool:

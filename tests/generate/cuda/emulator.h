@@ -152,13 +152,9 @@ inline unsigned w_count(unsigned* counter, unsigned total) {
   while (!__atomic_compare_exchange_n(counter, &old, old + 1u == total ? 0u : old + 1u, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
   return old;
 }
-inline void w_put_words(unsigned* p, unsigned long long a, unsigned long long b) {
-  __atomic_store_n((unsigned long long*)p, a, __ATOMIC_RELAXED);
-  __atomic_store_n((unsigned long long*)p + 1, b, __ATOMIC_RELAXED);
-}
-inline void w_take_words(const unsigned* p, unsigned long long& a, unsigned long long& b) {
-  a = __atomic_load_n((const unsigned long long*)p, __ATOMIC_RELAXED);
-  b = __atomic_load_n((const unsigned long long*)p + 1, __ATOMIC_RELAXED);
+inline void w_put_pair(unsigned* p, unsigned long long x) { __atomic_store_n((unsigned long long*)p, x, __ATOMIC_RELAXED); }
+inline unsigned long long w_take_pair(const unsigned* p) {
+  return __atomic_load_n((const unsigned long long*)p, __ATOMIC_RELAXED);
 }
 inline void w_again() { block->pause(4); }
 inline bool w_any_lane(bool x) {
@@ -199,6 +195,7 @@ inline unsigned short w_narrow_f16(float x) {
   return h;
 }
 #define W_EMULATED
+inline void w_held(float&) {}
 inline unsigned w_times256_f16(unsigned x) {
   return w_narrow_f16(w_widen_f16((unsigned short)x) * 256.0f) |
          (unsigned)w_narrow_f16(w_widen_f16((unsigned short)(x >> 16)) * 256.0f) << 16;

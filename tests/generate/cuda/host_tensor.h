@@ -133,6 +133,7 @@ inline unsigned short w_narrow_bf16(float x) {
   unsigned b = __float_as_uint(x);
   return x != x ? 0x7fff : (unsigned short)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
+inline void w_held(float&) {}
 inline unsigned w_times256_f16(unsigned x) {
   return w_narrow_f16(w_widen_f16((unsigned short)x) * 256.0f) |
          (unsigned)w_narrow_f16(w_widen_f16((unsigned short)(x >> 16)) * 256.0f) << 16;

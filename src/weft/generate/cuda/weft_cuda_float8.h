@@ -4,6 +4,8 @@ struct w_f8e5m2 { unsigned char bits; };
 template <> struct w_reg<w_f8e4m3> { typedef w_f32 type; };
 template <> struct w_reg<w_f8e5m2> { typedef w_f32 type; };
 #ifndef W_EMULATED
+// what is read of x behind this is not read before it
+W_FN void w_held(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 W_FN unsigned w_times256_f16(unsigned x) {  // both halves of a word
   unsigned r;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(0x5c005c00u));

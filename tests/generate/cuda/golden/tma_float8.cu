@@ -1,4 +1,4 @@
-// cuda(apart=True,blocks=0,bm=128,bn=128,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=1,stages=3,template=tma,turns=False,unit=1)
+// cuda(apart=1,blocks=0,bm=128,bn=128,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=1,stages=3,template=tma,turns=False,unit=1)
 #ifndef W_EMULATED
 W_FN void w_product_e4m3e4m3_00(float (&d)[64], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

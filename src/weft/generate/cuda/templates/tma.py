@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from weft.generate.cuda.templates import epilogue, float8, tf32
+from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import Aligned, aligned, copies
@@ -103,7 +104,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("one buffer: the next copy must be there before the last is given back")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
-    if s.apart and (not p.float8 or s.turns or sums_apart(s.rows, s.bn) > MOST_APART):
+    if s.apart and (not p.float8 or s.turns or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
         return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
     wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
@@ -426,17 +427,17 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     ]
 
 
-def _apart(s: Shape, product: str, free: str) -> list[str]:
-    """A stage whose sums begin anew, and are added to those of the tile in f32 as soon as they are complete."""
-    high = s.rows // 64
+def _stages_apart(s: Shape, product: str, free: str) -> list[str]:
+    """The stages of a tile whose sums move to f32 of their own."""
+    if s.apart == 2:
+        return [apart.clear(s), *apart.in_turn(s, product, free)]
     return [
-        f"float part[{s.bn // 2}];",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i) {{",
-        f"w_group_begin();\n#pragma unroll\nfor (int q = 0; q < {STEP // 16}; ++q)",
-        product,
-        "w_group_commit(); w_group_wait<0>();",
-        f"if (i == {high - 1}) {{ {free} }}",
-        f"#pragma unroll\nfor (int j = 0; j < {s.bn // 2}; ++j) acc[i][j] += part[j];\n}}",
+        apart.clear(s),
+        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
+        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
+        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
+        *apart.once(s, product, free),
+        "}",
     ]
 
 
@@ -477,6 +478,20 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
     ]
+    stages = [
+        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
+        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
+        (
+            f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
+            f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
+            if f
+            else ""
+        ),
+        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
+        *together,
+        "}",
+    ]
+    freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
     ahead, end = finish(p, rows, s, w, width)
     if s.even:
         end = _handed(p, rows, s, end)
@@ -490,25 +505,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         _loop(p, rows, s, begin, step),
         *ahead,
         mine,
-        f"#pragma unroll\nfor (int i = 0; i < {high * s.bn // 2}; ++i) acc[i / {s.bn // 2}][i % {s.bn // 2}] = 0.0f;"
-        if s.apart
-        else "",
-        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
-        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
-        (
-            f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
-            f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
-            if f
-            else ""
-        ),
-        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
-        *(
-            _apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", f"{free}sb + EMPTY + 8 * slot{at_both});")
-            if s.apart
-            else ()
-        ),
-        *(() if s.apart else together),
-        "}",
+        *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
         other,
         "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",

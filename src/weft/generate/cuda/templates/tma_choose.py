@@ -12,7 +12,17 @@ from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import aligned
 from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, cycles, field_bytes, units
-from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three, field, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_operands import (
+    STEP,
+    WOVEN,
+    Rows,
+    Three,
+    field,
+    left,
+    right,
+    rows_of,
+    stages_of_sum,
+)
 from weft.generate.cuda.templates.tma_shape import MOST_APART, MOST_SHARES, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
@@ -23,7 +33,11 @@ _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
 _LONG, _LARGE = 512, 1 << 19
 """Length of a sum, and results, from which on operands may be copied to rows of whole lines."""
+_SECTOR = 16
+"""Words of 16 bits; rows that begin within lines but not within sectors were not seen to be slower."""
 _STAGES = 8
+_FEWER = 128
+"""Registers of sums per thread where blocks share a multiprocessor."""
 _FEWEST = 3
 
 _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
@@ -132,12 +146,12 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
 
 
 def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:
-    """Whether rows of matrices begin within lines of memory; images and packed weights count as if not."""
+    """Whether rows of matrices begin within sectors of memory; images and packed weights count as if not."""
     if not rows.linear or p.c.kernel != (1, 1):
         return False, False
     right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_walk.channel
     left = p.c.a_walk.channel if columns else rows.steps[2]
-    return (p.in_words(left) % STEP != 0, p.in_words(right) % STEP != 0)
+    return (p.in_words(left) % _SECTOR != 0, p.in_words(right) % _SECTOR != 0)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:
@@ -155,7 +169,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, int(s.pair > 0), int(s.even))
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, int(s.pair > 0), int(s.even), s.apart)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -170,13 +184,17 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
         spare = -bn % STEP if p.w_load == "kn" else 0
         if spare * 4 > bn:
             continue
-        apart = p.dtype.is_float8 and not facts.fast_f8
-        if apart and (turns or sums_apart(bm // groups, bn) > MOST_APART):
-            continue
+        apart = 0
+        if p.dtype.is_float8 and not facts.fast_f8:
+            most_sums = MOST_APART if resident == 1 else _FEWER
+            apart = next((n for n in (2, 1) if sums_apart(bm // groups, bn, n) <= most_sums), 0)
+            if turns or not apart:
+                continue
+        woven = p.dtype.itemsize <= 2 and p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart, spare=spare)
+            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart, spare=spare, woven=woven)
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
             rounds = -(-tiles // (facts.sms * resident))
@@ -210,8 +228,10 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         linear = case.rows.linear or case.columns
         pairs += [1] if counts > 1 and (linear or counts % 2 == 0) else []
         pairs += [2] if columns > 1 and linear and case.rows.sizes[2] > 1 and not (case.packed and columns % 2) else []
+    plain = usual
     for pair in pairs:
         together = 2 if pair else 1
+        usual = replace(plain, woven=plain.woven and (pair != 1 or plain.bn % (2 * WOVEN) == 0))
         tiles = units(case, replace(usual, pair=pair))
         if pair:
             yield replace(usual, pair=pair, blocks=grid if tiles * together > grid else 0)

@@ -58,10 +58,16 @@ CLUSTER_REGISTERS = 168
 HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
 HANDED_LATENCY = 1500.0
+PAIRED = 1700.0
+"""Cycles in which two blocks that copy for each other start and leave together."""
+DRIFT = 1.04
+"""Blocks that are at different steps of their sums find less of each other's operands on its way from the L2 cache."""
 WITHIN = 1.5
-"""Factor for the copy of 128 bytes that begin within a line: two lines are asked for."""
+"""Factor for the copy of 128 bytes that begin within a sector: five are asked for, of two lines."""
 COPYING = 2000.0
 """Cycles of a launch that copies operands, besides their bytes and the gap to the next one."""
+EXCHANGED = 4.0
+"""Latency that a vector saves whose results no lane exchanges."""
 MOVED = 40.0
 """Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
 NEAR = 0.6
@@ -102,7 +108,7 @@ class Case:
     exact: int = 0
     """Other exact functions."""
     within: tuple[bool, bool] = (False, False)
-    """Whether rows of the left and the right operand begin within lines of memory."""
+    """Whether rows of the left and the right operand begin within sectors of memory."""
     copied: int = 0
     """Bytes of operands that a launch before moves to rows of whole lines."""
 
@@ -123,7 +129,7 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     inside = _inside(case, s, facts)
     memory = _memory(case, facts)
     hidden = EXPOSED * min(inside, memory)
-    gap = gap_us(facts) * facts.clock_ghz * 1e3
+    gap = gap_us(facts) * facts.clock_ghz * 1e3 + (PAIRED if s.pair else 0.0)
     if case.copied:
         gap += gap + COPYING + case.copied * 2 * facts.clock_ghz / facts.read_bandwidth[-1][1]
     return gap + START + max(inside, memory) + hidden
@@ -144,7 +150,7 @@ def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
     if s.even:
         e = Even(tiles, s.blocks // (2 if s.pair else 1), steps)
         others = max(1.0, e.units / e.shared)
-        inside = e.tiles * steps / e.units * alone + busiest * end
+        inside = e.tiles * steps / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
     elif s.turns:
         inside = max(busiest * main + end, rounds * (main + end) + (busiest - 1) % 2 * main, busiest * shared + main)
@@ -175,13 +181,13 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     reads = high * (64 + s.bn) * part + loaded / 128
     flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
-    if s.apart:
+    if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)
 
 
 def _ported(case: Case, s: Shape) -> float:
-    """Bytes of a stage that come through the port, where rows begin within lines as if they were longer."""
+    """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
     left, right = s.bm * by_left, (s.bn + s.spare) * by_right
     return (left / (2 if s.pair == 2 else 1) + right / (2 if s.pair == 1 else 1)) * 2.0 * s.step
@@ -192,6 +198,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     p, area = case.sizes, s.bm * s.bn
     each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
     each += CLIPPED * case.clipped + DIVIDED * case.divided + EXACT * case.exact
+    each -= EXCHANGED if s.woven else 0.0
     waited = LATE + each * area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
     shared = area / s.split * (slots / 128 + (_stored(case) + 2 * case.residuals) / STORE)

@@ -23,7 +23,7 @@ bytes fill the same rows of shared memory."""
 _RANK = 5
 _BOX = 256
 _TRAVERSAL = 8
-_WOVEN = 32
+WOVEN = 32
 """Columns that four lanes hold as 8 neighbours each."""
 
 Three = tuple[int, int, int]
@@ -289,8 +289,8 @@ def right(
 def _woven(p: Product, bn: int, panel: int, *, shared: bool) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest."""
     c, walk = p.c, p.c.w_walk
-    whole = _WOVEN * (2 if shared else 1)
-    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % _WOVEN or bn % whole or _outer(p, walk, walk.group):
+    whole = WOVEN * (2 if shared else 1)
+    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % WOVEN or bn % whole or _outer(p, walk, walk.group):
         return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
     step = walk.channel
     dims = [
@@ -298,7 +298,7 @@ def _woven(p: Product, bn: int, panel: int, *, shared: bool) -> Operand | Declin
         Dim(2, step, 2, "0"),
         Dim(4, 8 * step, 4, "0"),
         Dim(4, 2 * step, 4, "0"),
-        Dim(p.n // _WOVEN, _WOVEN * step, bn // whole, f"n0 / {_WOVEN}{f' + rank * {bn // whole}' if shared else ''}"),
+        Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}{f' + rank * {bn // whole}' if shared else ''}"),
     ]
     map_ = _map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):

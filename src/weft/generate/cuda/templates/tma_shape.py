@@ -10,8 +10,8 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("even", "apart", "lines", "woven")
-_DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), *((name, False) for name in _OFF))
+_OFF = ("even", "lines", "woven")
+_DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), *((name, False) for name in _OFF))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
 
@@ -22,9 +22,9 @@ MOST_APART = 192
 """Registers of sums per thread where those of a stage stand apart."""
 
 
-def sums_apart(rows: int, columns: int) -> int:
-    """Registers of a thread for a warpgroup's sums and those of one stage of 64 of its rows."""
-    return (rows + 64) * columns // 128
+def sums_apart(rows: int, columns: int, sets: int) -> int:
+    """Registers of a thread for a warpgroup's sums and those of 64 of its rows in one stage, so many times."""
+    return (rows + 64 * sets) * columns // 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,13 @@ class Shape(Parameters):
     even: bool = False
     """True: all blocks get equally many steps of the tiles that do not fill the grid; of a tile that several blocks
     work on, the last adds up what the others leave in memory."""
-    apart: bool = False
-    """Of 8-bit floats: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage."""
+    apart: int = 0
+    """Of 8-bit floats: 1: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage;
+    2: while the next are made, in other registers. 0: they stay."""
 
     spare: int = 0
     """Columns that are copied beside those of the tile, where memory runs along them: panels are copied whole."""
 
-    lines: bool = False
-    """True: operands whose rows begin within lines of memory are copied first, to rows of whole lines."""
     woven: bool = False
     """True: columns of a right operand that is no constant are copied in the order in which a thread's registers hold 8
     neighbours, as packed ones are; else lanes exchange them at the end."""
