@@ -137,7 +137,7 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
         return [], 0
     limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
     steps = sum(step.source is None for step in p.c.body)
-    sums = s.rows * s.bn // 128 + (s.bn // 2 if s.apart else 0)
+    sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
     left = (limit - sums - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     if len(columns) * (s.bn // 32) > left:
