@@ -74,6 +74,8 @@ class Forward:
     bound: BoundCuda
     packing: Function
     """The entry that makes the image; `bound` would look at its arguments anew each time."""
+    order: tuple[int, ...]
+    """The parameters that it reads."""
     _ready: dict[tuple[object, ...], Prepared] = field(default_factory=dict)
 
     @staticmethod
@@ -83,7 +85,9 @@ class Forward:
         Raises:
             DeviceError: this device has too little for it [W301].
         """
-        return Forward(BoundCuda(source, cubin), Module(cubin).function(source.pack[0].entry))
+        (launch,) = source.pack
+        order = tuple(x.index - 1 for x in launch.arguments if isinstance(x, Pointer) and x.kind == "in")
+        return Forward(BoundCuda(source, cubin), Module(cubin).function(launch.entry), order)
 
     def image(self) -> list[torch.Tensor]:
         """Room for the image of the weights."""
@@ -92,9 +96,9 @@ class Forward:
 
     def pack(self, parameters: Sequence[int], image: Sequence[torch.Tensor]) -> None:
         """Make the image from parameters at these addresses, on the current stream."""
-        (launch,) = self.bound.source.pack
-        inputs = [parameters[x.index - 1] for x in launch.arguments if isinstance(x, Pointer) and x.kind == "in"]
-        self.packing.launch(launch.grid, launch.block, (*inputs, image[0].data_ptr()), stream=stream())
+        launch = self.bound.source.pack[0]
+        places = *[parameters[i] for i in self.order], image[0].data_ptr()
+        self.packing.launch(launch.grid, launch.block, places, stream=stream())
 
     def run(self, x: torch.Tensor, image: Sequence[torch.Tensor], y: torch.Tensor, *, behind: bool = True) -> None:
         """Dense x in, y out, on the current stream; `behind` what made the image, if that is not long ago."""
