@@ -19,6 +19,7 @@ import math
 import os
 import queue
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -339,6 +340,16 @@ def read_times(path: Path) -> list[Line]:
     ]
 
 
+def by_name(ranked: Iterable[Schedule], times: Mapping[str, float]) -> dict[str, Schedule]:
+    """Schedules by their names in a record: parameters that came later count for nothing, and the first one wins."""
+    names = {name for text in times for name in re.findall(r"[(,](\w+)=", text)}
+    found: dict[str, Schedule] = {}
+    for s in ranked:
+        kept = tuple((name, value) for name, value in s.params if name in names)
+        found.setdefault(str(Schedule(s.generator, kept)), s)
+    return found
+
+
 def quality(lines: Iterable[Line], facts: GpuFacts, few: int = FEW) -> dict[str, float]:
     """By case of a run with `--every`: the fastest of the few that the model chooses now, over the fastest of all.
 
@@ -352,7 +363,8 @@ def quality(lines: Iterable[Line], facts: GpuFacts, few: int = FEW) -> dict[str,
             continue
         problem = g.problem()
         ranked = space(problem, facts)
-        chosen = [] if isinstance(ranked, Declined) else [str(s) for _, s in pruned(problem, facts, ranked, few)]
+        kept = [] if isinstance(ranked, Declined) else pruned(problem, facts, ranked, few)
+        chosen = by_name([s for _, s in kept], times)
         found[g.name] = min((times[s] for s in chosen if s in times), default=math.inf) / min(times.values())
     return found
 

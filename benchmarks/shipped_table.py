@@ -23,14 +23,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.gemm_shapes import GROUPS
-from benchmarks.gpu_gemm_lt import CONFIGURATIONS, EXHAUSTIVE, read_times, times_of
+from benchmarks.gpu_gemm_lt import CONFIGURATIONS, EXHAUSTIVE, by_name, read_times, times_of
 from benchmarks.measured import load_table, problem_of
 from benchmarks.model_quality import DOCUMENT, LATER, RECORDED, family, put
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.choose import forms
 from weft.generate.cuda.generator import CudaGenerator
-from weft.generate.cuda.shipped import Place, Shipped, kind_of, loops_place, product_place, promoted
+from weft.generate.cuda.shipped import Place, Shipped, base_of, kind_of, loops_place, product_place, promoted
 from weft.generate.cuda.shipped.table import FILES, Tried
 from weft.generate.cuda.templates import cost
 from weft.generate.cuda.templates.product import product
@@ -117,8 +117,9 @@ def _alone(facts: GpuFacts) -> Iterator[tuple[str, Problem, dict[Schedule, float
     for line in (x for path in (EXHAUSTIVE, CONFIGURATIONS) if path.exists() for x in read_times(path)):
         problem = cases[line["case"]].problem()
         ranked = space(problem, facts)
-        named = {} if isinstance(ranked, Declined) else {str(s): s for _, s in ranked}
-        yield line["case"], problem, {named[s]: us for s, us in times_of(line).items() if s in named}
+        times = times_of(line)
+        named = {} if isinstance(ranked, Declined) else by_name([s for _, s in ranked], times)
+        yield line["case"], problem, {named[s]: us for s, us in times.items() if s in named}
 
 
 def table_of(cases: Iterable[Known]) -> Shipped:
@@ -177,11 +178,12 @@ def judged(cases: Sequence[Known], facts: GpuFacts, networks: Collection[str] = 
             if case.network == network:
                 order, modelled = _order(case.problem, nobody)
                 times = case.by_kind()
-                order = [s for s in order if kind_of(s) in times]
+                timed = {s: us for s in order if (us := times.get(kind_of(s), times.get(base_of(kind_of(s)))))}
+                order = [s for s in order if s in timed]
                 if len({kind_of(s) for s in order}) > 1:
                     first = promoted(case.place, order, GPU, modelled, table)[0]
                     least = min(times.values())
-                    ratios = (times[kind_of(s)] / least - 1 for s in (order[0], first))
+                    ratios = (timed[s] / least - 1 for s in (order[0], first))
                     name = ALONE if case.alone else family(case.problem)
                     found.append(Chosen(name, network, *ratios))
     return found
@@ -231,7 +233,9 @@ def _put_in(path: Path) -> dict[str, str]:
     """Commit and date with which a record came."""
     asked = ["git", "log", "-1", "--format=%h %as", "--", str(path)]
     told = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT, check=False).stdout.split()
-    return dict(zip(("commit", "date"), told, strict=False))
+    if len(told) != 2:
+        raise SystemExit(f"{path.name} has no commit yet: the table names those of its records")
+    return {"commit": told[0], "date": told[1]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks import gpu_gemm_lt
 from weft.device.cuda.facts import profile
 from weft.generate.cuda.templates.space import kind, pruned, space
 from weft.ir.declined import Declined
+from weft.kernels.source import Schedule
 
 CASES = [g.name for g in GROUPS["f32"][:3]]
 
@@ -154,6 +156,12 @@ def test_the_table_of_all_configurations_is_kept_and_read_again(
         gpu_gemm_lt.keep_times(run, to)
 
 
+def test_a_parameter_that_came_later_counts_for_nothing() -> None:
+    old, new = (Schedule("cuda", (("bm", 1), *more, ("template", "s"))) for more in ((), (("even", True),)))
+    assert gpu_gemm_lt.by_name([new, old], {str(old): 1.0}) == {str(old): new}
+    assert gpu_gemm_lt.by_name([new, old], {str(old): 1.0, str(new): 2.0}) == {str(old): old, str(new): new}
+
+
 def test_a_file_that_was_cut_off_is_read_to_there(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(line(CASES[0]) + "\n" + line(CASES[1])[:30])
@@ -178,3 +186,15 @@ def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         gpu_gemm_lt.main(["f17"])
     assert "no group f17" in capsys.readouterr().err
+
+
+def test_the_models_sixteen_hold_one_near_the_fastest_of_all_that_were_measured() -> None:
+    lines = gpu_gemm_lt.read_times(gpu_gemm_lt.EXHAUSTIVE)
+    assert all(len(gpu_gemm_lt.times_of(x)) > 100 for x in lines)
+    found = gpu_gemm_lt.quality(lines, profile("h200"))
+    assert found.keys() == {x["case"] for x in lines} <= {g.name for g in GROUPS["exhaustive"]}
+    new = [case for case, ratio in found.items() if ratio == math.inf]
+    assert not new, f"none of the sixteen was ever measured: run the group `exhaustive` again; {new}"
+    near = sum(ratio <= gpu_gemm_lt.CLOSE for ratio in found.values())
+    assert near >= 0.75 * len(found), found
+    assert max(found.values()) < 1.2, found

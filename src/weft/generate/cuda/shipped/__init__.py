@@ -12,13 +12,14 @@ records of measurements beside it, and shows how good it is for networks that it
 
 from __future__ import annotations
 
-from weft.generate.cuda.shipped.places import Place, kind_of, loops_place, product_place
+from weft.generate.cuda.shipped.places import Place, base_of, kind_of, loops_place, product_place
 from weft.generate.cuda.shipped.table import MOST_LOOKED_AT, Shipped, measured_best, promoted, table_for
 
 __all__ = [
     "MOST_LOOKED_AT",
     "Place",
     "Shipped",
+    "base_of",
     "kind_of",
     "loops_place",
     "measured_best",

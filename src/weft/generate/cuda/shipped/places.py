@@ -28,6 +28,9 @@ _FIELDS = {
 }
 """What makes kinds of a template; what follows from sizes and shared memory (stages, boxes, blocks) does not."""
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
+_LATER = ("pair", "even")
+"""What came to templates after the first measurements: a schedule with one of these is a kind of its own, and counts as
+the kind without where nothing is known of it."""
 _LOOPS = ("threads", "vector", "items", "tile", "corners", "whole")
 """The same of elementwise kernels."""
 
@@ -97,7 +100,13 @@ def kind_of(schedule: Schedule) -> str:
     template = known.get("template")
     names = _LOOPS if template is None else _FIELDS.get(str(template), ())
     values = (f"{name}={int(v)}" for name in names if isinstance(v := known.get(name, 0), int))
-    return " ".join([str(template or "loops"), *values])
+    later = [f"{name}={int(v)}" for name in _LATER if isinstance(v := known.get(name, 0), int) and v]
+    return " ".join([str(template or "loops"), *values, *(["+", *later] if later else [])])
+
+
+def base_of(kind: str) -> str:
+    """The kind without what came later."""
+    return kind.partition(" + ")[0]
 
 
 def _log(size: int) -> int:

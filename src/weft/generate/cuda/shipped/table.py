@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, NamedTuple, final
 
 from weft.errors import ArtifactError
-from weft.generate.cuda.shipped.places import Place, kind_of
+from weft.generate.cuda.shipped.places import Place, base_of, kind_of
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 
@@ -162,11 +162,12 @@ def promoted(
     found = table_for(gpu) if table is None else table
     known = {} if place is None or isinstance(found, Declined) else found.expected(place)
     few = schedules[:MOST_LOOKED_AT]
-    if len(few) < 2 or kind_of(few[0]) not in known:
+    slower = {s: known.get(kind_of(s), known.get(base_of(kind_of(s)))) for s in few}
+    if len(few) < 2 or slower[few[0]] is None:
         return list(schedules)  # it was never measured, so nothing is known to be faster
     times = modelled or {}
     least = min((times[s] for s in few if s in times), default=1.0)
-    scores = {s: known.get(kind_of(s), 0.0) + MODEL_SHARE * _late(times.get(s, least) / least) for s in few}
+    scores = {s: (slower[s] or 0.0) + MODEL_SHARE * _late(times.get(s, least) / least) for s in few}
     best = min(few, key=lambda s: scores[s])
     if scores[best] > scores[few[0]] - MARGIN:
         return list(schedules)
