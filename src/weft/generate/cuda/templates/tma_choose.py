@@ -31,8 +31,6 @@ _SHARED_COPY = 0.8
 products' time."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
-_LONG, _LARGE = 512, 1 << 19
-"""Length of a sum, and results, from which on operands may be copied to rows of whole lines."""
 _SECTOR = 16
 """Words of 16 bits; rows that begin within lines but not within sectors were not seen to be slower."""
 _STAGES = 8
@@ -55,42 +53,34 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
-    forms = _forms(p, facts)
-    if not forms:
+    case = case_for(p, facts)
+    if case is None:
         return []
+    p = _copied(p)
     found: list[tuple[float, Shape]] = []
-    case = forms[0][1]
     most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
-    ranked = [(cost, i, s) for i, (_, case, _) in enumerate(forms) for cost, s in _ranked(case, facts)]
-    for modelled, i, s in sorted(ranked, key=lambda x: x[0]):
+    for modelled, s in _ranked(case, facts):
         # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
         kind = s.unit if s.fields else 0
-        q, case, lines = forms[i]
-        if most[kind] and _possible(q, case, s):
+        if most[kind] and _possible(p, case, s):
             most[kind] -= 1
-            found.append((modelled, replace(s, lines=lines)))
+            found.append((modelled, s))
     return found
 
 
-def case_for(p: Product, facts: GpuFacts, *, lines: bool) -> Case | None:
-    """As `case_of`, with the copies of operands that a shape asks for by `lines`, or that must be."""
-    moved = aligned(p, lines=lines)
+def _copied(p: Product) -> Product:
+    """As the template sees it once operands are copied."""
+    moved = aligned(p)
+    return p if isinstance(moved, Declined) else moved.product
+
+
+def case_for(p: Product, facts: GpuFacts) -> Case | None:
+    """As `case_of`, with the copies of operands that there must be."""
+    moved = aligned(p)
     if isinstance(moved, Declined):
-        return None if lines else case_of(p, facts)
+        return case_of(p, facts)
     case = case_of(moved.product, facts)
     return None if case is None else replace(case, copied=moved.bytes)
-
-
-def _forms(p: Product, facts: GpuFacts) -> list[tuple[Product, Case, bool]]:
-    """The product as it is, unless its operands must be copied, and with copies: product, case, if they are chosen."""
-    found: list[tuple[Product, Case, bool]] = []
-    must = aligned(p)
-    chosen = isinstance(must, Declined) and p.k >= _LONG and p.m * p.n >= _LARGE
-    for lines in (False, True) if chosen else (False,):
-        case, moved = case_for(p, facts, lines=lines), aligned(p, lines=lines)
-        if case is not None:
-            found.append((p if isinstance(moved, Declined) else moved.product, case, lines))
-    return found
 
 
 def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
@@ -98,16 +88,19 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
 
     Also with fewer stages, and with a block for each tile where `shapes` has blocks go on to further ones.
     """
+    case = case_for(p, facts)
+    if case is None:
+        return []
+    p = _copied(p)
     found: dict[Shape, float] = {}
-    for q, case, lines in _forms(p, facts):
-        for base in _candidates(case, facts):
-            if not _possible(q, case, base):
-                continue
-            for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
-                for stages in range(min(_FEWEST, base.stages), base.stages + 1):
-                    s = replace(base, blocks=blocks, stages=stages, lines=lines)
-                    if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
-                        found[s] = cycles(case, s, facts)
+    for base in _candidates(case, facts):
+        if not _possible(p, case, base):
+            continue
+        for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
+            for stages in range(min(_FEWEST, base.stages), base.stages + 1):
+                s = replace(base, blocks=blocks, stages=stages)
+                if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
+                    found[s] = cycles(case, s, facts)
     return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
 
 
@@ -224,7 +217,8 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     steps = dict(case.stages)[usual.panel]
     copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
     pairs = [0]
-    if copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
+    # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
+    if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
         linear = case.rows.linear or case.columns
         pairs += [1] if counts > 1 and (linear or counts % 2 == 0) else []
         pairs += [2] if columns > 1 and linear and case.rows.sizes[2] > 1 and not (case.packed and columns % 2) else []
