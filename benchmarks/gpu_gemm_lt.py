@@ -179,6 +179,8 @@ def child(given: argparse.Namespace) -> None:
         command = f"python -m benchmarks.gpu_gemm_lt {' '.join(given.groups)} --kernels {given.kernels}"
         say(environment(command + " --every" * given.every))
     done = {(x["group"], x["case"]) for x in known if "case" in x}
+    if given.every and not given.again and EXHAUSTIVE.exists():
+        done |= {("exhaustive", x["case"]) for x in read_times(EXHAUSTIVE)}
     bad = {(x["poisoned"], x["kernel"]) for x in known if "poisoned" in x}
     left = [(group, g) for group in given.groups for g in GROUPS[group] if (group, g.name) not in done]
     left = [x for x in left if given.only in x[1].name]
@@ -229,7 +231,7 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
     """One child process to its end, its stall or the end of the time: (all done, what went wrong, what ran)."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_lt", *given.groups, "--child", "--out", given.out]
     command += ["--cache", given.cache, "--kernels", str(given.kernels), "--only", given.only]
-    command += ["--without", given.without, *(["--every"] if given.every else [])]
+    command += ["--without", given.without, *["--every"] * given.every, *["--again"] * given.again]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
@@ -418,6 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", default="", help="file of results, JSON lines; what it has is not measured again")
     parser.add_argument("--seconds", type=float, default=230.0, help="when to stop (230)")
     parser.add_argument("--stall", type=float, default=20.0, help="seconds without an answer after which to start anew")
+    parser.add_argument("--again", action="store_true", help="with --every: also what the kept table has already")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--keep", metavar="FILE", help="no GPU: put a run's results into benchmarks/results")
     parser.add_argument("--without", default="", help="parameters, by commas: what has one is left out")
