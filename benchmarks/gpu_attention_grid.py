@@ -71,18 +71,28 @@ def grid(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
         return []
     found = []
     exact = -(-c.keys // 16) * 16
-    for groups, resident in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+    for groups, resident, keyed in (
+        (1, 1, False),
+        (1, 2, False),
+        (1, 3, False),
+        (2, 1, False),
+        (3, 1, False),
+        (2, 1, True),
+    ):
         for bn in sorted({64, 96, 128, 176, min(exact, 256), -(-exact // 32) * 16}):
-            for stages, turns in ((1, False), (2, False), (3, False), (2, True)):
-                s = Shape(groups, bn, stages, turns, resident, 0)
+            for stages, turns in ((1, False), (2, False), (3, False), (4, False), (2, True)):
+                s = Shape(groups, keyed, bn, stages, turns, resident, 0)
                 count = tiles(p, s)
-                if (count == 1) != (stages == 1) or (turns and groups == 1) or bn > 256 or (bn == 96 and stages == 3):
+                if (count == 1) != (stages == 1) or (turns and (groups == 1 or keyed)) or bn > 256:
                     continue
-                if bn >= 2 * exact or not fits(p, s, facts) or (groups - 1) * 64 >= p.m:
+                if (keyed and count < 4) or (stages == 4) != keyed or (bn == 96 and stages == 3):
+                    continue
+                if bn >= 2 * exact or not fits(p, s, facts) or (not keyed and (groups - 1) * 64 >= p.m):
                     continue
                 source = templates.emit(problem, s.schedule())
                 if isinstance(source, CudaSource):
-                    name = f"{groups} x {bn} keys, {stages} stages, {resident} blocks{', turns' if turns else ''}"
+                    name = f"{groups} x {bn} keys, {stages} stages, {resident} blocks"
+                    name += f"{', turns' if turns else ''}{', shared' if keyed else ''}"
                     found.append(Trial(c, name, source, attention_tma.modelled(p, s, facts) / facts.clock_ghz / 1e3))
     found.sort(key=lambda t: t.modelled)
     return [*found[:11], *without(c, dtype, facts)]

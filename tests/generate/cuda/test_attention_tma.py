@@ -38,12 +38,17 @@ H200 = GpuFacts()
 
 def alone(bn: int, stages: int = 2, **changes: int) -> Shape:
     """One warpgroup that multiplies."""
-    return replace(Shape(1, bn, stages, False, 1, 0), **changes)  # type: ignore[arg-type]
+    return replace(Shape(1, False, bn, stages, False, 1, 0), **changes)  # type: ignore[arg-type]
 
 
 def pair(bn: int, stages: int = 2, **changes: int) -> Shape:
     """Two that take turns."""
-    return replace(Shape(2, bn, stages, True, 1, 0), **changes)  # type: ignore[arg-type]
+    return replace(Shape(2, False, bn, stages, True, 1, 0), **changes)  # type: ignore[arg-type]
+
+
+def shared(groups: int, bn: int) -> Shape:
+    """Warpgroups that share the keys of the same rows."""
+    return Shape(groups, True, bn, 2 * groups, False, 1, 0)
 
 
 def side_by_side(rows: int, keys: int, *, repeated: bool, causal: bool = False) -> Problem:
@@ -67,7 +72,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "one tile": (plain((1, 2), 70, 40, 64), alone(48, 1)),
     "three tiles": (plain((1, 2), 70, 150, 64), alone(64)),
     "turns, bf16": (plain((1, 1), 200, 150, 32, dtype=BF16), pair(48)),
-    "three warpgroups": (plain((1, 1), 200, 150, 64), Shape(3, 64, 3, True, 1, 0)),
+    "three warpgroups": (plain((1, 1), 200, 150, 64), Shape(3, False, 64, 3, True, 1, 0)),
     "two panels": (plain((1, 1), 70, 70, 128, 144), alone(32)),
     "wide heads": (plain((1, 1), 64, 100, 256), alone(32)),
     "odd columns": (plain((1, 2), 40, 70, 40, 24), alone(32)),
@@ -89,6 +94,12 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "causal bias": (plain((1, 2), 70, 70, 64, mask=(1, 2, 70, 70), mask_dtype=F16, causal=True), alone(32)),
     "mask of keys": (plain((2, 2), 70, 100, 40, mask=(2, 1, 1, 100)), alone(64)),
     "mask of all": (plain((2, 2), 70, 100, 64, mask=(70, 100)), alone(64)),
+    "keys in turn": (plain((1, 2), 70, 300, 64), shared(2, 48)),
+    "keys in turn, three, bf16": (plain((1, 2), 70, 300, 80, dtype=BF16), shared(3, 32)),
+    "keys in turn, one has none": (plain((1, 1), 70, 60, 32), shared(3, 32)),
+    "keys in turn, bias": (plain((1, 2), 70, 200, 64, mask=(1, 2, 70, 200), mask_dtype=F16), shared(2, 48)),
+    "keys in turn, causal": (plain((1, 2), 200, 200, 64, causal=True), shared(2, 32)),
+    "keys in turn, causal, three, bf16": (plain((1, 2), 200, 230, 64, causal=True, dtype=BF16), shared(3, 32)),
     "soft cap": (plain((1, 2), 64, 100, 64, softcap=2.0), alone(64)),
     "negative scale": (plain((1, 2), 64, 100, 64, scale=-0.3), alone(64)),
     "merged": (block(Block(2, 100, 100, 3, 32, bias=False)), alone(64)),
@@ -121,7 +132,18 @@ def test_values(name: str, sources: dict[str, CudaSource], kernels: Emulated):
 
 
 @pytest.mark.parametrize(
-    "name", ["one tile", "turns, bf16", "causal", "causal, more keys", "grouped causal", "bias", "merged"]
+    "name",
+    [
+        "one tile",
+        "keys in turn",
+        "keys in turn, causal, three, bf16",
+        "turns, bf16",
+        "causal",
+        "causal, more keys",
+        "grouped causal",
+        "bias",
+        "merged",
+    ],
 )
 def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
@@ -267,6 +289,18 @@ def test_what_the_copy_engine_cannot_read_is_declined():
     assert "no boxes" in refused(side_by_side(100, 64, repeated=False))
 
 
+def test_warpgroups_that_share_keys_do_nothing_else():
+    problem = plain((1, 2), 200, 200, 64)
+    for shape in (
+        replace(shared(2, 32), turns=True),
+        replace(shared(2, 32), blocks=1),
+        replace(shared(2, 32), stages=3),
+    ):
+        found = templates.emit(problem, shape.schedule())
+        assert isinstance(found, Declined)
+        assert "share keys" in found.reason
+
+
 def test_schedules_come_from_both_templates_where_both_apply():
     found = templates.schedules(plain((1, 16), 2048, 2048, 128, causal=True), H200)
     assert not isinstance(found, Declined)
@@ -338,7 +372,7 @@ def test_text():
     """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
     file = Path(__file__).parent / "golden" / "attention_tma.cu"
     problem = plain((1, 16), 2048, 2048, 128, causal=True)
-    source = templates.emit(problem, Shape(2, 128, 2, True, 1, 0).schedule())
+    source = templates.emit(problem, Shape(2, False, 128, 2, True, 1, 0).schedule())
     assert isinstance(source, CudaSource), source
     text = source.text.replace(prelude(), "").replace(tma.header(), "").replace(source.entry, "ENTRY")
     text = f"// {source.schedule}\n{text}"

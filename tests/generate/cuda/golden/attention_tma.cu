@@ -1,4 +1,4 @@
-// cuda(blocks=0,bn=128,groups=2,resident=1,stages=2,template=attention_tma,turns=True)
+// cuda(blocks=0,bn=128,groups=2,keyed=False,resident=1,stages=2,template=attention_tma,turns=True)
 // What attention by warpgroups needs of Hopper besides weft_cuda_tma.h. Includes nothing; tests bring their own.
 #ifndef W_EMULATED
 // what follows reads these registers behind what stands before: products in flight write them
@@ -50,10 +50,10 @@ W_FN void w_weighted_f16(float (&d)[64], const u32 (&a)[4], u64 b) {
 #endif
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map mq, const __grid_constant__ w_map mk, const __grid_constant__ w_map mv, void* __restrict__ out0, const void* __restrict__ vs, void* st) {
 W_DYNAMIC(sm);
-enum { KEYS = 32768, VALUES = KEYS + 65536, BARS = VALUES + 65536, FULLK = BARS, EMPTYK = FULLK + 16, FULLV = EMPTYK + 16, EMPTYV = FULLV + 16, FULLQ = EMPTYV + 16, EMPTYQ = FULLQ + 8, TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, BAD = READ + 16 };
+enum { KEYS = 32768, VALUES = KEYS + 65536, BARS = VALUES + 65536, FULLK = BARS, EMPTYK = FULLK + 16, FULLV = EMPTYK + 16, EMPTYV = FULLV + 16, FULLQ = EMPTYV + 16, EMPTYQ = FULLQ + 8, TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8, OTHERS = BAD + 96 };
 const u32 sb = w_shared(sm);
 const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-if (t == 0) { for (int i = 0; i < 2; ++i) { w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, 8); w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, 8); } w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, 8); for (int i = 0; i < 2; ++i) w_bar_init(sb + TURN + 8 * i, 4); w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, 8); w_bar_ready(); }
+if (t == 0) { for (int i = 0; i < 2; ++i) { w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, 8); w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, 8); } w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, 8); for (int i = 0; i < 2; ++i) w_bar_init(sb + TURN + 8 * i, 4); w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, 8); w_bar_init(sb + MET, 4); w_bar_ready(); }
 __syncthreads();
 if (warp >= 8) {
 w_fewer_registers<40>();
@@ -132,7 +132,7 @@ if (last) for (int x = lane; x < 240; x += 32) said[1 + x] = 0;
 w_more_registers<232>();
 w_wait(); w_release();
 const int group = warp >> 2, row = group * 64 + (warp & 3) * 16 + (lane >> 2);
-const u64 dq = w_operand_at(sb + (u32)(group * 16384), 16, 1024, 1);
+const u64 dq = w_operand_at(sb + (u32)(group * 64 * 256), 16, 1024, 1);
 u32 it = 0, job = 0, turn = 0;
 for (int tile = blockIdx.x, once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 float o[64], s[64], top[2], total[2]; u32 w[8][4];
@@ -197,10 +197,10 @@ for (int q = 0; q < 8; ++q)
 #pragma unroll
 for (int e = 0; e < 4; ++e)
 w[q][e] = w_narrow2_f16(s[8 * q + 2 * e], s[8 * q + 2 * e + 1]);
-if (i > 0) w_bar_wait(sb + FULLK + 8 * ((it + 1) % 2), (it + 1) / 2 & 1);
+if (i >= 1) w_bar_wait(sb + FULLK + 8 * ((it + 1) % 2), (it + 1) / 2 & 1);
 }
 #pragma unroll 1
-for (int i = count - 2; i >= 0; --i, ++it) {
+for (int i = count - 2; i >= 0; i -= 1, it += 1) {
 const u32 slot = it % 2, phase = it / 2 & 1, next = (it + 1) % 2;
 w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;
 { const u64 dk = w_operand_at(sb + KEYS + next * 32768, 16, 1024, 1);
@@ -259,7 +259,7 @@ for (int e = 0; e < 2; ++e) { s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h
 #pragma unroll
 for (int h = 0; h < 2; ++h) total[h] = total[h] * old[h] + (sums[h][0] + sums[h][1]);
 w_hold(s);
-if (i > 0) w_bar_wait(sb + FULLK + 8 * ((it + 2) % 2), (it + 2) / 2 & 1);
+if (i >= 1) w_bar_wait(sb + FULLK + 8 * ((it + 2) % 2), (it + 2) / 2 & 1);
 w_group_wait<0>(); w_hold(o);
 if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
 #pragma unroll

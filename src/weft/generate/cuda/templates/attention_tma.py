@@ -88,7 +88,7 @@ def ranked(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[tuple[float,
     """Modelled cycles and schedule of the shapes worth measuring; none where the template does not apply."""
     if facts.capability != 90 or p.dtype not in (DType.F16, DType.BF16) or max(p.qk, p.head) > WIDEST:
         return []
-    if isinstance(operands(p, Shape(1, 64, 2, False, 1, 0)), Declined):
+    if isinstance(operands(p, Shape(1, False, 64, 2, False, 1, 0)), Declined):
         return []
     mask = band(p)
     found = shapes(p, facts, lambda s: Kernel.counts(p, s, mask), keep)
@@ -111,6 +111,9 @@ def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declin
         return found
     if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < min(2, tiles(p, s)):
         return Declined("keys that are no tile of a warpgroup product, or one stage")
+    # a stage is always of the same warpgroup, so that nobody waits for it before it was filled for another
+    if s.keyed and (s.blocks or s.turns or s.stages < 2 * s.groups or s.stages % s.groups):
+        return Declined("warpgroups that share keys go on to no further tile, and need two stages each")
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     kernel = Kernel(p, s, found, band(p))
     if kernel.total >= 1 << 31:

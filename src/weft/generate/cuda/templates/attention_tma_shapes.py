@@ -18,7 +18,7 @@ from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
 TEMPLATE = "attention_tma"
-MOST = 4
+MOST = 5
 Counted = Callable[["Shape"], list[int]]
 """Steps of every tile of rows of one pair of keys and values."""
 
@@ -28,7 +28,9 @@ class Shape(Parameters):
     """Parameters of the template."""
 
     groups: int
-    """Warpgroups that multiply, 64 rows each."""
+    """Warpgroups that multiply."""
+    keyed: bool
+    """True: they take turns at the keys of the same 64 rows, and their results meet at the end; False: 64 rows each."""
     bn: int
     """Keys of a tile, a multiple of 16."""
     stages: int
@@ -47,7 +49,12 @@ class Shape(Parameters):
     @property
     def bm(self) -> int:
         """Rows of a block."""
-        return ROWS * self.groups
+        return ROWS if self.keyed else ROWS * self.groups
+
+    @property
+    def step(self) -> int:
+        """From one tile of keys of a warpgroup to its next."""
+        return self.groups if self.keyed else 1
 
     @property
     def threads(self) -> int:
@@ -91,7 +98,8 @@ def v_bytes(p: Attention, s: Shape) -> int:
 
 def shared_bytes(p: Attention, s: Shape) -> int:
     """Dynamic shared memory of a block: q, tiles, barriers, and the columns that are not finite."""
-    return q_bytes(p, s) + s.stages * (k_bytes(p, s) + v_bytes(p, s)) + 32 * s.stages + 160
+    meeting = (s.groups - 1) * 128 * 4 * (padded(p.head) // 2 + 4) if s.keyed else 0
+    return q_bytes(p, s) + s.stages * (k_bytes(p, s) + v_bytes(p, s)) + meeting + 32 * s.stages + 160
 
 
 def tiles(p: Attention, s: Shape) -> int:
@@ -104,20 +112,27 @@ def registers(p: Attention, s: Shape) -> int:
     return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + (36 if p.scale or band(p) is not None else 64)
 
 
+_BLOCKS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, False), (2, 1, True), (3, 1, True))
+"""Warpgroups, blocks of a multiprocessor, and whether the warpgroups share keys."""
+
+
 def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
     """Shapes that fit."""
     keys = padded(p.keys)
     cuts = {64, 96, 128, 160, 176, *(padded(-(-p.keys // k)) for k in (1, 2, 3, 4))}
-    for groups, resident in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
-        if groups > 1 and (groups - 1) * ROWS >= p.m:
+    for groups, resident, keyed in _BLOCKS:
+        if not keyed and groups > 1 and (groups - 1) * ROWS >= p.m:
             continue
         for bn in sorted(cuts):
             if bn > min(256, max(keys, 16)):
                 continue
             count = -(-p.keys // bn)
-            for stages in (1,) if count == 1 else (2, 3) if count > 2 else (2,):
-                for turns in (False, True) if groups > 1 and count > 1 else (False,):
-                    s = Shape(groups, bn, stages, turns, resident, 0)
+            if keyed and count < 2 * groups:
+                continue
+            some = (2 * groups,) if keyed else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
+            for stages in some:
+                for turns in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
+                    s = Shape(groups, keyed, bn, stages, turns, resident, 0)
                     if fits(p, s, facts):
                         yield s
 
@@ -142,28 +157,31 @@ def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
     multiply = scores * 2.0 * (qk + head) / 3600.0
     weigh = scores * (1.07 / 16 + 0.6 * (5.5 + expression) / 128)
     slots = facts.sms * s.resident
+    counts = [-(-n // s.step) for n in counts]
     steps = p.blocks * sum(counts)
     alive = min(s.resident, -(-p.blocks * len(counts) // facts.sms)) * s.groups
     chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
-    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / s.groups
+    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.keyed else s.groups)
     busy = max(alive * multiply, alive * weigh)
     step = max(busy + 0.35 * min(alive * multiply, alive * weigh), chain, loaded)
     rounds = max(steps / slots, *counts)
     if min(counts) == max(counts):
         rounds = -(-p.blocks * len(counts) // slots) * counts[0]
     begun = max(1.0, p.blocks * len(counts) / slots)
-    return rounds * step + begun * 2600.0 / s.resident + 2600.0
+    begun *= 2600.0 + (800.0 if s.keyed else 0.0)
+    return rounds * step + begun / s.resident + 2600.0
 
 
 def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
     """Modelled cycles and shape, best first; few, and unlike each other."""
     ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
     ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].turns))
-    seen: dict[tuple[int, int], int] = {}
+    seen: dict[tuple[int, int, bool], int] = {}
     keyed = []
     for modelled, s in ranked:
-        alike = seen.get((s.groups, s.resident), 0)
-        seen[s.groups, s.resident] = alike + 1
+        kind = s.groups, s.resident, s.keyed
+        alike = seen.get(kind, 0)
+        seen[kind] = alike + 1
         keyed.append((modelled * (1 + 0.05 * alike), s))
     keyed.sort(key=lambda x: x[0])
     return [x for x in keyed[:keep] if x[0] < math.inf]

@@ -80,23 +80,26 @@ class Kernel:
         p, s = self.p, self.s
         k, v = k_bytes(p, s), v_bytes(p, s)
         few, many = s.moved
+        readers = 4 if s.keyed else 4 * s.groups
         found = [
             "W_DYNAMIC(sm);",
             (
                 f"enum {{ KEYS = {q_bytes(p, s)}, VALUES = KEYS + {s.stages * k}, BARS = VALUES + {s.stages * v},"
                 f" FULLK = BARS, EMPTYK = FULLK + {8 * s.stages}, FULLV = EMPTYK + {8 * s.stages},"
                 f" EMPTYV = FULLV + {8 * s.stages}, FULLQ = EMPTYV + {8 * s.stages}, EMPTYQ = FULLQ + 8,"
-                " TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, BAD = READ + 16 };"
+                " TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8,"
+                " OTHERS = BAD + 96 };"
             ),
             "const u32 sb = w_shared(sm);",
             "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
             (
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{"
-                f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {4 * s.groups});"
-                f" w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, {4 * s.groups}); }}"
+                f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {readers});"
+                f" w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, {readers}); }}"
                 f" w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.groups});"
                 f" for (int i = 0; i < {s.groups}; ++i) w_bar_init(sb + TURN + 8 * i, 4);"
-                f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.groups}); w_bar_ready(); }}"
+                f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.groups});"
+                f" w_bar_init(sb + MET, {max(1, 4 * s.groups - 4)}); w_bar_ready(); }}"
             ),
             "__syncthreads();",
             f"if (warp >= {4 * s.groups}) {{",
@@ -153,7 +156,7 @@ class Kernel:
         q = [
             f"{{ const int m = m0 + {g * ROWS}; (void)m;"
             f" {self.q.copy('mq', f'sb + {(g * panels(p.qk) + j) * ROWS * 2 * PANEL}', 'sb + FULLQ', j * PANEL)} }}"
-            for g in range(s.groups)
+            for g in range(s.bm // ROWS)
             for j in range(panels(p.qk))
         ]
         k = [self.k.copy("mk", f"to + {j * s.bn * 2 * PANEL}", "bar", j * PANEL) for j in range(panels(p.qk))]
@@ -184,26 +187,27 @@ class Kernel:
     def _multiplies(self) -> list[str]:
         """The warpgroups that multiply."""
         p, s = self.p, self.s
-        group = s.bm // s.groups * panels(p.qk) * 2 * PANEL
+        step = s.step
+        own = "0" if s.keyed else f"group * {ROWS}"
         arrive = "if (lane == 0) w_bar_arrive(sb + {});"
         turns = s.turns and s.groups > 1
         mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if turns else ""
         theirs = arrive.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if turns else ""
         values = f"slot = it % {s.stages}, phase = it / {s.stages} & 1"
-        keys = f"next = (it + 1) % {s.stages}"
         return [
             "w_wait(); w_release();",
-            f"const int group = warp >> 2, row = group * {ROWS} + (warp & 3) * 16 + (lane >> 2);",
-            f"const u64 dq = w_operand_at(sb + (u32)(group * {group}), 16, 1024, 1);",
-            f"u32 it = 0, job = 0{', turn = 0' if turns else ''};",
+            f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
+            f"const u64 dq = w_operand_at(sb + (u32)({own} * {panels(p.qk) * 2 * PANEL}), 16, 1024, 1);",
+            f"u32 it = {'group' if s.keyed else '0'}, job = 0{', turn = 0' if turns else ''};",
             self._loop(),
             f"float o[{self.columns // 2}], s[{s.bn // 2}], top[2], total[2]; u32 w[{s.bn // 16}][4];",
             f"{each('j', self.columns // 2)} o[j] = 0.0f;",
             "top[0] = top[1] = -__builtin_inff(); total[0] = total[1] = 0.0f;",
             *self._rows(),
             "w_bar_wait(sb + FULLQ, job & 1); ++job;",
-            "{ const int i = count - 1; (void)i;",
-            f"const u32 slot = it % {s.stages}, phase = it / {s.stages} & 1;",
+            "if (group < count) {" if s.keyed else "",
+            f"{{ const int i = count - 1{' - group' if s.keyed else ''}; (void)i;",
+            f"const u32 {values};",
             "w_bar_wait(sb + FULLK + 8 * slot, phase);",
             *self._scores("slot"),
             "w_group_wait<0>(); w_hold(s);",
@@ -211,10 +215,13 @@ class Kernel:
             *self._masked(),
             *self._weights(first=True),
             *self._packed(),
-            f"if (i > 0) {self._keys_are_there('it + 1')}",
+            f"if (i >= {step}) {self._keys_are_there(f'it + {step}')}",
             "}",
-            "#pragma unroll 1\nfor (int i = count - 2; i >= 0; --i, ++it) {",
-            f"const u32 {values}, {keys};",
+            (
+                f"#pragma unroll 1\nfor (int i = count - {1 + step}{' - group' if s.keyed else ''}; i >= 0;"
+                f" i -= {step}, it += {step}) {{"
+            ),
+            f"const u32 {values}, next = (it + {step}) % {s.stages};",
             mine,
             *self._scores("next"),
             *self._results("slot", "phase"),
@@ -225,20 +232,44 @@ class Kernel:
             *self._weights(first=False),
             # the wait that a loop ends with keeps the assembler from computing weights behind the one for products
             "w_hold(s);",
-            f"if (i > 0) {self._keys_are_there('it + 2')}",
+            f"if (i >= {step}) {self._keys_are_there(f'it + {2 * step}')}",
             "w_group_wait<0>(); w_hold(o);",
             arrive.format("EMPTYV + 8 * slot"),
             f"{each('j', self.columns // 2)} o[j] *= old[j >> 1 & 1];",
             *self._packed(),
             "}",
-            arrive.format("EMPTYQ"),
+            "" if s.keyed else arrive.format("EMPTYQ"),
             f"{{ const u32 {values}; ++it;",
             "w_group_begin();",
             *self._results("slot", "phase"),
             "w_group_wait<0>(); w_hold(o);",
             arrive.format("EMPTYV + 8 * slot"),
             "}",
+            *(["}", *self._meet()] if s.keyed else []),
             *self._store(),
+            "}\n}" if s.keyed else "}",
+        ]
+
+    def _meet(self) -> list[str]:
+        """Results of warpgroups that shared keys: the first one takes those of the others, in their order."""
+        s, n = self.s, self.columns // 2
+        at = f"(float*)(sm + OTHERS) + (group - 1) * {128 * (n + 4)} + (t & 127)"
+        low = "x == -__builtin_inff() ? 0.0f : x"
+        return [
+            "if (group > 0) {",
+            f"float* const to = {at};",
+            f"{each('j', n)} to[j * 128] = o[j];",
+            f"{each('h', 2)} {{ to[{n} * 128 + h * 128] = top[h]; to[{n + 2} * 128 + h * 128] = total[h]; }}",
+            "w_together(); if (lane == 0) w_bar_arrive(sb + MET);",
+            *(["if (lane == 0) w_bar_arrive(sb + READ);"] if self.check is not None else []),
+            "} else {",
+            "w_bar_wait(sb + MET, 0);",
+            f"{each('g', s.groups - 1)} {{",
+            f"const float* const from = (const float*)(sm + OTHERS) + g * {128 * (n + 4)} + t; float mine[2], its[2];",
+            f"{each('h', 2)} {{ const float y = from[{n} * 128 + h * 128], x = w_max_f32(top[h], y), low = {low};",
+            f"mine[h] = w_exp2((top[h] - low) * {self.factor}); its[h] = w_exp2((y - low) * {self.factor});",
+            f"total[h] = total[h] * mine[h] + from[{n + 2} * 128 + h * 128] * its[h]; top[h] = x; }}",
+            f"{each('j', n)} o[j] = o[j] * mine[j >> 1 & 1] + from[j * 128] * its[j >> 1 & 1];",
             "}",
         ]
 
@@ -247,13 +278,14 @@ class Kernel:
         p, s = self.p, self.s
         lines = []
         ragged = p.keys % s.bn != 0
+        own = "0" if s.keyed else f"group * {ROWS}"
         if self.band is not None:
             b = self.band
             wraps = b.queries != self.rows
             position = f"(m0 + row + 8 * h) % {b.queries}" if wraps else f"tq * {s.bm} + row + 8 * h"
-            first = f"tq * {s.bm} + group * {ROWS} + {b.shift + 1}"
+            first = f"tq * {s.bm} + {own} + {b.shift + 1}"
             if wraps:  # rows of another copy of the queries may stand in the tile
-                start = f"(m0 + group * {ROWS}) % {b.queries}"
+                start = f"(m0 + {own}) % {b.queries}"
                 first = f"{start} + {ROWS} > {b.queries} ? 0 : {start} + {b.shift + 1}"
             lines += [
                 "int limit[2];",
