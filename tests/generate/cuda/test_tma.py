@@ -180,7 +180,6 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((300, 301), (301, 75), weight=False),
         linear(64, 64, even=True, pair=1, blocks=8),
     ),
-    "rows within lines": (product((70, 104), (104, 72), weight=False), linear(64, 64, lines=True)),
     "odd rows, tf32": (
         product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
         linear(64, 64),
@@ -363,7 +362,6 @@ def test_one_buffer_is_declined():
         ("asymmetric", {"pair": 1}, "an odd number of boxes"),
         ("linear", {"pair": 2}, "packed columns"),
         ("linear", {"spare": 32}, "columns to spare"),
-        ("3x3", {"lines": True}, "two matrices"),
         ("two warpgroups in turn", {"even": True}, "share the rows of a tile"),
         ("linear", {"even": True}, "share the rows of a tile"),
         ("linear", {"even": True, "blocks": 2}, "fill the grid"),

@@ -64,7 +64,7 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if template != "tma":
         return None
     shape = tma_shape.Shape.of(schedule)
-    case = _tma_case(problem, facts, lines=shape.lines)
+    case = _tma_case(problem, facts)
     return None if case is None else tma_cost.cycles(case, shape, facts)
 
 
@@ -74,6 +74,6 @@ def _product(problem: Problem, *, tf32: bool) -> Product | Declined:
 
 
 @lru_cache(maxsize=8)
-def _tma_case(problem: Problem, facts: GpuFacts, *, lines: bool) -> tma_cost.Case | None:
+def _tma_case(problem: Problem, facts: GpuFacts) -> tma_cost.Case | None:
     p = _product(problem, tf32=True)
-    return None if isinstance(p, Declined) else tma_choose.case_for(p, facts, lines=lines)
+    return None if isinstance(p, Declined) else tma_choose.case_for(p, facts)

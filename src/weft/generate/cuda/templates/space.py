@@ -24,7 +24,7 @@ _NEAR = 1.5
 """What the model has slower than so many times the best is measured late, if at all."""
 _FROM_TABLE = 4
 """Kinds that are measured because they were fastest elsewhere."""
-_KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices", "pair", "even", "lines")
+_KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices", "pair", "even")
 """Parameters that make configurations different; the others are tried after these."""
 
 

@@ -93,9 +93,7 @@ W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
-    moved = aligned(p, lines=s.lines)
-    if s.lines and isinstance(moved, Declined):
-        return moved
+    moved = aligned(p)
     p = moved.product if isinstance(moved, Aligned) else p
     rows = rows_of(p)
     if isinstance(rows, Declined):

@@ -76,13 +76,10 @@ class Aligned:
         return replace(o, map=replace(o.map, base=Pointer("work", before + of.at)))
 
 
-def aligned(p: Product, *, lines: bool = False) -> Aligned | Declined:
-    """The product with its operands in rows of whole lines; Declined where they are no two matrices.
-
-    `lines`: also operands that lie in chunks of 16 bytes, but whose rows begin within lines.
-    """
+def aligned(p: Product) -> Aligned | Declined:
+    """The product with its operands in rows of whole lines; Declined where they are no two matrices."""
     c = p.c
-    if "elements" not in (p.a_load, p.w_load) and not lines:
+    if "elements" not in (p.a_load, p.w_load):
         return Declined("operands that lie in chunks of 16 bytes")
     if (
         not p.tensor
@@ -99,8 +96,7 @@ def aligned(p: Product, *, lines: bool = False) -> Aligned | Declined:
         return Declined("rows of several dimensions")
     step, size = dims[0][1] if dims else c.ic, p.dtype.itemsize
     left = right = None
-    line = _LINE // size
-    if p.a_load == "elements" or (lines and (step if c.a_walk.channel == 1 else c.a_walk.channel) % line):
+    if p.a_load == "elements":
         load: ALoad
         if c.a_walk.channel == 1 and step >= c.ic:
             left = Matrix(c.a.index, c.a_walk.offset, p.m, c.ic, step, size, 0)
@@ -113,9 +109,7 @@ def aligned(p: Product, *, lines: bool = False) -> Aligned | Declined:
             return Declined("a left operand whose neighbours are neither along rows nor along the sum")
         p = replace(p, c=replace(c, a_walk=walk), a_load=load)
         c = p.c
-    if p.w_load == "elements" or (
-        lines and p.w_load != "packed" and (c.w_walk.channel if c.w_k == 1 else c.w_k) % line
-    ):
+    if p.w_load == "elements":
         at = left.bytes if left else 0
         if c.w.kind != "input":
             return Declined("a constant as the right operand")
@@ -127,8 +121,6 @@ def aligned(p: Product, *, lines: bool = False) -> Aligned | Declined:
             p = replace(p, c=replace(c, w_k=right.pitch, w_walk=replace(c.w_walk, offset=0)), w_load="kn")
         else:
             return Declined("a right operand whose neighbours are neither along columns nor along the sum")
-    if left is None and right is None:
-        return Declined("rows that are whole lines")
     return Aligned(p, left, right)
 
 

@@ -63,6 +63,7 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         # packed weights are permuted instead
         "" if w.map is None or w.woven else "w_quad(v, lane);",
     ]
+    take, parts = _as_words(p, w, take, parts) if s.split == 1 else (take, parts)
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
         return [], _shared_sum(rows, s, take, row, parts, _first(p, w))
@@ -109,6 +110,29 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         "}",
     ]
     return before, after
+
+
+def _as_words(p: Product, w: Operand, take: list[str], parts: list[str]) -> tuple[list[str], list[str]]:
+    """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them."""
+    rounded = [f"w_narrow2_{p.dtype.value}(v[{e}], v[{e + 1}])" for e in range(0, 8, 2)]
+    if p.c.body or w.map is None or w.woven or len(parts) != 1 or any(parts[0].count(x) != 1 for x in rounded):
+        return take, parts
+    text = parts[0]
+    for i, x in enumerate(rounded):
+        text = text.replace(x, f"x[{i}]")
+    words = [
+        "u32 x[4];",
+        (
+            "#pragma unroll\nfor (int c = 0; c < 4; ++c)"
+            f" x[c] = w_narrow2_{p.dtype.value}(acc[i][(4 * j + c) * 4 + 2 * h], acc[i][(4 * j + c) * 4 + 2 * h + 1]);"
+        ),
+        # each of four neighbouring lanes holds a word of every chunk; afterwards lane q holds all of chunk q
+        "#pragma unroll\nfor (int bit = 1; bit <= 2; bit *= 2)",
+        "#pragma unroll\nfor (int c = 0; c < 4; ++c) if (!(c & bit)) {",
+        "const bool upper = lane & bit; const u32 got = w_shfl_word(upper ? x[c] : x[c + bit], bit);",
+        "if (upper) x[c] = got; else x[c + bit] = got; }",
+    ]
+    return words, [text]
 
 
 def _apart(p: Product, w: Operand) -> bool:

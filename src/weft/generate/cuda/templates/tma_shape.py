@@ -10,7 +10,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("even", "lines", "woven")
+_OFF = ("even", "woven")
 _DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), *((name, False) for name in _OFF))
 _MANY_SUMS = 112
 """Registers of sums per thread from which on registers are moved."""
