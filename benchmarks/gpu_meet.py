@@ -48,8 +48,8 @@ from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-RULES = 4
-SHARES = (32 << 10, 16 << 10, 64 << 10)
+RULES = 5
+SHARES = (64 << 10, 32 << 10, 128 << 10)
 """Bytes of a block where there is more than enough for all."""
 LEFT_OUT = {
     "no-wait": (
@@ -89,12 +89,11 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     found = []
     large = stored > facts.sms << 16
     for threads in (256, 128, 512):
-        for columns in ((4, 8) if run else (2, 4)) if beside else (0,):
+        for columns in ((4, 8) if run else (4, 2)) if beside else (0,):
             every = 1 if not beside else columns * (1 if run else 8)
             groups = max(1, rows // every)
-            each = SHARES if large else [stored // (k * facts.sms) for k in (1, 2)]
-            for blocks in (max(2, round(stored / s / groups)) for s in each):
-                if every <= 32 and blocks <= facts.sms and blocks * every * 16 <= 1 << 16:
+            for blocks in (max(2, round(stored / s / groups)) for s in (SHARES if large else [stored // facts.sms])):
+                if every <= 32 and blocks <= facts.sms and blocks * every * 8 <= 1 << 16:
                     per_row = 0 if beside else threads
                     found.append(Form(threads, columns=columns, per_row=per_row, once=True, meet=blocks))
     return found

@@ -13,9 +13,11 @@ from tests.generate.cuda.emulate import build, check, run, trial
 from tests.generate.cuda.test_groups import norm
 from tests.ir.random_graphs import random_inputs
 
+from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.meeting import factors_together
+from weft.generate.cuda.meeting import factors_together, meetings
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -139,3 +141,31 @@ def test_factors_of_a_row_are_multiplied_first() -> None:
         inputs = random_inputs(graph, 1)
         np.testing.assert_allclose(evaluate(found, inputs)[0], evaluate(graph, inputs)[0], rtol=1e-5)
         assert (found.inputs[0] in found.nodes[found.outputs[0]].inputs) is together
+
+
+def test_meetings_fill_the_machine_and_read_sectors() -> None:
+    facts = GpuFacts()
+    first, second = meetings(facts, 64, 64 * 12544 * 2, access=16, lanes=8, beside=True)
+    assert first.columns == second.columns == 2 and first.meet == second.meet == 33  # 4 groups of 16 channels
+    assert first.threads < second.threads
+    large = meetings(facts, 512, 512 * 50176 * 2, access=16, lanes=8, beside=True)
+    assert [f.columns for f in large] == [4, 2]
+    for form in large:
+        groups = 512 // (form.columns * 8)
+        assert groups * form.meet > 2 * facts.sms and 512 * 50176 * 2 / (groups * form.meet) < 96 << 10
+    rows = meetings(facts, 32, 32 * 50176 * 2, access=16, lanes=8, beside=False)
+    assert rows[0].meet == 4 and rows[0].per_row == rows[0].threads and not rows[0].columns
+
+
+def test_no_meeting_of_one_block_or_of_too_many() -> None:
+    facts = GpuFacts()
+    assert meetings(facts, 4096, 4096 * 512 * 2, access=16, lanes=8, beside=False) == []
+    assert meetings(facts, 1, 1 << 30, access=16, lanes=8, beside=False) == []
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_norms_of_few_long_rows_are_offered_it_first(capability: int) -> None:
+    p = half(problem(norm_relu_pad((1, 64, 112, 112), 1), "meet-offered", Format.LAST))
+    schedules = CudaGenerator().schedules(p, GpuFacts(capability=capability))
+    assert not isinstance(schedules, Declined)
+    assert schedules[0].param("meet") == 33 and "w_meet<" in trial(p, schedules[0], []).source.text

@@ -10,6 +10,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.meeting import meetings
 from weft.generate.cuda.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.rows import MAX_CARRIED
 from weft.ir import attrs as a
@@ -35,6 +36,8 @@ MOST_JOINED = 16
 ALIKE = 0.25
 """A form with the vectors of an earlier one counts as so much slower, each time."""
 LARGE_BYTES = 1 << 25
+STREAMED = 8
+"""So many times the L2 cache holds nothing of what is read twice."""
 HELD = 0.65
 """Share of the L2 cache that clusters which run at once may go through twice."""
 ONCE_THREADS = 768
@@ -158,17 +161,33 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
 def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *, beside: bool) -> list[Form]:
     """Ways to mean and variance of few long rows, of so many bytes as f32: unlike each other first.
 
-    Two launches beat clusters at most sizes, whose blocks start and meet slowly; from where the L2 cache no longer
-    holds what is read twice, an elementwise kernel of its own is worth a third.
+    Blocks that meet read memory once; next come two launches, which beat clusters at most sizes, whose blocks start
+    and meet slowly. From where the L2 cache no longer holds what is read twice, an elementwise kernel of its own is
+    worth a third, and where nothing of it is held, blocks that meet lose more by their short runs than by waiting.
     """
     once = _in_parts(problem, facts, beside=beside, once=True)
     clusters = _once(problem, facts, beside=beside)
+    meeting = _meeting(problem, facts, beside=beside)
     apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= LARGE_BYTES // 2 else []
+    if size >= STREAMED * facts.l2_bytes:
+        return [*apart, *divided[:1], *meeting[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if size >= LARGE_BYTES:
-        return [*apart, *divided[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
+        return [*divided[:1], *meeting, *apart, *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece
         divided = divided[::-1]
-    return [*divided[:1], *apart, *once[:1], *clusters[:2], *divided[1:], *once[1:]]
+    return [*meeting[:1], *divided[:1], *meeting[1:], *apart, *once[:1], *clusters[:2], *divided[1:], *once[1:]]
+
+
+def _meeting(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
+    """What `meetings` asks for."""
+    graph = problem.graph
+    long = long_reductions(graph)
+    operand, rows = graph.type_of(graph.nodes[long[0]].inputs[0]), graph.type_of(long[0]).size
+    large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
+    item = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
+    run = _run(problem, long[0])
+    access, lanes = (run * item, 1) if run else (16, 16 // item)
+    return meetings(facts, rows, operand.size * item, access=access, lanes=lanes, beside=beside or run > 0)
 
 
 def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, once: bool = False) -> list[Form]:

@@ -7,6 +7,9 @@ from typing import Any, cast
 
 from weft.kernels.source import Schedule
 
+MEETING = 2
+"""Blocks that make a meeting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:

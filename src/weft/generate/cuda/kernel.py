@@ -15,7 +15,7 @@ from weft.generate.cpp.nest import Nest
 from weft.generate.cpp.plan import Layout, build_stages, live_nodes
 from weft.generate.cpp.windows import separate_windows
 from weft.generate.cuda.body import Accesses, CudaBody, TileKey
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.forms import MEETING, Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
 from weft.generate.cuda.meeting import factors_together
@@ -69,7 +69,7 @@ class CudaText:
         if form.parts > 1:
             last = Format.LAST in problem.input_formats
             self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
-        if form.meet > 1:
+        if form.meet >= MEETING:
             self.graph = factors_together(self.graph)
         cut: set[NodeId] = set()
         for _ in range(32):  # each turn takes one more value out of registers

@@ -9,42 +9,48 @@ of a block, or many blocks, cost as much as the data itself.
 from __future__ import annotations
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.forms import MEETING, Form
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.rewrite import Rewriter
 
-THREADS = 256
+THREADS = (128, 256, 512)
 SECTOR = 32
 """Bytes that memory gives at once: what lies beside each other of a block's rows is no less."""
 LARGE = 1 << 16
 """Bytes per multiprocessor from which blocks take turns."""
-SHARE = 1 << 15
-"""Bytes of a block then."""
-MOST_BLOCKS = 160
+SHARE = 34 << 10
+"""Bytes of a block then for each sector that lies side by side."""
+FEW = 12 << 10
+"""Bytes of a block for which 128 threads are enough."""
+MOST_BLOCKS = 132
 """Of one row."""
 MOST_LEFT = 1 << 15
 """Bytes that a block reads of what the others leave."""
-LEFT = 16
+LEFT = 8
 """Bytes of those per row."""
+MOST_ROWS = 32
+"""Of a block: a warp joins what its threads have of them."""
 
 
 def meetings(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: bool) -> list[Form]:
-    """Forms for mean and variance of so many rows of `stored` bytes in all, the most promising first.
+    """Forms for mean and variance of so many rows of `stored` bytes in all, the most promising first, at most two.
 
     `beside`: neighbours in memory belong to different rows, of which a thread has `lanes`, read at once.
     """
     found = []
     large = stored > facts.sms * LARGE
-    for columns in (max(1, SECTOR // access), max(1, SECTOR // access) * 2) if beside else (0,):
+    for sectors in (2, 1) if large else (1, 2):
+        columns = max(1, SECTOR * sectors // access) if beside else 0
         every = columns * lanes if beside else 1
         groups = -(-rows // every)
-        for each in (SHARE, SHARE // 2) if large else (stored // facts.sms, stored // facts.sms // 2):
-            blocks = round(stored / groups / max(each, 1))
-            if every <= 32 and 2 <= blocks <= MOST_BLOCKS and blocks * every * LEFT <= MOST_LEFT:
-                per_row = 0 if beside else THREADS
-                found.append(Form(THREADS, columns=columns, per_row=per_row, once=True, meet=blocks))
-    return found
+        share = SHARE * sectors if large else stored // facts.sms
+        blocks = round(stored / groups / max(share, 1))
+        if every <= MOST_ROWS and MEETING <= blocks <= MOST_BLOCKS and blocks * every * LEFT <= MOST_LEFT:
+            threads = 128 if share <= FEW else 256
+            forms = (Form(n, columns=columns, per_row=0 if beside else n, once=True, meet=blocks) for n in THREADS)
+            found += [f for f in forms if f.threads == threads or (f.threads == 2 * threads and not large)]
+    return list(dict.fromkeys(found))[:2]
 
 
 def factors_together(graph: Graph) -> Graph:

@@ -11,9 +11,9 @@ those of the warps by the first warp of a block, which puts the result into the 
 cluster; those of the blocks by the first warp of each. What follows reads its operands before that exchange.
 
 Blocks need not be a cluster: they may *meet through memory* (`Form.meet`). Each leaves mean and squares of its part in
-the state, two words with a mark each, and reads those of the others until all are there: one way to the L2 cache and
-one back, no fence, no counter. The last to have read sets them back. Nothing depends on blocks running at once: a part
-that stays away, since its block has not started, is reduced by those who wait for it, with the same bits.
+the state, two words that are written at once, and reads those of the others until none is 0: one way to the L2 cache
+and one back, no fence, no counter. The last to have read sets them back. Nothing depends on blocks running at once: a
+part that stays away, since its block has not started, is reduced by those who wait for it, with the same bits.
 
 Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: analysis and recommendations (1983).
 """
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, final
 from weft.generate.cpp.body import Place
 from weft.generate.cpp.plan import Stage
 from weft.generate.cuda.exchange import Accumulator
+from weft.generate.cuda.forms import MEETING
 from weft.generate.cuda.loops import digits, elementwise_root
 from weft.generate.cuda.parts import centred
 from weft.generate.cuda.rows import Rows, Space
@@ -43,12 +44,10 @@ if TYPE_CHECKING:
 
 WARP = 32
 HALF_BYTES = 2
-MEETING = 2
-"""Blocks that make a meeting."""
 SQUARES = 1
 """Number of the stage of the squares, which follows that of the sum."""
-SLOT_WORDS = 4
-"""Words of what a block leaves for the others: mean and squares of its part of a row, each with a mark."""
+SLOT_WORDS = 2
+"""Words of what a block leaves for the others: mean and squares of its part of a row."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
 

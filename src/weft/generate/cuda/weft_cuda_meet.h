@@ -2,12 +2,14 @@
 #ifdef __CUDA_ARCH__  // on the host the emulated machine has these
 // Counts; the counter is 0 again after `total`.
 W_FN unsigned w_count(unsigned* counter, unsigned total) { return atomicInc(counter, total - 1u); }
-// Two words that each say whether they have been written: no word is seen by halves.
-W_FN void w_put_words(unsigned* p, unsigned long long a, unsigned long long b) {
-  asm volatile("st.relaxed.gpu.v2.b64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+// Two words at once: nobody sees one without the other.
+W_FN void w_put_pair(unsigned* p, unsigned long long x) {
+  asm volatile("st.relaxed.gpu.b64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
 }
-W_FN void w_take_words(const unsigned* p, unsigned long long& a, unsigned long long& b) {
-  asm volatile("ld.relaxed.gpu.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+W_FN unsigned long long w_take_pair(const unsigned* p) {
+  unsigned long long x;
+  asm volatile("ld.relaxed.gpu.b64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+  return x;
 }
 // Before words are read again that were not there.
 W_FN void w_again() {}
@@ -28,7 +30,11 @@ template <class T, int N> W_FN void w_open(const w_chunk<2 * N>& c, w_f32 (&x)[N
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = w_part((unsigned)c.x[i / 2], i % 2, (const T*)0);
 }
-W_FN unsigned long long w_written(w_f32 x) { return 1ull << 32 | w_bits<unsigned>(x); }
+// A pair of numbers that is not 0, which means that there is none: all bits turned, one of the NaNs being another.
+W_FN unsigned w_turned(w_f32 x) { return x == x ? ~w_bits<unsigned>(x) : 0x80000000u; }
+W_FN unsigned long long w_pair(w_f32 x, w_f32 y) { return (unsigned long long)w_turned(y) << 32 | w_turned(x); }
+W_FN w_f32 w_first(unsigned long long pair) { return w_bits<w_f32>(~(unsigned)pair); }
+W_FN w_f32 w_second(unsigned long long pair) { return w_bits<w_f32>(~(unsigned)(pair >> 32)); }
 // Sums of K parts of each of the lanes that stand a multiple of EVERY apart, about `m`, a mean of one of them: what is
 // lost by that is at most as many roundings as there are parts.
 template <int EVERY, int K>
@@ -47,8 +53,13 @@ template <int THREADS, int ROWS, int BESIDE, int GROUP> struct w_desk {
   static constexpr int WANTED = (GROUP * EVERY + 127) / 128, READERS = WANTED < WARPS ? WANTED : WARPS;
   w_f32 parts[2 * WARPS * EVERY], shifts[WARPS * EVERY], counts[2 * WARPS], last[2 * EVERY], read[2 * READERS * EVERY];
   unsigned missing;
+  // Mean of the first warp's elements of a row.
+  W_FN w_f32 middle(unsigned row) const {
+    const unsigned v = row / ROWS, r = row % ROWS;
+    return shifts[v * ROWS + r] + parts[v * (2 * ROWS) + r] * counts[1];
+  }
 };
-// Leaves mean and squares of a part of the rows for the others: 4 words per part and row. As `w_moments`.
+// Leaves mean and squares of a part of the rows for the others: a pair per part and row. As `w_moments`.
 template <int THREADS, int ROWS, int BESIDE, int GROUP>
 W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS],
                     w_f32 n, unsigned part, unsigned* slots) {
@@ -81,12 +92,11 @@ W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * R
       qs[k] = w < WARPS ? xx - x * off : 0.0f;
       count += ns[k];
     }
-    const unsigned v = row / ROWS;
-    const w_f32 m = desk.shifts[v * ROWS + row % ROWS] + desk.parts[v * (2 * ROWS) + row % ROWS] * desk.counts[1];
+    const w_f32 m = desk.middle(row);
     count = w_sum_lanes<EVERY>(count);
     w_about<EVERY>(m, ns, ms, qs, a, b);
     const w_f32 off = a * w_share_of(count);
-    if (slot == 0u) w_put_words(slots + (part * EVERY + row) * 4u, w_written(m + off), w_written(b - a * off));
+    if (slot == 0u) w_put_pair(slots + (part * EVERY + row) * 2u, w_pair(m + off, b - a * off));
   }
 }
 // Sum and squares about the mean of whole rows of TOTAL elements, of which GROUP blocks have EACH, the last ones less.
@@ -105,31 +115,31 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
   if (warp < READERS) {
     constexpr int STEP = READERS * SLOTS, K = (GROUP + STEP - 1) / STEP;
     w_f32 ns[K], ms[K], qs[K];
-    unsigned long long x[K + 1], xx[K + 1];  // the last one is that of the first part
+    unsigned long long x[K] = {};
     unsigned missing = GROUP;
+    m = desk.middle(row);
     for (int tries = 0; tries < W_PATIENCE; ++tries) {
       missing = GROUP;
 #pragma unroll
-      for (int k = 0; k <= K; ++k) {
-        const unsigned g = k < K ? warp * SLOTS + slot + k * STEP : 0u;
-        w_take_words(slots + ((g < GROUP ? g : 0u) * EVERY + row) * 4u, x[k], xx[k]);
+      for (int k = 0; k < K; ++k) {
+        const unsigned g = warp * SLOTS + slot + k * STEP;
+        if (x[k] == 0ull) x[k] = w_take_pair(slots + ((g < GROUP ? g : 0u) * EVERY + row) * 2u);
       }
 #pragma unroll
-      for (int k = K; k >= 0; --k) {
-        const unsigned g = k < K ? warp * SLOTS + slot + k * STEP : 0u;
-        if ((x[k] & xx[k]) >> 32 == 0ull) missing = g < GROUP ? g : 0u;
+      for (int k = K; k-- > 0;) {
+        const unsigned g = warp * SLOTS + slot + k * STEP;
+        if (x[k] == 0ull) missing = g < GROUP ? g : 0u;
       }
       if (!w_any_lane(missing != GROUP)) break;
       w_again();
     }
     if (missing != GROUP) w_least_shared(&desk.missing, missing);
-    m = w_bits<w_f32>((unsigned)x[K]);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const unsigned g = warp * SLOTS + slot + k * STEP;
       ns[k] = g < GROUP - 1 ? (w_f32)EACH : g == GROUP - 1 ? (w_f32)LAST : 0.0f;
-      ms[k] = w_bits<w_f32>((unsigned)x[k]);
-      qs[k] = g < GROUP ? w_bits<w_f32>((unsigned)xx[k]) : 0.0f;
+      ms[k] = w_first(x[k]);
+      qs[k] = g < GROUP ? w_second(x[k]) : 0.0f;
     }
     w_about<EVERY>(m, ns, ms, qs, a, b);
     if (READERS > 1 && slot == 0u) {
@@ -168,5 +178,5 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
 // The block that was the last to read them sets COUNT slots back.
 template <int THREADS, int GROUP, int COUNT> W_FN void w_leave(unsigned* slots, unsigned left) {
   if (threadIdx.x / 32u != THREADS / 32 - 1 || !w_any_lane(left == GROUP - 1)) return;
-  for (unsigned i = threadIdx.x % 32u; i < COUNT; i += 32u) w_put_words(slots + i * 4u, 0ull, 0ull);
+  for (unsigned i = threadIdx.x % 32u; i < COUNT; i += 32u) w_put_pair(slots + i * 2u, 0ull);
 }
