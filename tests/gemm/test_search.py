@@ -13,7 +13,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import DeviceError, UnsupportedError
 from weft.gemm.epilogue import epilogue
 from weft.gemm.search import KEEP, Found, chosen, dry_run, feasible, refusal, rejected, search
-from weft.gemm.spec import LAYOUTS, Gemm, Search, thirteen
+from weft.gemm.spec import LAYOUTS, Gemm, Search, thirteen, typed
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.space import pruned, space
 from weft.ir.declined import Declined
@@ -203,3 +203,28 @@ def test_found_is_told_by_its_schedule() -> None:
     found = search(Gemm(64, 64, 64), H200, Tuner().measure, limit=9)
     assert isinstance(found, Found)
     assert {o.template for o in found.outcomes} <= {"tma", "wgmma", "mma", "gemv"}
+
+
+@pytest.mark.parametrize("types", ["e4m3", "e5m2", "e4m3_e5m2", "e5m2_e4m3"])
+def test_products_of_8_bit_floats_lie_along_the_sum(types: str) -> None:
+    g = typed(Gemm(512, 512, 512, layout="nt", epilogue=epilogue("bias_gelu")), types)
+    for facts, wanted in ((H200, {"tma", "mma"}), (profile("a100"), {"mma"})):
+        ranked = feasible(g, g.problem(), facts)
+        assert {str(s.param("template")) for _, s in ranked} == wanted
+    assert feasible(replace(g, layout="nn", constant=True), replace(g, layout="nn", constant=True).problem(), H200)
+    for bad, side in (
+        (replace(g, layout="nn"), "right"),
+        (replace(g, layout="tn"), "left"),
+        (replace(g, k=520), "left"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"a {side} operand of 8 bits"):
+            feasible(bad, bad.problem(), H200)
+
+
+def test_fast_sums_are_configurations_of_their_own() -> None:
+    g = typed(Gemm(512, 512, 512, layout="nt"), "e4m3")
+    slow = {s for _, s in feasible(g, g.problem(), H200) if s.param("template") == "tma"}
+    fast = {s for _, s in feasible(g, g.problem(), replace(H200, fast_f8=True)) if s.param("template") == "tma"}
+    assert slow
+    assert fast
+    assert not slow & fast
