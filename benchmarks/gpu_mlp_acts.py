@@ -66,44 +66,25 @@ class Variant:
 
 
 def variants(facts: GpuFacts) -> Iterator[Variant]:
-    """The most telling first."""
-    group = Shape(True, 1, 8, 0, 0, 1, facts.sms)
-    flows = [replace(group, warps=w, flow=f, pace=p) for w, f, p in ((8, 1, 1), (8, 1, 2), (12, 1, 2), (8, 2, 1))]
-    plain = [group, replace(group, warps=12), replace(group, warps=12, turns=True)]
-    for act in ("relu", "silu", "gelu", "tanh"):
-        case = Case(18, 128, 4, act)
-        yield from (Variant(case, s) for s in (*plain, *flows, replace(group, flow=4)))
-        if act in ("silu", "gelu"):
-            yield Variant(case, plain[1], "no products")
-    yield from (Variant(Case(18, 128, 4, "none"), s) for s in (plain[1], flows[1]))
-    for width in (192, 256):
-        for act in ("relu", "silu", "gelu", "tanh"):
-            case = Case(18, width, 4, act)
-            for shape in offered(case, facts)[:1]:
-                yield from (Variant(case, s) for s in (shape, replace(shape, turns=True)))
-                if width == 192:
-                    yield Variant(case, replace(shape, flow=1, pace=2))
-                if act == "silu":
-                    yield Variant(case, shape, "no products")
-    small = Case(12, 256, 4)
-    for shape in offered(small, facts)[:1]:
-        yield from (Variant(small, shape, a) for a in ("", "ahead 3", "ahead 4", "no products"))
-    for act in ("relu", "silu"):
-        case = Case(18, 128, 8, act)
-        for shape in offered(case, facts)[:1]:
-            yield from (
-                Variant(case, s) for s in (shape, replace(shape, turns=True), replace(shape, warps=8, flow=1, pace=2))
-            )
-    for case in (Case(18, 64, 8), Case(18, 64, 4, "silu"), Case(20, 32, 8), Case(20, 16, 8)):
-        yield from (Variant(case, s) for s in offered(case, facts)[:3])
-        for warps, resident, flow, pace in ((8, 2, 1, 1), (12, 1, 1, 2), (4, 4, 1, 1), (16, 1, 1, 1)):
-            blocks = resident * facts.sms
-            yield Variant(case, replace(group, warps=warps, resident=resident, blocks=blocks, flow=flow, pace=pace))
-        yield Variant(case, replace(group, warps=16, turns=True))
-        best = next((s for s in offered(case, facts) if s.group), group)
-        yield Variant(case, best, "no products")
-        if case.act == "relu":
-            yield Variant(replace(case, act="none"), best)
+    """The most telling first: what the template offers, and some beside."""
+    group = Shape(True, 1, 16, 0, 0, 1, facts.sms)
+    acts = ("relu", "silu", "gelu", "tanh")
+    cases = [
+        *(Case(18, 128, 4, act) for act in acts),
+        *(Case(18, width, 4, act) for width in (256, 192) for act in acts),
+        *(Case(18, 128, 8, act) for act in acts),
+        *(Case(18, 64, 8), Case(20, 32, 8), Case(20, 16, 8), Case(18, 64, 4, "silu"), Case(12, 256, 4)),
+    ]
+    for case in cases:
+        shapes = [s for s in offered(case, facts) if s.group]
+        if case.width == 128 and case.act != "relu":
+            shapes += [replace(shapes[0], warps=16, turns=t, flow=0, pace=0) for t in (False, True)]
+        if case.width <= 64:
+            shapes += [group, replace(group, flow=1, pace=1), replace(group, warps=12, flow=1, pace=1)]
+        yield from (Variant(case, s) for s in dict.fromkeys(shapes))
+        if case.act == "silu" and case.width >= 128 and case.depth == 4:
+            yield Variant(case, shapes[0], "no products")
+            yield Variant(replace(case, act="none"), shapes[0])
 
 
 def offered(case: Case, facts: GpuFacts) -> list[Shape]:

@@ -38,6 +38,7 @@ FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
 TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
 RING_TURNS = replace(RING, turns=True)
+RING_ONE = replace(RING, warps=4)
 RING_FLOW = replace(RING, flow=1, pace=1)
 PART_FLOW = replace(PART, flow=2)
 PART_TURNS = replace(PART, turns=True, flow=1, pace=2)
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
         Net(90, (56, 40, 56, 16), "silu", skip=(1, 2), batch=3),
         (RING, PART, RING_TURNS, PART_TURNS),
     ),
-    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING, RING_TURNS, RING_FLOW)),
+    "ring, many turns": (Net(300, (72, 32, 16, 16), "silu", dtype=BF16), (RING, RING_TURNS, RING_FLOW, RING_ONE)),
     "wide": (Net(70, (48, 320, 300, 17), "relu"), (PIECES, GROUPS)),
     "wide, residual": (Net(40, (320,) * 6, "silu", BF16, residual=True), (PIECES, GROUPS, OTHER)),
     "wide, input beside": (Net(150, (40, 288, 288, 288, 5), "gelu", skip=(2,), last=False), (PIECES, SMALL)),

@@ -36,6 +36,10 @@ _MOST_TURNS = 4
 """Warpgroups that wait for each other."""
 _MOST_FLOWING = 12
 """Layers that are written out."""
+_SPARED = 8
+"""Registers that are counted too many there."""
+_REGISTERS = 65536
+"""Of a multiprocessor."""
 _L2_RATE = 24.0
 """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _NEAR = 1.7
@@ -44,7 +48,7 @@ _SPECIAL = {Prim.TANH: 2.0, Prim.ERF: 2.0}
 """Special-function operations of one transcendental step where it is not one."""
 _MOST_HELD = {True: 252, False: 236}
 """Shapes that need more would spill; by whether warpgroups multiply."""
-AHEAD = 2
+_AHEAD = 2
 """Panels that are on their way while one is multiplied."""
 _STAGES = 5
 """Of those, the one that is multiplied, and those that a slower warpgroup still reads."""
@@ -119,7 +123,19 @@ def prefetched(p: Chain, shape: Shape) -> bool:
     """Whether the next tile of x is loaded before this one is multiplied."""
     ahead = shape.tiles * padded(p.layers[0].k) // 4
     most = _MOST_AHEAD_FLOWING if shape.flow and shape.threads <= 256 else _MOST_AHEAD
-    return p.plain_input and p.layers[0].k % 2 == 0 and _held(p, shape) + ahead <= most
+    fits = not _tight(p, shape) or (_held(p, shape) + ahead) * shape.threads <= _REGISTERS
+    return p.plain_input and p.layers[0].k % 2 == 0 and fits and _held(p, shape) + ahead <= most
+
+
+def panels_ahead(shape: Shape) -> int:
+    """Panels that are on their way while one is multiplied; more where no other warpgroup still reads old ones."""
+    return min(4, shape.stages - 2) if shape.owners == 1 else _AHEAD
+
+
+def _tight(p: Chain, shape: Shape) -> bool:
+    """Whether 128 registers do where a few more are counted: between products with special functions they do."""
+    special = all(any(p.graph.nodes[s].prim in TRANSCENDENTAL for s in steps) for steps in p.steps[1:-1])
+    return shape.group and shape.threads == 512 and not shape.flow and special
 
 
 def slot_bytes(image: Image) -> int:
@@ -148,23 +164,35 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     for shape, image in _candidates(p, facts):
         if shared_bytes(image, shape) > facts.shared_per_block:
             continue
-        if (
-            registers(p, shape) > _MOST_HELD[shape.group]
-            or registers(p, shape) * shape.threads > facts.registers_per_sm
-        ):
+        counted = registers(p, shape) - (_SPARED if _tight(p, shape) else 0)
+        if counted > _MOST_HELD[shape.group] or counted * shape.threads > facts.registers_per_sm:
             continue
         wanted = -(-p.rows // (shape.rows * shape.owners * facts.sms))
-        at_once = min(wanted, resident(image, shape, facts))
+        at_once = max(1, min(wanted, resident(image, shape, facts), _most_resident(shape)))
         shape = replace(shape, resident=at_once, blocks=at_once * facts.sms)
         found.append((cycles(image, shape, facts), len(found), shape))
     found.sort()
     near = [s for c, _, s in found if c <= _NEAR * found[0][0]]
     best: list[Shape] = []
-    for group in (True, False):
-        ranked = [s for s in near if s.group is group]
-        other = [s for s in ranked[1:] if _at_once(s) != _at_once(ranked[0])]
-        best += [*ranked[:1], *other, *ranked[1:]][: MOST // 2]
+    warps, plain, turns, flow = (
+        [s for s in near if (s.group, s.turns, s.flow > 0) == kind]
+        for kind in ((False, False, False), (True, False, False), (True, True, False), (True, False, True))
+    )
+    best = [*turns[:1], *flow[:1]]
+    best += _unlike(plain)[: MOST - 1 - len(best)]
+    best += _unlike(warps)[: max(1, MOST // 2 - len(best))]
     return [s for s in near if s in best]
+
+
+def _unlike(ranked: list[Shape]) -> list[Shape]:
+    """Those that differ from the best first."""
+    other = [s for s in ranked[1:] if _at_once(s) != _at_once(ranked[0])]
+    return [*ranked[:1], *other, *(s for s in ranked[1:] if s not in other)]
+
+
+def _most_resident(shape: Shape) -> int:
+    """Blocks of a multiprocessor; beyond four warpgroups, those that multiply and compute at once gain nothing."""
+    return max(1, 4 // shape.owners) if shape.flow else 32
 
 
 def _at_once(shape: Shape) -> tuple[int, int]:
@@ -195,14 +223,23 @@ def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
 
 
 def _overlaps(p: Chain, shape: Shape) -> list[Shape]:
-    """The ways in which products and what is between them overlap."""
+    """The ways in which products and what is between them overlap.
+
+    Measured on an NVIDIA H200: taking turns pays where weights are streamed, and beginning with the first columns where
+    layers are narrow or there is little between products; else three warpgroups that know nothing of each other are
+    fastest.
+    """
     found = [shape]
     most = max(-(-x.depth // PANEL) for x in p.layers)
-    if 1 < shape.owners <= _MOST_TURNS and (not shape.stages or shape.stages - AHEAD >= most):
+    if 1 < shape.owners <= _MOST_TURNS and shape.stages - _AHEAD >= most:
         found.append(replace(shape, turns=True))
-    if len(p.layers) <= _MOST_FLOWING:
-        found += [replace(shape, flow=1, pace=pace) for pace in (1, 2)]
+    if len(p.layers) <= _MOST_FLOWING and 2 <= shape.owners <= _MOST_TURNS:
+        found.append(replace(shape, flow=1, pace=1 if _widest(p) <= PANEL else 2))
     return found
+
+
+def _widest(p: Chain) -> int:
+    return max(padded(x.n) for x in p.layers)
 
 
 def resident(image: Image, shape: Shape, facts: GpuFacts) -> int:
@@ -218,6 +255,13 @@ def _special(p: Chain, steps: list[Prim]) -> float:
     if p.dtype is DType.BF16:
         return float(sum(x in (Prim.TANH, Prim.ERF, Prim.EXP) for x in found) or len(found))
     return sum(_SPECIAL.get(x, 1.0) for x in found)
+
+
+def _apart(p: Chain, shape: Shape) -> float:
+    """Share of the shorter of products and what is between them that does not overlap with the longer."""
+    if shape.flow:
+        return 0.15 if _widest(p) <= PANEL else 0.55
+    return 0.3 if shape.turns else 0.5 if shape.group else 0.25
 
 
 def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
@@ -239,7 +283,8 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
     matrix /= 1.0 if shape.group else _WARP_RATE
     width = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
     memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
-    throughput = max(matrix, reads, arithmetic, special) + 0.25 * min(matrix, arithmetic)
+    between = max(arithmetic, special)
+    throughput = max(matrix, reads, between) + _apart(p, shape) * min(matrix, between)
     quarters = 1 if shape.group else 4  # of the multiprocessor, of which a warp has one
     alone = quarters * (matrix + arithmetic + special) + latency
     weights = min(image.bytes, facts.shared_per_block) / 32 + 1500

@@ -16,7 +16,7 @@ from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
 from weft.generate.cuda.templates.mlp_match import Chain, Layer, padded
 from weft.generate.cuda.templates.mlp_runs import Run, runs
-from weft.generate.cuda.templates.mlp_shapes import AHEAD, Shape, fixed_bytes, prefetched, slot_bytes
+from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, panels_ahead, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
@@ -83,6 +83,7 @@ class Kernel:
             f"const {storage(p.graph.type_of(p.x).dtype)}* const x = (const {storage(self._x)}*)in0;",
             f"{storage(self._out)}* const out = ({storage(self._out)}*)out0;",
             "(void)q; (void)g;",
+            *(["const u64 weights = w_descriptor(w_shared(sm));"] if s.group else []),
             *self._weights(),
             "w_wait(); w_release();",
         ]
@@ -204,7 +205,7 @@ class Kernel:
             f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0, place = {start}; }}",
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
             "}\n};",
-            f"if (t == 0) for (int i = 0; i < {AHEAD}; ++i) ask();",
+            f"if (t == 0) for (int i = 0; i < {panels_ahead(s)}; ++i) ask();",
         ]
 
     def _panels(self) -> list[tuple[int, int, int, int]]:
@@ -404,7 +405,7 @@ class Kernel:
         def calls(first: int, last: int, at: str) -> list[str]:
             found = []
             for head, left in self._steps(layer, first, last):
-                call = f"w_wgmma_{kind}(d{part}[m], {left}, w_descriptor({at}), {add});"
+                call = f"w_wgmma_{kind}(d{part}[m], {left}, w_behind({at}), {add});"
                 found.append(f"{head}\n{each('m', s.tiles)} {call}")
             return found
 
@@ -413,7 +414,7 @@ class Kernel:
         )
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
-            at = f"w_shared(sm) + {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
+            at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
             lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
@@ -421,7 +422,7 @@ class Kernel:
                 first, last = i * 4, min(count, i * 4 + 4)
                 lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
                 lines += [
-                    *calls(first, last, "w + k % 4 * 32"),
+                    *calls(first, last, "w, k % 4 * 32"),
                     f"w_group_commit();{give if i == panels - 1 else ''} }}",
                 ]
                 lines += ["w_group_wait<1>();", self._panel_read()] if i else []
@@ -459,13 +460,13 @@ class Kernel:
         steps, size = layer.depth // 16, 128 * padded(layer.n)
         hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
         if not s.stages or part <= s.fixed:
-            at = f"w_shared(sm) + {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
+            at = f"weights, {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
             end = "w_group_wait<0>();" if s.pace else "w_group_commit(); w_group_wait<0>();"
             return [*self._parts(part, 0, steps, at), end, hold]
         lines = ["{"]
         for i, first in enumerate(range(0, steps, PANEL // 16)):
             last = min(steps, first + PANEL // 16)
-            lines += [*self._panel(), *self._parts(part, first, last, "w + k % 4 * 32"), "}"]
+            lines += [*self._panel(), *self._parts(part, first, last, "w, k % 4 * 32"), "}"]
             under_way = min(s.pace, -(-(last - first) // s.flow)) if s.pace else 1
             lines += [] if s.pace else ["w_group_commit();"]
             lines += [f"w_group_wait<{under_way}>();", self._panel_read()] if i else []
@@ -486,7 +487,7 @@ class Kernel:
             "w_group_begin();",
             f"#pragma unroll\nfor (int k = k0; k < {_least('k0', s.flow, first, last)}; ++k)",
             f"{each('m', s.tiles)}",
-            f"w_wgmma_{p.dtype.value}(d{part}[m], {self._name(left)}[m][k], w_descriptor({at}), {add});",
+            f"w_wgmma_{p.dtype.value}(d{part}[m], {self._name(left)}[m][k], w_behind({at}), {add});",
             *([f"w_group_commit(); w_group_wait<{s.pace}>();"] if s.pace else []),
             "}",
         ]
@@ -498,7 +499,7 @@ class Kernel:
             "if (t == 0) ask();",
             "__syncwarp();",
             "w_bar_wait(full + 8 * slot, parity);",
-            f"{{ const u32 w = w_shared(sm) + {fixed_bytes(self.image, self.s)} + slot * {slot}u;",
+            f"{{ const u64 w = w_behind(weights, {fixed_bytes(self.image, self.s)} + slot * {slot}u);",
         ]
 
     def _next_panel(self, first: bool) -> list[str]:
@@ -564,7 +565,8 @@ class Kernel:
             f"{each('half', 2)} {{",
             *earlier,
         ]
-        end = self._narrowed(part, p.out, dtype)
+        relu = self._relu(part, p.out) if v > 1 and dtype in NARROW and self._out is p.dtype else None
+        end = self._narrowed(part, p.out, dtype) if relu is None else relu
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, (end,))
         lines += [*text, *(f"y[half][2 * i + {e}] = {values[end][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
@@ -572,7 +574,8 @@ class Kernel:
         if v > 1:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]
-            lines += [guard, *wide_store(names, dtype, f"to + q * {v}"), "}"]
+            stored = wide_store(names, dtype, f"to + q * {v}")
+            lines += [guard, *(x if relu is None else x.replace("w_narrow2_", "w_relu2_") for x in stored), "}"]
         else:
             for e in range(2):
                 lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
