@@ -162,6 +162,22 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
 
 
+def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
+    """Products whose operands are promoted into the L2 cache by nothing, 64, 128 and 256 bytes."""
+    few: list[tuple[tuple[int, int, int], list[Shape]]] = [
+        ((1024, 1024, 8192), [tile(128, 128, 7, split=2, blocks=0), tile(64, 128, 8, groups=1, blocks=0, pair=1)]),
+        ((968, 1376, 2616), [tile(128, 96, 8, blocks=0, pair=1)]),
+        ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, woven=True)]),
+        ((1000, 1000, 1000), [tile(64, 128, 8, groups=1, blocks=0, pair=1), tile(128, 64, 8, blocks=0, pair=2)]),
+        ((4096, 4096, 4096), [tile(128, 256, 4, woven=True)]),
+        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, even=True, pair=2)]),
+        ((7384, 7384, 7384), [tile(128, 256, 4, pair=1)]),
+    ]
+    names = ("promotion 0", "promotion 64", "promotion 128", "promotion 256")
+    for (m, n, k), shapes in few:
+        yield Gemm(m, n, k, layout="nt"), [(name, s, None, x) for s in shapes for x, name in enumerate(names)]
+
+
 def built(
     g: Gemm, variants: Sequence[Variant], facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None
 ) -> list[tuple[str, CudaSource, CompiledCubin, bool, int]]:
@@ -316,7 +332,7 @@ def child(given: argparse.Namespace) -> None:
             say({"clusters": clusters(first[0][1], str(first[0][2].path))})
         except Exception as error:
             say({"clusters": f"{type(error).__name__}: {error}"})
-    for g, variants in cases():
+    for g, variants in promotions() if given.promotions else cases():
         if g.name not in done and given.only in g.name:
             say({"begin": g.name})
             made = built(g, variants, facts, nvrtc, Path(given.cache))
@@ -334,6 +350,7 @@ def child(given: argparse.Namespace) -> None:
 def watch(given: argparse.Namespace, end: float) -> bool:
     """One child to its end, its stall or the end of the time; True: nothing is left."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
+    command += ["--promotions"] if given.promotions else []
     process = subprocess.Popen(
         [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
     )
@@ -384,6 +401,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="products whose name has this text")
     parser.add_argument("--seconds", type=float, default=80.0, help="when to stop (80)")
     parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--promotions", action="store_true", help="promotion into the L2 cache instead of parts")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
@@ -392,7 +410,7 @@ def main() -> None:
         nvrtc = find_nvrtc()
         if isinstance(nvrtc, Declined):
             raise SystemExit(nvrtc.reason)
-        for g, variants in cases():
+        for g, variants in promotions() if given.promotions else cases():
             if given.only in g.name:
                 names = [x[0] for x in built(g, variants, profile("h200"), nvrtc, None)]
                 print(g.name, len(variants), len(names), flush=True)

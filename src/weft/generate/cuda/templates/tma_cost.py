@@ -62,6 +62,8 @@ PAIRED = 1700.0
 """Cycles in which two blocks that copy for each other start and leave together."""
 DRIFT = 1.04
 """Blocks that are at different steps of their sums find less of each other's operands on its way from the L2 cache."""
+LESS = 0.01
+"""Share of a step that copies cost though products take longer."""
 WITHIN = 1.5
 """Factor for the copy of 128 bytes that begin within a sector: five are asked for, of two lines."""
 COPYING = 2000.0
@@ -180,6 +182,8 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     products = high * 2 * s.bn * part / BUSY
     reads = high * (64 + s.bn) * part + loaded / 128
     flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
+    if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
+        flow *= 1.0 - LESS * (s.bn if s.pair == 1 else s.bm) / (s.bm + s.bn)
     own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
     if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
