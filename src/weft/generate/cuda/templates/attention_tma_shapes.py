@@ -109,7 +109,8 @@ def tiles(p: Attention, s: Shape) -> int:
 
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
-    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + (36 if p.scale or band(p) is not None else 64)
+    other = 64 if not p.scale and band(p) is None else 32 if s.groups > 2 else 36
+    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + other
 
 
 _BLOCKS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, False), (2, 1, True), (3, 1, True))
@@ -140,7 +141,7 @@ def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
 def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
     """Whether registers and shared memory are enough."""
     shared = shared_bytes(p, s)
-    instruction = max(s.bn, padded(p.head)) // 2 + 26
+    instruction = max(s.bn, padded(p.head)) // 2 + 40
     return (
         registers(p, s) <= s.moved[1]
         and instruction <= s.at_entry
@@ -176,12 +177,12 @@ def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) ->
     """Modelled cycles and shape, best first; few, and unlike each other."""
     ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
     ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].turns))
-    seen: dict[tuple[int, int, bool], int] = {}
+    seen: dict[tuple[int, ...], int] = {}
     keyed = []
     for modelled, s in ranked:
         kind = s.groups, s.resident, s.keyed
-        alike = seen.get(kind, 0)
-        seen[kind] = alike + 1
-        keyed.append((modelled * (1 + 0.05 * alike), s))
+        alike, same = seen.get(kind, 0), seen.get((*kind, s.bn, s.turns), 0)
+        seen[kind], seen[*kind, s.bn, s.turns] = alike + 1, same + 1
+        keyed.append((modelled * (1 + 0.03 * alike + 0.1 * same), s))
     keyed.sort(key=lambda x: x[0])
     return [x for x in keyed[:keep] if x[0] < math.inf]
