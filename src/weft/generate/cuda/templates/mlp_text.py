@@ -429,8 +429,14 @@ class Kernel:
                 lines += self._next_panel(i == 0)
             lines += ["w_group_wait<0>();", self._panel_read()]
             lines = ["{", *lines, "}"]
-        hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
-        return [*lines, hold]
+        return [*lines, *self._done(part)]
+
+    def _done(self, part: int) -> list[str]:
+        """Products are complete: until now they read their left operands, and nobody read the sums."""
+        layer, tiles = self.p.layers[part - 1], each("m", self.s.tiles)
+        steps = self._steps(layer, 0, layer.depth // 16)
+        read = [f"{head}\n{tiles}\n{each('e', 4)} w_read_until({left}[e]);" for head, left in steps]
+        return [*read, f"{tiles}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"]
 
     def _known(self, part: int, m: str) -> dict[NodeId, list[Value]]:
         """Values at chunk j and row `half` that a part may read: its product, and what earlier parts keep."""
@@ -458,7 +464,7 @@ class Kernel:
         """The values that the last part keeps, and after every few columns of them their share of the product."""
         s, layer = self.s, self.p.layers[part - 1]
         steps, size = layer.depth // 16, 128 * padded(layer.n)
-        hold = f"{each('m', s.tiles)}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"
+        hold = "\n".join(self._done(part))
         if not s.stages or part <= s.fixed:
             at = f"weights, {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
             end = "w_group_wait<0>();" if s.pace else "w_group_commit(); w_group_wait<0>();"

@@ -4,6 +4,7 @@
 #define w_relu2_f16(a, b) w_narrow2_f16(w_max_f32(a, 0.0f), w_max_f32(b, 0.0f))
 #define w_relu2_bf16(a, b) w_narrow2_bf16(w_max_f32(a, 0.0f), w_max_f32(b, 0.0f))
 #define w_hold(x)
+#define w_read_until(x)
 W_FN w_f32 w_mlp_share(w_f32 a, w_f32 d) { return a / d; }
 W_FN w_f32 w_mlp_tanh_bf16(w_f32 x) {  // with the error that the machine's may have, either way
   return tanhf(x) * (__float_as_uint(x) & 1 ? 1.00048828f : 0.99951172f);
@@ -29,6 +30,7 @@ W_FN void w_hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }  // is not 
 // the turns of warpgroups that multiply one after the other: a turn is given by one and taken by the next
 W_FN void w_turn_take(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
 W_FN void w_turn_give(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }
+W_FN void w_read_until(u32 x) { asm volatile("" ::"r"(x) : "memory"); }  // by a product that runs until now
 W_FN w_f32 w_mlp_reciprocal(w_f32 x) {
   w_f32 y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
