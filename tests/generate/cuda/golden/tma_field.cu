@@ -27,12 +27,13 @@ if (t == 256) { u32 it = 0, cell = 0;
 #pragma unroll 1
 for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
+u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
+for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
 if (st % 9 == 0) { const u32 slot = cell % 2, bar = sb + THERE + 8 * slot; const u32 to = sb + slot * FIELD; const int cb = st / 9; w_bar_wait(sb + READ + 8 * slot, cell / 2 & 1 ^ 1); w_bar_expect(bar, 20480u); w_tma(&ma, to, bar, cb * 64 + 0, i0 - 1, i1 - 1, i2); ++cell; }
-const u32 slot = it % 6, bar = sb + FULL + 8 * slot;
+const u32 bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
-w_bar_wait(sb + EMPTY + 8 * slot, it / 6 & 1 ^ 1); w_bar_expect(bar, 16384u);
+w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 16384u);
 const u32 to = sb + RING + slot * STAGE + 0; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
 } }
@@ -47,11 +48,12 @@ for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile 
 uint4 column1[4];
 #pragma unroll
 for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 128 ? n8 : 0; column1[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
+u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) {
-const u32 slot = it % 6, at = sb + RING + slot * STAGE;
+for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) {
+const u32 at = sb + RING + slot * STAGE;
 const int tap = st % 9; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % 2), cell / 2 & 1); const u32 there = sb + cell % 2 * FIELD; if (tap == 8) ++cell;
-w_bar_wait(sb + FULL + 8 * slot, it / 6 & 1);
+w_bar_wait(sb + FULL + 8 * slot, lap);
 w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)
@@ -63,10 +65,10 @@ w_product_f16_00(acc[i], w_operand_at(there + (u32)((((row0 + i * 64) / 8) * 10 
   w_operand_at(at + (u32)(u * 16384) + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
-if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
 }
-w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
 #pragma unroll
 for (int o = 0; o < 8; ++o) {

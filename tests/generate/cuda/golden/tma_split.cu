@@ -27,11 +27,12 @@ __syncwarp(); w_wait(); w_release();
 if (t == 256) { u32 it = 0;
 { const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 4 + tn) * 262144;
+u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
-const u32 slot = it % 3, bar = sb + FULL + 8 * slot;
+for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
+const u32 bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 3 ? (u32)(last - first) : 3u)) {
-w_bar_wait(sb + EMPTY + 8 * slot, it / 3 & 1 ^ 1); w_bar_expect(bar, 24576u);
+w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 24576u);
 const u32 to = sb + RING + slot * STAGE + 16384; w_bulk(to, pk_tile + (long long)kb * 4096, 8192u, bar); }
 const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 64 * 64 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
 } }
@@ -42,10 +43,11 @@ const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][32];
 u32 it = 0;
 { const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) {
-const u32 slot = it % 3, at = sb + RING + slot * STAGE;
-w_bar_wait(sb + FULL + 8 * slot, it / 3 & 1);
+for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) {
+const u32 at = sb + RING + slot * STAGE;
+w_bar_wait(sb + FULL + 8 * slot, lap);
 w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)
@@ -57,9 +59,9 @@ w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(
   w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
-if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 3));
+if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
 }
-w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 3));
+w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
 w_meet_some(1, 256);
 #pragma unroll
 for (int j = 0; j < 2; ++j)

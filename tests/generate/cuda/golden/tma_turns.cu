@@ -28,11 +28,12 @@ if (t == 256) { u32 it = 0;
 #pragma unroll 1
 for (int tile = blockIdx.x; tile < 384; tile += gridDim.x) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
+u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
-const u32 slot = it % 6, bar = sb + FULL + 8 * slot;
+for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
+const u32 bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
-w_bar_wait(sb + EMPTY + 8 * slot, it / 6 & 1 ^ 1); w_bar_expect(bar, 32768u);
+w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 32768u);
 const u32 to = sb + RING + slot * STAGE + 16384; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 12 * 64 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
 } }
@@ -48,10 +49,11 @@ uint4 column0[4];
 #pragma unroll
 for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 3072 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
 { const u32 before = warp < 4 ? turn : turn + 1; ++turn; if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }
+u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) {
-const u32 slot = it % 6, at = sb + RING + slot * STAGE;
-w_bar_wait(sb + FULL + 8 * slot, it / 6 & 1);
+for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) {
+const u32 at = sb + RING + slot * STAGE;
+w_bar_wait(sb + FULL + 8 * slot, lap);
 w_group_begin();
 #pragma unroll
 for (int i = 0; i < 2; ++i)
@@ -63,10 +65,10 @@ w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(
   w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
 w_group_wait<1>();
-if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 }
 if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));
-w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 6));
+w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 it += last - first;
 #pragma unroll
 for (int o = 0; o < 16; ++o) {

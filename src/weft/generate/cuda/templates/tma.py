@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.generate.cuda.templates import epilogue, float8, tf32
 from weft.generate.cuda.templates import tma_apart as apart
@@ -308,6 +309,29 @@ def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
 
 
+class _Walk(NamedTuple):
+    """How a loop over the stages of a tile finds the slot of its number `it`."""
+
+    before: str
+    """In front of the loop."""
+    head: str
+    slot: str
+    """Declares the slot, where that is done in the loop."""
+    parity: str
+    last: str
+    """The slot before."""
+
+
+def _walk(stages: int) -> _Walk:
+    """Remainders by what is no power of two took a tenth of the time of small steps: there the slot is counted."""
+    head = "int st = first; st < last; ++st, ++it"
+    if stages & (stages - 1) == 0:
+        return _Walk("", head, f"slot = it % {stages}, ", f"it / {stages} & 1", f"(it - 1) % {stages}")
+    before = f"u32 slot = it % {stages}, lap = it / {stages} & 1;\n"
+    head += f", slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
+    return _Walk(before, head, "", "lap", f"slot == 0 ? {stages - 1} : slot - 1")
+
+
 def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[str]:
     """The warp that copies. Constant weights do not wait for the predecessors."""
     packed = w.map is None
@@ -323,6 +347,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         else ""
     )
     a_bytes = 0 if s.fields else s.bm * STEP * 2
+    walk = _walk(s.stages)
     one = f"if (t == {128 * s.groups}) {{"
     lines = ["w_fewer_registers<40>();"] if s.moves_registers else []
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);"))
@@ -345,11 +370,11 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
         _loop(p, rows, s, *((x + " / 2" * bool(s.pair)) for x in ("blockIdx.x", "gridDim.x"))),
         tile_at,
-        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;",
+        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
-        f"const u32 slot = it % {s.stages}, bar = sb + FULL + 8 * slot;",
+        f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
         f"if (it >= {early}) {{" if packed and not s.even else "{",
-        f"w_bar_wait(sb + EMPTY + 8 * slot, it / {s.stages} & 1 ^ 1); w_bar_expect(bar, {bytes_}u);",
+        f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
         "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
@@ -460,6 +485,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
+    walk = _walk(s.stages)
     free = "if (lane < 2) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
     at_both = ", lane" if s.pair else ""
     of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
@@ -473,19 +499,19 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         "w_group_commit();",
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
-        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
+        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ({walk.last}){at_both});",
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
     ]
     stages = [
-        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
-        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
+        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
+        f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
         (
             f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
             f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
             if f
             else ""
         ),
-        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
+        f"w_bar_wait(sb + FULL + 8 * slot, {walk.parity});",
         *together,
         "}",
     ]
@@ -505,7 +531,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         mine,
         *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
         other,
-        "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ((it - 1) % {s.stages}){at_both});",
+        "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ({walk.last}){at_both});",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *end,
