@@ -31,6 +31,7 @@ from weft.ir.types import DType
 
 _QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
 _QUAD_SUM = "x += __uint_as_float(w_shfl_word(__float_as_uint(x), {}));"
+_ARRIVE = "if (lane == 0) w_bar_arrive(sb + {});"
 _WORD = {DType.BOOL: "u16", DType.F16: "u32", DType.BF16: "u32", DType.F32: "float2"}
 """C type of two neighbours in memory."""
 _HUGE = "4096.0f"
@@ -187,18 +188,13 @@ class Kernel:
     def _multiplies(self) -> list[str]:
         """The warpgroups that multiply."""
         p, s = self.p, self.s
-        step = s.step
         own = "0" if s.keyed else f"group * {ROWS}"
-        arrive = "if (lane == 0) w_bar_arrive(sb + {});"
-        turns = s.turns and s.groups > 1
-        mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if turns else ""
-        theirs = arrive.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if turns else ""
-        values = f"slot = it % {s.stages}, phase = it / {s.stages} & 1"
+        turn = ", turn = 0" if s.turns and s.groups > 1 else ""
         return [
             "w_wait(); w_release();",
             f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
             f"const u64 dq = w_operand_at(sb + (u32)({own} * {panels(p.qk) * 2 * PANEL}), 16, 1024, 1);",
-            f"u32 it = {'group' if s.keyed else '0'}, job = 0{', turn = 0' if turns else ''};",
+            f"u32 it = {'group' if s.keyed else '0'}, job = 0{turn};",
             self._loop(),
             f"float o[{self.columns // 2}], s[{s.bn // 2}], top[2], total[2]; u32 w[{s.bn // 16}][4];",
             f"{each('j', self.columns // 2)} o[j] = 0.0f;",
@@ -206,48 +202,75 @@ class Kernel:
             *self._rows(),
             "w_bar_wait(sb + FULLQ, job & 1); ++job;",
             "if (group < count) {" if s.keyed else "",
-            f"{{ const int i = count - 1{' - group' if s.keyed else ''}; (void)i;",
-            f"const u32 {values};",
+            *self._first_tile(),
+            *self._next_tiles(),
+            "" if s.keyed else _ARRIVE.format("EMPTYQ"),
+            *self._last_results(),
+            *(["}", *self._meet()] if s.keyed else []),
+            *self._store(),
+            "}\n}" if s.keyed else "}",
+        ]
+
+    @property
+    def _place(self) -> str:
+        """Where tile `it` is: C text of declarations."""
+        return f"slot = it % {self.s.stages}, phase = it / {self.s.stages} & 1"
+
+    def _first_tile(self) -> list[str]:
+        """Weights of the tile that comes first: the last of the keys, where masks are."""
+        step, group = self.s.step, " - group" if self.s.keyed else ""
+        return [
+            f"{{ const int i = count - 1{group}; (void)i;",
+            f"const u32 {self._place};",
             "w_bar_wait(sb + FULLK + 8 * slot, phase);",
             *self._scores("slot"),
             "w_group_wait<0>(); w_hold(s);",
-            arrive.format("EMPTYK + 8 * slot"),
+            _ARRIVE.format("EMPTYK + 8 * slot"),
             *self._masked(),
             *self._weights(first=True),
             *self._packed(),
             f"if (i >= {step}) {self._keys_are_there(f'it + {step}')}",
             "}",
-            (
-                f"#pragma unroll 1\nfor (int i = count - {1 + step}{' - group' if s.keyed else ''}; i >= 0;"
-                f" i -= {step}, it += {step}) {{"
-            ),
-            f"const u32 {values}, next = (it + {step}) % {s.stages};",
+        ]
+
+    def _next_tiles(self) -> list[str]:
+        """Per tile the scores of it and the results of the one before, and beside these the weights of it."""
+        s = self.s
+        step, group = s.step, " - group" if s.keyed else ""
+        turns = s.turns and s.groups > 1
+        mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if turns else ""
+        theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if turns else ""
+        head = f"for (int i = count - {1 + step}{group}; i >= 0; i -= {step}, it += {step}) {{"
+        return [
+            f"#pragma unroll 1\n{head}",
+            f"const u32 {self._place}, next = (it + {step}) % {s.stages};",
             mine,
             *self._scores("next"),
             *self._results("slot", "phase"),
             theirs,
             "w_group_wait<1>(); w_hold(s);",
-            arrive.format("EMPTYK + 8 * next"),
+            _ARRIVE.format("EMPTYK + 8 * next"),
             *self._masked(),
             *self._weights(first=False),
             # the wait that a loop ends with keeps the assembler from computing weights behind the one for products
             "w_hold(s);",
             f"if (i >= {step}) {self._keys_are_there(f'it + {2 * step}')}",
             "w_group_wait<0>(); w_hold(o);",
-            arrive.format("EMPTYV + 8 * slot"),
+            _ARRIVE.format("EMPTYV + 8 * slot"),
             f"{each('j', self.columns // 2)} o[j] *= old[j >> 1 & 1];",
             *self._packed(),
             "}",
-            "" if s.keyed else arrive.format("EMPTYQ"),
-            f"{{ const u32 {values}; ++it;",
+        ]
+
+    def _last_results(self) -> list[str]:
+        """The weights of the last tile times its values."""
+        return [
+            f"{{ const u32 {self._place}; ++it;",
             "w_group_begin();",
             *self._results("slot", "phase"),
             "w_group_wait<0>(); w_hold(o);",
-            arrive.format("EMPTYV + 8 * slot"),
+            _ARRIVE.format("EMPTYV + 8 * slot"),
             "}",
-            *(["}", *self._meet()] if s.keyed else []),
-            *self._store(),
-            "}\n}" if s.keyed else "}",
         ]
 
     def _meet(self) -> list[str]:
