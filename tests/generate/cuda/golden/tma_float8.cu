@@ -25,11 +25,12 @@ __syncwarp(); w_wait(); w_release();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
 for (int tile = blockIdx.x; tile < 16; tile += gridDim.x) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
-const u32 slot = it % 3, bar = sb + FULL + 8 * slot;
+for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
+const u32 bar = sb + FULL + 8 * slot;
 {
-w_bar_wait(sb + EMPTY + 8 * slot, it / 3 & 1 ^ 1); w_bar_expect(bar, 32768u);
+w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 32768u);
 const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128 + 0; w_tma(&mw, to + 0, bar, c, n0); } }
 const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
 } }
