@@ -97,7 +97,7 @@ def work_of(problem: Problem) -> Work:
         read=sum(graph.type_of(i).nbytes for i in graph.inputs),
         written=sum(graph.type_of(o).nbytes for o in graph.outputs),
         flat=flat,
-        tiled=pieces_of(problem, tile=True),
+        tiled=pieces_of(problem, tile=True) if any(p.apart for p in flat) else flat,
     )
 
 
