@@ -216,7 +216,7 @@ def _stored(case: Case) -> float:
     p = case.sizes
     if p.width * p.dtype.itemsize < min(16, 8 * p.dtype.itemsize):
         return SINGLE * len(case.stored) / p.width
-    return sum(size * (HALF if size > p.dtype.itemsize else 1.0) for size in case.stored)
+    return sum(size * (HALF if size * p.width > 16 else 1.0) for size in case.stored)
 
 
 def _memory(case: Case, facts: GpuFacts) -> float:
