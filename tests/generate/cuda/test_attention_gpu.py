@@ -10,10 +10,12 @@ import torch
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
 from tests.generate.cuda.test_attention import CASES, inputs_of
 from tests.generate.cuda.test_attention_linear import CASES as LINEAR
+from tests.generate.cuda.test_attention_tma import CASES as WARPGROUPS
 from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates.attention_shapes import Split
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -84,7 +86,28 @@ def test_tf32(name: str, gpu):  # noqa: F811
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_every_schedule(name: str, gpu):  # noqa: F811
     machine, facts = gpu
-    problem, sources = SHAPES[name], kernels_of(name, facts)
+    judged(SHAPES[name], kernels_of(name, facts), machine)
+
+
+GIVEN = {f"warpgroups, {name}": case for name, case in WARPGROUPS.items()} | {
+    name: case for name, case in CASES.items() if isinstance(case[1], Split)
+}
+"""Problems with shapes that a model might not offer."""
+
+
+@pytest.mark.parametrize("name", list(GIVEN))
+def test_given_shapes(name: str, gpu):  # noqa: F811
+    machine, facts = gpu
+    if facts.capability != 90:
+        pytest.skip("warpgroups and clusters are Hopper's")
+    problem, shape = GIVEN[name]
+    source = templates.emit(problem, shape.schedule())
+    assert isinstance(source, CudaSource), source.reason
+    judged(problem, [source], machine)
+
+
+def judged(problem: Problem, sources: list[CudaSource], machine: Gpu) -> None:
+    """Every kernel on every input set of the tuner."""
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
     out = TORCH_DTYPE[problem.graph.type_of(problem.graph.outputs[0]).dtype]
