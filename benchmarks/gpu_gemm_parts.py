@@ -91,7 +91,7 @@ def clocked(text: str) -> str:
 WRONG: dict[str, Patch] = {
     "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
-    "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (v[0] == 12345.678f) *(uint4*)(y0) ="),
+    "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (acc[0][0] == 12345.678f) *(uint4*)(y0) ="),
     "no end": _replaced(r"(#pragma unroll\nfor \(int o = 0; o < \d+; \+\+o\) \{\nconst int h)", r"if (n0 < 0)\n\1"),
 }
 """What makes the result wrong."""
@@ -157,8 +157,8 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     split = [tile(128, 192, 5, split=8, blocks=0), *(tile(128, 128, 7, split=n, blocks=0) for n in (4, 6))]
     shares = [replace(x, even=True, blocks=128) for x in (half, replace(half, pair=2), replace(low, pair=1), mid)]
     yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, pair=1, even=True, blocks=128)])
-    small = tile(64, 64, 8, groups=1, even=True, blocks=128)
-    shares = [small, replace(small, pair=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
+    tiny = tile(64, 64, 8, groups=1, even=True, blocks=128)
+    shares = [tiny, replace(tiny, pair=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
     yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
 
 
