@@ -191,6 +191,40 @@ def test_schedules_are_few_and_fit():
                 assert shared_bytes(Image.of(p, group=shape.group), shape) <= facts.shared_per_block
 
 
+@pytest.mark.parametrize(
+    ("net", "ways"),
+    [
+        (Net(1 << 18, (256,) * 5, "silu", BF16), {"turns", "plain"}),  # streamed; two layers' sums do not fit
+        (Net(1 << 18, (192,) * 5, "silu", BF16), {"turns", "plain", "flow"}),
+        (Net(1 << 18, (64,) * 9, "relu", BF16), {"plain", "flow"}),
+        (Net(1 << 18, (64,) * 21, "relu", BF16), {"plain"}),  # too many layers to write out
+    ],
+    ids=str,
+)
+def test_ways_of_overlap_that_are_offered(net: Net, ways: set[str]):
+    found = templates.schedules(mlp(net), H200)
+    assert not isinstance(found, Declined), found.reason
+    shapes = [Shape.of(s) for s in found]
+    assert {"turns" if s.turns else "flow" if s.flow else "plain" for s in shapes if s.group} == ways
+
+
+def test_four_warpgroups_where_special_functions_lie_between_products():
+    for act, expected in (("gelu", True), ("relu", False)):
+        found = templates.schedules(mlp(Net(1 << 18, (128,) * 5, act, BF16)), H200)
+        assert not isinstance(found, Declined), found.reason
+        assert any(Shape.of(s).group and Shape.of(s).warps == 16 for s in found) == expected
+
+
+def test_turns_need_a_ring_that_holds_a_layer():
+    """A warpgroup that waits for its turn must not hold back the panels of the one that multiplies."""
+    for widths in ((256,) * 5, (192,) * 9, (128,) * 13, (240, 256, 250, 256)):
+        found = templates.schedules(mlp(Net(1 << 18, widths, "silu", BF16)), H200)
+        assert not isinstance(found, Declined), found.reason
+        taking = [s for s in map(Shape.of, found) if s.turns]
+        assert taking
+        assert all(s.stages - 2 >= -(-max(widths) // 64) and s.owners > 1 for s in taking)
+
+
 def test_all_weights_are_replaced():
     problem = mlp(Net(64, (32, 32, 32)))
     source = templates.emit(problem, WARP.schedule())
@@ -201,7 +235,7 @@ def test_all_weights_are_replaced():
 
 @pytest.mark.parametrize("shape", [WARP, GROUP, PIECES, GROUPS], ids=str)
 def test_weights_in_float32_are_rounded_while_they_are_packed(shape: Shape | mlp_wide.Shape):
-    problem = mlp(Net(20, (8, 48, 33), "tanh", BF16))
+    problem = mlp(Net(20, (8, 48, 33), "silu", BF16))
     short, wide = (mlp_template.emit(problem, shape.schedule(), masters) for masters in (None, F32))
     assert isinstance(short, CudaSource) and isinstance(wide, CudaSource)
     rng = np.random.default_rng(3)
