@@ -25,6 +25,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.measured import Case, Table, Timed, load_table, problem_of
 from benchmarks.model_quality import LATER, NOTICED, RECORDED, family, quantile
+from benchmarks.recorded import kernels_of_then
 from weft.device.cuda import blocks
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise
@@ -273,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("family", nargs="*", choices=[*families, []], help="default: all")
     for name in parser.parse_args(arguments).family or families:
         module, guesses, kernels = families[name]
-        report(name, module, guesses, kernels())
+        with kernels_of_then():
+            report(name, module, guesses, kernels())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.fusions import fusions
 from benchmarks.measured import Table, Timed, load_table, problem_of, table_of
+from benchmarks.recorded import kernels_of_then
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.predict import predicted_us
 from weft.ir import attrs as a
@@ -129,6 +130,12 @@ def judge(table: Table) -> Quality:
         fusions=len(signs),
         fusions_right=_share(signs),
     )
+
+
+def judge_recorded(table: Table) -> Quality:
+    """The figures of a recorded table, the models speaking of the kernels that it was measured of."""
+    with kernels_of_then():
+        return judge(table)
 
 
 def _signs(table: Table, guesses: Sequence[float]) -> list[bool]:
@@ -326,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--facts", type=Path, help="the facts/gpu-*.json beside it")
     parser.add_argument("--networks", default="", help="what was tuned, in order, separated by commas")
     parser.add_argument("--later", action="store_true", help="the later of the two recorded tables")
+    parser.add_argument("--today", action="store_true", help="as if a recorded table's kernels ended as today's do")
     parser.add_argument("--record", type=Path, help="write the table of kernels here")
     parser.add_argument("--document", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     given = parser.parse_args(arguments)
@@ -339,12 +347,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("the database holds no kernel that was right")
     if given.record is not None:
         given.record.write_text(table.to_json())
-    quality = judge(table)
+    recorded = given.database is None and not given.today
+    quality = (judge_recorded if recorded else judge)(table)
     print(markdown(quality))
     print(to_json(quality))
     if given.document:
         write_document(quality)
-        write_document(judge(load_table(LATER)), name="model-quality-later")
+        write_document(judge_recorded(load_table(LATER)), name="model-quality-later")
     return int(quality.violations > 0)
 
 

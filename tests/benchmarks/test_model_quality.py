@@ -17,6 +17,7 @@ from benchmarks.model_quality import (
     RECORDED,
     Quality,
     judge,
+    judge_recorded,
     main,
     markdown,
     quantile,
@@ -24,11 +25,14 @@ from benchmarks.model_quality import (
     spearman,
     write_document,
 )
+from benchmarks.recorded import kernels_of_then
+from tests.orchestrate.test_estimate_cuda import convolved
 
+from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
-from weft.orchestrate.estimate_cuda import gpu_lower_bound_us
+from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
 from weft.orchestrate.extract import canonical_text
 from weft.tune.store import Database, Record
 
@@ -40,7 +44,7 @@ def table() -> Table:
 
 @pytest.fixture(scope="module")
 def quality(table: Table) -> Quality:
-    return judge(table)
+    return judge_recorded(table)
 
 
 def bare(text: str) -> str:
@@ -54,7 +58,7 @@ def test_the_document_holds_the_figures_of_the_recorded_table(quality: Quality) 
 
 
 def test_the_later_table_bounds_hold_and_its_figures_stand_in_the_document() -> None:
-    quality = judge(load_table(LATER))
+    quality = judge_recorded(load_table(LATER))
     found = re.search(r"<!-- table: model-quality-later -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None and found[1] == markdown(quality)
     ranked = quality.ranking["all that a model ranks"]
@@ -235,3 +239,12 @@ def test_a_document_without_a_place_is_refused(quality: Quality, tmp_path: Path)
 def test_the_best_kernel_of_a_case() -> None:
     schedule = Schedule("cuda")
     assert Case(TEXT, "n", (Timed(schedule, 2.0), Timed(schedule, 1.0))).best_us == 1.0
+
+
+def test_recorded_kernels_divided_exactly_where_todays_do_not() -> None:
+    facts = GpuFacts()
+    today = [gpu_estimate_us(convolved(end), facts) for end in ("none", "over 6", "exp where")]
+    with kernels_of_then():
+        then = [gpu_estimate_us(convolved(end), facts) for end in ("none", "over 6", "exp where")]
+    assert then[0] == today[0] and then[1] > today[1] + 3 and then[2] > today[2] + 1
+    assert [gpu_estimate_us(convolved(end), facts) for end in ("none", "over 6", "exp where")] == today

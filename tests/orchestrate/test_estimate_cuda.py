@@ -186,10 +186,13 @@ def test_one_weight_for_a_batch_makes_one_product(weight: tuple[int, ...], expec
     assert product_of(graph, next(n for n in graph.nodes if n.prim is Prim.MATMUL)) == expected
 
 
-def convolved(end: str) -> Problem:
+def convolved(end: str, *, wide: bool = False) -> Problem:
     """A convolution of channels side by side, and a nonlinearity behind it."""
     b = GraphBuilder()
-    x, w = b.input(TensorType(DType.F16, (16, 64, 28, 28))), b.input(TensorType(DType.F16, (256, 64, 1, 1)), True)
+    x, w = (
+        b.input(TensorType(DType.F16, (16, 64, 28, 28))),
+        b.input(TensorType(DType.F16, (256, 64, 1, 1)), is_weight=True),
+    )
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
     y = b.cast(y, DType.F32)
     if end in ("over 6", "over 8"):
@@ -200,15 +203,17 @@ def convolved(end: str) -> Problem:
         if end == "exp where":
             away = b.add(Prim.SELECT, b.apply(Prim.GT, y, 20.0), y, away)
         y = b.apply(Prim.DIV, y, b.apply(Prim.ADD, away, 1.0))
-    problem = problem_of(b.build([y if end == "f32" else b.cast(y, DType.F16)]))
-    return replace(problem, input_formats=(Format.LAST, Format.ROW), output_formats=(Format.LAST,))
+    graph = b.build([y if wide else b.cast(y, DType.F16)])
+    return Problem(graph, f"{end} {graph}", (Format.LAST, Format.ROW), (Format.LAST,))
 
 
 def test_exact_divisions_behind_a_product_are_not_hidden() -> None:
-    us = {end: gpu_estimate_us(convolved(end), H200) for end in ("none", "over 6", "over 8", "exp", "exp where")}
-    assert us["over 8"] < us["none"] + 1.5  # a multiplication
-    assert us["over 6"] > us["over 8"] + 3  # measured: 11.8 us against 3.3 for the convolution
-    assert us["exp"] < us["none"] + 2.5 and us["exp where"] > us["exp"] + 3  # comparisons make all of it exact
+    ends = ("none", "over 6", "over 8", "exp", "exp where")
+    us = {end: gpu_estimate_us(convolved(end), H200) for end in ends}
+    assert max(us.values()) < us["none"] + 2.5  # 16 bits: the machine's own functions, a product by the inverse
+    us = {end: gpu_estimate_us(convolved(end, wide=True), H200) for end in ends}
+    assert us["over 6"] > us["over 8"] + 3  # a power of two is a product anyway
+    assert us["exp"] > us["none"] + 3
 
 
 def normed(turned: bool, fmt: Format = Format.ROW, length: int = 160) -> Problem:
@@ -234,7 +239,7 @@ def test_the_copy_engine_reads_no_reflected_borders() -> None:
     def padded(mode: str | None) -> float:
         b = GraphBuilder()
         x = b.input(TensorType(DType.F16, (16, 128, 56, 56)))
-        w = b.input(TensorType(DType.F16, (128, 128, 3, 3)), True)
+        w = b.input(TensorType(DType.F16, (128, 128, 3, 3)), is_weight=True)
         if mode is not None:
             x = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), mode))  # type: ignore[arg-type]
         inside = (1, 1) if mode is None else (0, 0)
@@ -250,7 +255,10 @@ def test_the_copy_engine_reads_no_reflected_borders() -> None:
 
 def test_depthwise_pixels_that_become_channels_side_by_side_are_stored_across() -> None:
     b = GraphBuilder()
-    x, w = b.input(TensorType(DType.F16, (1, 128, 128, 128))), b.input(TensorType(DType.F16, (128, 1, 3, 3)), True)
+    x, w = (
+        b.input(TensorType(DType.F16, (1, 128, 128, 128))),
+        b.input(TensorType(DType.F16, (128, 1, 3, 3)), is_weight=True),
+    )
     row = problem_of(b.build([b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1), 128))]))
     last = replace(row, output_formats=(Format.LAST,))
     assert gpu_estimate_us(last, H200) > 4 * gpu_estimate_us(row, H200)  # measured: 29.8 us against 4.1

@@ -91,7 +91,6 @@ class Trait(NamedTuple):
 
 
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
-_COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE})
 _ROUNDED = frozenset({Prim.EXP, Prim.DIV, Prim.RECIPROCAL, Prim.SQRT, Prim.RSQRT, Prim.ERF})
 _TRAITS = {
     str(p.value): Trait(
@@ -159,26 +158,33 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
 
 
 def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:
-    """Instructions of correctly rounded functions behind products, where nothing hides them.
-
-    Kernels use the machine's own functions instead where all results have 16 bits, but not with comparisons, and not
-    for divisions by constants other than powers of two.
-    """
+    """Instructions of correctly rounded functions behind products, where nothing hides them."""
     if not linear or not any(t.special for t in traits):
         return 0.0
-    narrow = all(graph.type_of(o).dtype.itemsize <= 2 for o in graph.outputs)
-    rough = narrow and not any(n.prim in _COMPARISONS for n in graph.nodes)
+    functions, divisions = _exact_ends(graph)
+    if not functions and not divisions:
+        return 0.0
     found, behind = 0.0, [False] * len(graph)
     for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
         behind[i] = trait.category is Category.LINEAR or any(behind[j] for j in node.inputs)
         if not behind[i] or node.prim not in _ROUNDED:
             continue
         if node.prim is Prim.DIV and (divisor := _scalar(graph, node.inputs[1])) is not None:
-            found += again[i] * node.type.size * (CLIPPED_SLOTS if abs(math.frexp(divisor)[0]) != 0.5 else 0.0)
-        elif not rough:
+            slow = divisions and abs(math.frexp(divisor)[0]) != 0.5
+            found += again[i] * node.type.size * (CLIPPED_SLOTS if slow else 0.0)
+        elif functions:
             one = node.prim is Prim.DIV and _scalar(graph, node.inputs[0]) is None
             found += again[i] * node.type.size * (DIVIDED_SLOTS if one else EXACT_SLOTS)
     return found
+
+
+def _exact_ends(graph: Graph) -> tuple[bool, bool]:
+    """Whether functions, and divisions by constants other than powers of two, round correctly behind a product.
+
+    Where all results have 16 bits, the machine's own functions and a product by the inverse are exact enough.
+    """
+    wide = any(graph.type_of(o).dtype.itemsize > 2 for o in graph.outputs)
+    return wide, wide
 
 
 def _scalar(graph: Graph, at: NodeId) -> float | None:

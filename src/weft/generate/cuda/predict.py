@@ -77,3 +77,9 @@ def _product(problem: Problem, *, tf32: bool) -> Product | Declined:
 def _tma_case(problem: Problem, facts: GpuFacts) -> tma_cost.Case | None:
     p = _product(problem, tf32=True)
     return None if isinstance(p, Declined) else tma_choose.case_for(p, facts)
+
+
+def forget() -> None:
+    """Ask anew what was asked about the latest problems."""
+    _product.cache_clear()
+    _tma_case.cache_clear()

@@ -225,23 +225,16 @@ def _rough_text(prim: Prim, operands: Sequence[Value]) -> str | None:
     return times_inverse(operands[0].name, divisor) if prim is Prim.DIV else None
 
 
-def _by_machine(step: Step, divisor: Value | None, rough: bool) -> bool:
-    """Whether one of the machine's own functions computes a step; `divisor`: its last operand, if it is a constant."""
-    return rough and step.prim in FUNCTIONS and c_type(step.dtype) == "w_f32" and divisor is None
-
-
 def exact(c: Contraction) -> tuple[int, int, int]:
     """Steps that round correctly at a price: divisions by constants, other divisions of a value, other functions.
 
-    Divisions by powers of two are none.
+    Divisions by powers of two are none, and there are none where the machine's own functions are exact enough.
     """
-    rough, clipped, divided, others = _rough(c), 0, 0, 0
-    for step in c.body:
+    clipped, divided, others = 0, 0, 0
+    for step in () if _rough(c) else c.body:
         if step.prim not in FUNCTIONS or c_type(step.dtype) != "w_f32":
             continue
         first, last = (scalar(c, c.body[s]) if s >= 0 else None for s in (step.args[0], step.args[-1]))
-        if _by_machine(step, last, rough):
-            continue
         if step.prim is not Prim.DIV:
             others += 1
         elif last is not None:
