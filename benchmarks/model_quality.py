@@ -1,6 +1,6 @@
 """How good the model of a GPU is, judged by what was measured: ranks, regret, bounds and the sign of fusions.
 
-    python -m benchmarks.model_quality [--later]                           recorded tables, which `make test` replays
+    python -m benchmarks.model_quality [--later] [--today]                 recorded tables, which `make test` replays
     python -m benchmarks.model_quality --database F --facts F [--record F] [--networks A,B,...]
 
 `F` is a tuning database (`tuning.sqlite3`) and the record of the GPU it belongs to (`facts/gpu-*.json`), both as they
