@@ -195,7 +195,9 @@ def test_schedules_are_few_and_fit():
     ("net", "ways"),
     [
         (Net(1 << 18, (256,) * 5, "silu", BF16), {"turns", "plain"}),  # streamed; two layers' sums do not fit
-        (Net(1 << 18, (192,) * 5, "silu", BF16), {"turns", "plain", "flow"}),
+        (Net(1 << 18, (192,) * 5, "silu", BF16), {"turns", "plain"}),
+        (Net(1 << 18, (192,) * 5, "relu", BF16), {"turns", "plain", "flow"}),
+        (Net(1 << 18, (128,) * 5, "relu", BF16), {"plain"}),
         (Net(1 << 18, (64,) * 9, "relu", BF16), {"plain", "flow"}),
         (Net(1 << 18, (64,) * 21, "relu", BF16), {"plain"}),  # too many layers to write out
     ],

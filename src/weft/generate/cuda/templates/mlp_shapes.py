@@ -134,8 +134,12 @@ def panels_ahead(shape: Shape) -> int:
 
 def _tight(p: Chain, shape: Shape) -> bool:
     """Whether 128 registers do where a few more are counted: between products with special functions they do."""
-    special = all(any(p.graph.nodes[s].prim in TRANSCENDENTAL for s in steps) for steps in p.steps[1:-1])
-    return shape.group and shape.threads == 512 and not shape.flow and special
+    return shape.group and shape.threads == 512 and not shape.flow and _all_special(p)
+
+
+def _all_special(p: Chain) -> bool:
+    """Whether a special function stands between any two products."""
+    return all(any(p.graph.nodes[s].prim in TRANSCENDENTAL for s in steps) for steps in p.steps[1:-1])
 
 
 def slot_bytes(image: Image) -> int:
@@ -226,14 +230,15 @@ def _overlaps(p: Chain, shape: Shape) -> list[Shape]:
     """The ways in which products and what is between them overlap.
 
     Measured on an NVIDIA H200: taking turns pays where weights are streamed, and beginning with the first columns where
-    layers are narrow or there is little between products; else three warpgroups that know nothing of each other are
-    fastest.
+    layers are narrow, or weights are streamed and there is little between products; else three warpgroups that know
+    nothing of each other are fastest.
     """
     found = [shape]
     most = max(-(-x.depth // PANEL) for x in p.layers)
     if 1 < shape.owners <= _MOST_TURNS and shape.stages - _AHEAD >= most:
         found.append(replace(shape, turns=True))
-    if len(p.layers) <= _MOST_FLOWING and 2 <= shape.owners <= _MOST_TURNS:
+    flows = _widest(p) <= PANEL or (shape.stages > 0 and not _all_special(p))
+    if flows and len(p.layers) <= _MOST_FLOWING and 2 <= shape.owners <= _MOST_TURNS:
         found.append(replace(shape, flow=1, pace=1 if _widest(p) <= PANEL else 2))
     return found
 
