@@ -151,20 +151,26 @@ def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
 
 
 def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
-    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v."""
+    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v.
+
+    What a step costs beyond its products or its weights: fitted to long attention in f16 on an NVIDIA H200.
+    """
     qk, head = padded(p.qk), padded(p.head)
     scores = ROWS * s.bn
-    expression = 0 if p.scale else 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
+    expression = 0.0
+    if not p.scale and band(p) is None:
+        expression = 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
     multiply = scores * 2.0 * (qk + head) / 3600.0
-    weigh = scores * (1.07 / 16 + 0.6 * (5.5 + expression) / 128)
+    weigh = scores * (1.07 / 16 + 0.7 * (5.5 + expression) / 128)
     slots = facts.sms * s.resident
     counts = [-(-n // s.step) for n in counts]
     steps = p.blocks * sum(counts)
     alive = min(s.resident, -(-p.blocks * len(counts) // facts.sms)) * s.groups
     chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
     loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.keyed else s.groups)
+    beside = 250.0 + 2.0 * max(0, s.bn - 128)
     busy = max(alive * multiply, alive * weigh)
-    step = max(busy + 0.35 * min(alive * multiply, alive * weigh), chain, loaded)
+    step = max(busy + 0.2 * min(alive * multiply, alive * weigh) + beside * min(alive, 2.2), chain, loaded)
     rounds = max(steps / slots, *counts)
     if min(counts) == max(counts):
         rounds = -(-p.blocks * len(counts) // slots) * counts[0]
