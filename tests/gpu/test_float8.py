@@ -61,7 +61,7 @@ def test_two_layers(rows: bool, tmp_path: Path) -> None:
         found = weft.compile(model, (x,), options=options)(x)
         assert isinstance(found, torch.Tensor)
         assert error(found, wanted) < NEAR
-        made = build(import_exported(torch.export.export(model, (x,))), options, WAYS)
+        made = build(import_exported(torch.export.export(model, (x,)), device="cuda"), options, WAYS)
         for way, plan in made.executables.items():
             assert error(plan(x)[0], wanted) < NEAR, way
     kernels = [s.kernel for plan in made.executables.values() for s in plan.plan.steps]
