@@ -170,7 +170,7 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
     meeting = _meeting(problem, facts, beside=beside)
     apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= LARGE_BYTES // 2 else []
     if size >= STREAMED * facts.l2_bytes:
-        return [*apart, *divided[:1], *meeting[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
+        return [*apart, *divided[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if size >= LARGE_BYTES:
         return [*divided[:1], *meeting, *apart, *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece

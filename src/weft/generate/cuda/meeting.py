@@ -21,7 +21,7 @@ LARGE = 1 << 16
 """Bytes per multiprocessor from which blocks take turns."""
 SHARE = 34 << 10
 """Bytes of a block then for each sector that lies side by side."""
-FEW = 12 << 10
+FEW = 7 << 10
 """Bytes of a block for which 128 threads are enough."""
 MOST_BLOCKS = 132
 """Of one row."""
