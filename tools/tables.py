@@ -85,13 +85,14 @@ def gpu_networks(suite: str = "networks") -> str:
         theirs = c.get("peer_compile_s", {})
         assert isinstance(theirs, dict)
         compiled = max((v for n, v in theirs.items() if n.startswith("inductor")), default=0.0)
+        name = f"{c['case']} ({c['commit']})" if "commit" in c else str(c["case"])
         rows.append(
-            [str(c["case"]), f"**{mine:.3f}**" if ratio >= 1 else f"{mine:.3f}", *shown, f"{ratio:.2f}",
+            [name, f"**{mine:.3f}**" if ratio >= 1 else f"{mine:.3f}", *shown, f"{ratio:.2f}",
              f"{c['kernels']}", f"{c['floor_ms']:.4f}", f"{c['tuning_s']:.0f} / {c.get('warm_s', 0.0):.1f} s",
              f"{compiled:.0f} s", _memory(c), _differing(c), str(c["plan"]), str(c.get("why_lost", ""))]
         )  # fmt: skip
     for batch, values in sorted(x for x in ratios.items() if len(x[1]) > 2):
-        name = f"geometric mean, batch {batch} ({len(values)} networks)"
+        name = f"geometric mean, batch {batch} ({len(values)} cases)"
         rows.append([name, "", "", "", "", f"**{geometric_mean(values):.2f}**", *[""] * 8])
     head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "max-autotune in a graph",
             "× best", "kernels", "floor ms", "tuning / warm", "torch.compile's compiling", "MB (torch.compile's)",
@@ -213,7 +214,9 @@ def gpu_convolutions() -> str:
             "all of a network: Weft µs", "cuDNN alone", "with bias and activation"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
-    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
+    before = [x for x in lines if x["record"] == "case" and "commit" in x]
+    older = f"; {len(before)} cases at commit {before[0]['commit']}" if before else ""
+    return markdown(head, rows) + f"\n\n{note}{older}; `{env['command']}`"
 
 
 def gpu_faults() -> str:
