@@ -147,6 +147,8 @@ def link(
     with ThreadPoolExecutor(options.build_jobs or len(os.sched_getaffinity(0))) as pool:
         objects = dict(zip(sources, pool.map(build, sources.values()), strict=True))
     linked = Linked(graph, plan, objects, None, options.cache, 0, environment)
+    # what stays shall not lie in segments that libraries took for a moment: those could not be given back
+    torch.cuda.empty_cache()
     return CudaExecutable(linked, device=device_of(options), lease=lease)
 
 
