@@ -5,7 +5,8 @@
 Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
 its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
 `no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
-activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. The first lines count operations per clock of one multiprocessor. Errors are
+activations of two rows once: they take about twice what is shown), act `none` leaves the activations out.
+The first lines count operations per clock of one multiprocessor. Errors are
 norms of the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that of
 the fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program.
 """
