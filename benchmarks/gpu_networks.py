@@ -28,6 +28,7 @@ import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.record import Record
 from weft.api import flat
+from weft.ir.attrs import ConstantAttrs
 from weft.ir.work import node_flops
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
@@ -98,7 +99,9 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
     steps = exe.executable.plan.steps
     members = {m for s in steps for m in s.members}
     flops = sum(node_flops(graph.nodes[m], graph) for m in members if graph.nodes[m].prim.value in ("matmul", "conv"))
-    weights = sum(x.nbytes for x in graph.constants.values())
+    # by their types in the graph: NumPy has no bf16
+    types = {node.attrs.digest: node.type for node in graph.nodes if isinstance(node.attrs, ConstantAttrs)}
+    weights = sum(t.nbytes for t in types.values())
     rate = {"f16": 989.4e12, "bf16": 989.4e12, "f32": 66.9e12, "tf32": 494.7e12}[dtype]
     return max(flops / rate, weights / 4.8e12) * 1e3
 

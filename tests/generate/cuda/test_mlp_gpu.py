@@ -12,6 +12,7 @@ from tests.generate.cuda.test_mlp import CASES
 from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 
 import weft
+from weft.device.cuda.nvrtc import CompiledCubin
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -99,38 +100,47 @@ def test_every_schedule(name: str, compiled):
 
 @pytest.mark.parametrize("first", range(0, RANDOM, 50))
 def test_random_networks(first: int, gpu, record_property):  # noqa: F811
-    """Any networks, one schedule of each: near float64, the same bits twice, no serialised products."""
+    """Any networks, one schedule of each that the gate takes: near float64, the same bits twice."""
     machine, facts = gpu
-    cases: list[tuple[int, CudaSource]] = []
+    cases: list[tuple[int, list[CudaSource]]] = []
     for seed in range(first, first + 50):
         problem = mlp(random_net(seed))
         schedules = templates.schedules(problem, facts)
         if isinstance(schedules, Declined):
             assert "do not fit" in schedules.reason or "several layers read" in schedules.reason, schedules.reason
             continue
-        source = templates.emit(problem, schedules[seed % len(schedules)])
-        assert isinstance(source, CudaSource), source
-        cases.append((seed, source))
+        sources = [templates.emit(problem, schedules[(seed + i) % len(schedules)]) for i in range(2)]
+        assert all(isinstance(source, CudaSource) for source in sources), sources
+        cases.append((seed, [s for s in sources if isinstance(s, CudaSource)]))
     assert len(cases) >= 45
-    known = Known(machine.nvrtc, machine.arch, [s for _, s in cases])
+    known = Known(machine.nvrtc, machine.arch, [s for _, both in cases for s in both])
     runner = Gpu(known, machine.arch)
     wrong = {}
-    for seed, source in cases:
+    refused = []
+    for seed, sources in cases:
+        taken = [s for s in sources if _is_taken(known.compile(s.text, arch=machine.arch, flags=s.flags), s)]
+        if len(taken) < 2:
+            refused.append(seed)
+        if not taken:
+            continue
         net = random_net(seed)
         problem = mlp(net)
         inputs = normal(problem, seed)
         exact, own = _exact(problem, inputs)
         size, eager = (float(np.sqrt(np.mean(x**2))) for x in (exact, own - exact))
-        got = np.asarray(runner.run(problem, source, inputs, 2)[0], dtype=np.float64)
+        got = np.asarray(runner.run(problem, taken[0], inputs, 2)[0], dtype=np.float64)
         error = float(np.sqrt(np.mean((got - exact) ** 2)))
         unit = 2.0**-8 if net.dtype is BF16 else 2.0**-11
-        compiled_ = known.compile(source.text, arch=machine.arch, flags=source.flags)
-        used = compiled_.of(source.launches[0].entry)
-        if used.spill_stores:
-            record_property(f"bytes that network {seed} spills", used.spill_stores)
-        if not error <= 1.2 * eager + 0.25 * unit * size or used.spill_stores > SPILLED or compiled_.warnings:
-            wrong[seed] = net, source.schedule.params, error, eager, size, used.spill_stores, compiled_.warnings[:1]
+        if not error <= 1.2 * eager + 0.25 * unit * size:
+            wrong[seed] = net, taken[0].schedule.params, error, eager, size
+    record_property("networks of which a kernel spills or is serialised", refused)
     assert not wrong, wrong
+    assert len(refused) <= len(cases) // 5, refused
+
+
+def _is_taken(compiled_: CompiledCubin, source: CudaSource) -> bool:
+    """Whether the compiler neither serialised its products nor spilled much: the tuner measures no others."""
+    return not compiled_.warnings and compiled_.of(source.launches[0].entry).spill_stores <= SPILLED
 
 
 def _exact(problem, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
