@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         facts = profile("h200")
         for g in cases[:2]:
             found = list(variants(g, facts))
-            for (name, _), x in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
-                print(g.name, name, x if isinstance(x, str) else x.resources[0][1], flush=True)
+            for (name, _), made in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
+                print(g.name, name, made if isinstance(made, str) else made.resources[0][1], flush=True)
         return
     import torch
 
@@ -108,11 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = list(variants(g, facts))
         race = Race(g, facts.l2_bytes)
         race._limit = 10.0  # without a part, the result is another
-        for (name, source), x in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
-            if isinstance(x, str):
-                print(g.name, name, "refused:", x[:120], flush=True)
+        for (name, source), made in zip(found, compiled(nvrtc, facts, [s for _, s in found]), strict=True):
+            if isinstance(made, str):
+                print(g.name, name, "refused:", made[:120], flush=True)
             else:
-                race.add_kernel(name, source, str(x.path))
+                race.add_kernel(name, source, str(made.path))
         race.add_library(lt, 4)
         done = race.run()
         best = min(min(x.samples_us) for x in done if x.side == "library" and x.samples_us)

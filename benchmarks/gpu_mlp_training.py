@@ -328,6 +328,7 @@ def silent_optimizer() -> bool:
     x = torch.rand(c.rows, 8, device="cuda")
     wanted = torch.stack([(3 * x[:, 0]).sin(), x[:, 1] * x[:, 2]], 1)
     results = []
+    loss = torch.zeros((), device="cuda")
     for net in (fused, eager):
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
         scaler = torch.amp.GradScaler("cuda")
