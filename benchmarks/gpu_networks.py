@@ -30,11 +30,13 @@ from benchmarks.record import Record
 from weft.api import flat
 from weft.ir.attrs import ConstantAttrs
 from weft.ir.work import node_flops
+from weft.kernels.measurement import Verdict
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 from weft.report.timeline import chrome_trace
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.timeline import timeline
+from weft.tune.store import Database
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
 """`tf32`: f32 whose products may be rounded, by everybody."""
@@ -106,6 +108,18 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
     return max(flops / rate, weights / 4.8e12) * 1e3
 
 
+def say_refused(cache: Path, since: float) -> None:
+    """Kernels that gave something else than asked, or did not end, since then (seconds since the epoch): to be looked at."""
+    harmless = (Verdict.OK, Verdict.COMPILE, Verdict.RESOURCE, Verdict.SLOW, Verdict.IMPOSSIBLE, Verdict.UNSTABLE)
+    with Database.open(cache) as database:
+        for record in database.records():
+            m = record.measurement
+            if record.started >= since and m.verdict not in harmless:
+                print(
+                    f"   refused: {m.verdict.value} {m.schedule} of {m.problem_key[:300]}: {m.error[:200]}", flush=True
+                )
+
+
 def posed(name: str, batch: int, dtype: str) -> tuple[torch.nn.Module, list[torch.Tensor], Sequence[torch.Tensor]]:
     """A network on the GPU, its inputs and its exact outputs in float64; TF32 is allowed where the type is that."""
     kind = DTYPES[dtype]
@@ -140,6 +154,7 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
 
     exe = weft.compile(module, inputs, options=options, name=name, say=say)
     tuning_s = time.perf_counter() - start
+    say_refused(options.cache, time.time() - tuning_s)
     warm_s = library_s = library_error = 0.0
     if not given.cold_only:
         again = time.perf_counter()

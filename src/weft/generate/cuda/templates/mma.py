@@ -22,6 +22,8 @@ from weft.kernels.source import CudaSource, Launch, Schedule
 
 PAD = 8
 """Floats behind each row of the sums in shared memory, against bank conflicts."""
+_ROWS_AHEAD = 2
+"""On CUDA cores: rows of a thread that are read before they are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,9 @@ def _cuda_cores(s: Shape) -> str:
     """A warp reads 4 rows and 8 columns at once, a chunk of 4 along the sum of each.
 
     Chunks lie within rows as `swizzle` says. What of their places depends on the thread is computed once: rows 4 apart
-    differ in the highest bit of the place, and all else is known when this text is written.
+    differ in the highest bit of the place, and all else is known when this text is written. Rows pass by one after
+    another, each read `_ROWS_AHEAD` rows before its products; the columns' next chunks are read during the first half
+    of the rows. So reads hide behind products, and registers hold few chunks at a time.
     """
     tm, tn = s.wm // 4, s.wn // 8
     chunks = s.bk // 4
@@ -295,10 +299,10 @@ def _cuda_cores(s: Shape) -> str:
     x_at = "at_x[i & 1][q]" if s.wk > 1 else f"at_x[0][q % {half}] + {high}"
     sides = 2 if s.wk > 1 else 1
     sums = "\n".join(
-        f"#pragma unroll\nfor (int i = 0; i < {tm}; ++i)\n#pragma unroll\nfor (int j = 0; j < {tn}; ++j)"
-        f" acc[i][j] = fmaf(x[i].{part}, y[j].{part}, acc[i][j]);"
+        f"#pragma unroll\nfor (int j = 0; j < {tn}; ++j) acc[i][j] = fmaf(x[h].{part}, y[q & 1][j].{part}, acc[i][j]);"
         for part in "xyzw"
     )
+    depth = min(_ROWS_AHEAD, tm)
     return f"""float acc[{tm}][{tn}];
 #pragma unroll
 for (int i = 0; i < {tm}; ++i)
@@ -316,14 +320,25 @@ at_y[q] = (u32)((col0 + (lane & 7)) * {line} + (({own}) ^ ((lane & 7){shift})) *
 auto multiply = [&](u32 a, u32 w) {{
 const unsigned char* const fa = sm + (a - sb);
 const unsigned char* const fw = sm + (w - sb);
+float4 x[{depth + 1}], y[2][{tn}];
+auto read_x = [&](int q, int i) {{ return *(const float4*)(fa + {x_at} + {4 * line} * i); }};
+auto read_y = [&](int q, int j) {{ return *(const float4*)(fw + at_y[q] + {8 * line} * j); }};
+#pragma unroll
+for (int j = 0; j < {tn}; ++j) y[0][j] = read_y(0, j);
+#pragma unroll
+for (int i = 0; i < {depth}; ++i) x[i] = read_x(0, i);
 #pragma unroll
 for (int q = 0; q < {steps}; ++q) {{
-float4 x[{tm}], y[{tn}];
 #pragma unroll
-for (int j = 0; j < {tn}; ++j) y[j] = *(const float4*)(fw + at_y[q] + {8 * line} * j);
+for (int i = 0; i < {tm}; ++i) {{
+const int n = q * {tm} + i, h = n % {depth + 1}, next = n + {depth};
+if (next < {steps * tm}) x[next % {depth + 1}] = read_x(next / {tm}, next % {tm});
+if (q + 1 < {steps}) {{
 #pragma unroll
-for (int i = 0; i < {tm}; ++i) x[i] = *(const float4*)(fa + {x_at} + {4 * line} * i);
+for (int j = 2 * i * {tn} / {tm}; j < min(2 * (i + 1) * {tn} / {tm}, {tn}); ++j) y[(q + 1) & 1][j] = read_y(q + 1, j);
+}}
 {sums}
+}}
 }}
 }};"""
 
