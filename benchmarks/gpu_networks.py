@@ -109,15 +109,14 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
 
 
 def say_refused(cache: Path, since: float) -> None:
-    """Kernels that gave something else than asked, or did not end, since then (seconds since the epoch): to be looked at."""
+    """Kernels that gave something else than asked, or did not end, since then (seconds since the epoch)."""
     harmless = (Verdict.OK, Verdict.COMPILE, Verdict.RESOURCE, Verdict.SLOW, Verdict.IMPOSSIBLE, Verdict.UNSTABLE)
     with Database.open(cache) as database:
         for record in database.records():
             m = record.measurement
             if record.started >= since and m.verdict not in harmless:
-                print(
-                    f"   refused: {m.verdict.value} {m.schedule} of {m.problem_key[:300]}: {m.error[:200]}", flush=True
-                )
+                problem = " ".join(m.problem_key.split())[:300]
+                print(f"   refused: {m.verdict.value} {m.schedule} of {problem}: {m.error[:200]}", flush=True)
 
 
 def posed(name: str, batch: int, dtype: str) -> tuple[torch.nn.Module, list[torch.Tensor], Sequence[torch.Tensor]]:
