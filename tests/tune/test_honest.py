@@ -17,7 +17,17 @@ from weft.ir.types import DType
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
-from weft.tune.verify import Arena, Binding, Verified, build_reference, verify
+from weft.tune.bulk import classes
+from weft.tune.verify import (
+    Arena,
+    Binding,
+    Expected,
+    Verified,
+    _clear_of_overflow,
+    build_reference,
+    compare,
+    verify,
+)
 
 
 class FrameworkSubject:
@@ -69,3 +79,29 @@ def test_single_primitives_pass(prim: Prim) -> None:
         except (RuntimeError, NotImplementedError):
             continue  # this torch lacks the operator for the type
         assert found.verdict is Verdict.OK, (str(graph), found)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float16, 65520.0), (torch.bfloat16, 3.3961775292304783e38)])
+def test_rounding_may_decide_what_is_just_infinite_and_nothing_else(dtype: torch.dtype, least: float) -> None:
+    """A right sum in another order may be infinite where the exact one is the largest number, or the reverse."""
+    kind = DType.F16 if dtype is torch.float16 else DType.BF16
+    factors = (1 - 1e-6, 1 + 1e-6, -1 + 1e-6, 0.97, 1.03, 1e-3, 0.0)
+    value = torch.tensor([least * f for f in factors], dtype=torch.float64)
+    exact = value.to(dtype)
+    assert exact[0].isfinite() and exact[1].isinf() and exact[3].isfinite() and exact[4].isinf()
+    assert _clear_of_overflow(value, exact, kind, None).tolist() == [False] * 3 + [True] * 4
+    known = torch.tensor([True] * 5 + [False, True])
+    assert _clear_of_overflow(value, exact, kind, known).tolist() == [False] * 3 + [True, True, False, True]
+    finite = value[3:4]
+    assert _clear_of_overflow(finite, finite.to(dtype), kind, None) is None
+
+    want = Expected(
+        value, exact, False, None, _clear_of_overflow(value, exact, kind, None), False, False, classes(exact)
+    )
+    other = exact.clone()
+    other[0], other[1] = float("inf"), torch.finfo(dtype).max
+    assert compare(other, want, "here").verdict is Verdict.OK
+    for place, wrong in ((3, float("inf")), (4, torch.finfo(dtype).max), (6, float("nan"))):
+        broken = exact.clone()
+        broken[place] = wrong
+        assert compare(broken, want, "here").verdict is Verdict.NAN_CLASS

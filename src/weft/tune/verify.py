@@ -28,7 +28,7 @@ from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
-from weft.ir.types import TensorType
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
@@ -36,7 +36,7 @@ from weft.kernels.source import KernelSource, LibraryCall
 from weft.tune import bulk
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
-from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, ULPS, Limits, gate_a
+from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, TOLERANCES, ULPS, Limits, gate_a
 
 VERIFIER_VERSION = 3
 """Part of the key of every verdict; raised when a check changes."""
@@ -256,7 +256,8 @@ class Expected:
     limits: Limits | None
     """Gate A; None: only classes are compared (nothing for integers)."""
     judged: torch.Tensor | None
-    """Elements that count: where the float64 value and the native one agree on the class; None: all."""
+    """Elements that count: where the float64 value and the native one agree on the class, and neither lies where the
+    order of a sum decides whether it overflows; None: all."""
     skip: bool
     """The output depends on an undefined case."""
     finite: bool
@@ -398,6 +399,7 @@ def _expect(
                 native = other.to(rounded.dtype).contiguous()
                 if not bulk.same_classes(native, bulk.classes(rounded), None):
                     judged = bulk.classes(rounded) == bulk.classes(native)
+                judged = _clear_of_overflow(value, rounded, t.dtype, judged)
             numeric = kind is InputSet.NORMAL or (kind is InputSet.INTEGERS and share == 0)
             if numeric:
                 limits = _limits(t, value, [p.outputs[k] for p in plains], ulps, share)
@@ -407,6 +409,30 @@ def _expect(
         classes = bulk.classes(rounded) if t.dtype.is_float and not finite else None
         expected.append(Expected(value, rounded, equal, limits, judged, precise.undefined[k], finite, classes))
     return Case(kind, tuple(inputs), tuple(expected))
+
+
+OVERFLOW_UNITS = 4.0
+"""So many units of rounding around the least number that becomes infinite, the order of a sum may decide."""
+
+
+def _clear_of_overflow(
+    value: torch.Tensor, rounded: torch.Tensor, dtype: DType, judged: torch.Tensor | None
+) -> torch.Tensor | None:
+    """`judged` without elements that are infinite or the largest number as rounding has it; None: all are judged.
+
+    Args:
+        value: what the elements are, in float64.
+        rounded: the same in the output's type.
+        dtype: that type.
+        judged: which elements are (bool); None: all of them.
+    """
+    if all_finite(rounded) or dtype.itemsize == 1:  # 8-bit floats saturate
+        return judged
+    least = float(torch.finfo(rounded.dtype).max) * (1.0 + TOLERANCES[dtype].unit / 2)
+    near = ((value.abs() / least) - 1.0).abs() <= OVERFLOW_UNITS * TOLERANCES[dtype].unit
+    if not bool(near.any()):
+        return judged
+    return ~near if judged is None else judged & ~near
 
 
 SMALL_OUTPUT = 256
