@@ -156,6 +156,54 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
         np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
 
 
+LINES = {
+    "nn": product((2, 50, 44), (2, 44, 68), weight=False, dtype=F32),
+    "tn": product((37, 48), (37, 72), weight=False, turn_left=True, dtype=F32),
+    "tt": product((32, 128), (256, 32), weight=False, turn_left=True, turn_right=True, dtype=F32),
+    "whole": product((128, 64), (64, 256), weight=False, dtype=F32),
+}
+"""Products whose rows or columns are neighbours in memory: as they lie on the way to CUDA cores."""
+LINE_SHAPES = {
+    "16x16 by two warps along the sum": Shape(32, 32, 16, 16, 16, 2, 3, 1, False),
+    "16x32 by four warps along the sum": Shape(16, 64, 32, 16, 32, 4, 3, 1, False),
+    "32x16 by a cluster": Shape(64, 16, 32, 32, 16, 1, 4, 2, True),
+    "32x64 by two blocks": Shape(64, 64, 16, 32, 64, 1, 5, 2, False),
+    "64x64": Shape(64, 256, 16, 64, 64, 1, 4, 1, False),
+}
+
+
+@pytest.fixture(scope="module")
+def of_lines() -> tuple[dict[tuple[str, str], CudaSource], Emulated]:
+    found: dict[tuple[str, str], CudaSource] = {}
+    for name, problem in LINES.items():
+        for shape_name, shape in LINE_SHAPES.items():
+            source = templates.emit(problem, shape.schedule("simt"))
+            assert isinstance(source, CudaSource), source
+            found[name, shape_name] = source
+    return found, Emulated(list(found.values()))
+
+
+@pytest.mark.parametrize("shape", LINE_SHAPES)
+@pytest.mark.parametrize("name", LINES)
+def test_lines_are_multiplied_as_they_lie(
+    name: str, shape: str, of_lines: tuple[dict[tuple[str, str], CudaSource], Emulated]
+):
+    problem, (found, emulated) = LINES[name], of_lines
+    source = found[name, shape]
+    assert "w_store16(" not in source.text.rpartition("__launch_bounds__")[2], "nothing passes through registers"
+    inputs = small_integers(problem)
+    (got,) = run(emulated, problem, source, inputs, defer=True)
+    np.testing.assert_array_equal(got, evaluate(problem.graph, inputs, precise=True)[0])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_lines_compile_without_spills(arch: str):
+    shapes = [Shape(128, 64, 16, 64, 64, 1, 4, 1, False), Shape(128, 128, 32, 32, 64, 1, 4, 1, False)]
+    problem = product((1024, 1024), (1024, 1024), weight=False, dtype=F32)
+    sources = [templates.emit(problem, s.schedule("simt")) for s in shapes]
+    compiled_well([s for s in sources if isinstance(s, CudaSource)], arch, H200 if arch == "sm_90a" else A100)
+
+
 def network(n: int) -> list[Problem]:
     """Convolutions and products of ResNet-50, candy and BERT for n images or sentences."""
     shapes = [

@@ -107,7 +107,7 @@ def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
             continue  # sums of integers travel as bits
         if p.a_load == "columns" and s.bm < 16:
             continue
-        if not p.tensor and s.wm * s.wn > 2048 and p.a_load != "rows":
+        if not p.tensor and s.wm * s.wn > 2048 and p.a_load not in ("rows", "columns"):
             continue  # addresses want registers too
         yield s
 

@@ -302,8 +302,46 @@ def _across(lines: int, bk: int, threads: int, name: str, place: str, inside: st
     )
 
 
+def _lines(count: int, tile: Tile, name: str, place: str, step: int, inside: str, first: str) -> Loader:
+    """The same for CUDA cores, which take lines as they lie: for each element of the sum, `count` of them side by side.
+
+    `place` and `inside` are C text of the address and existence of four lines from `at` on at element 0 of the sum;
+    `step` leads to the next element. The address of a thread's first piece is kept, and others lie at known distances.
+    """
+    chunks = count // 4
+    pieces = tile.bk * chunks
+    operand = "A" if name == "a" else "W"
+    ok = "" if not inside else f"const bool ok = {inside}; "
+    assert tile.threads % chunks == 0, "a thread's pieces lie in the same lines"
+    setup = (
+        f"const int {name}_at = {first} + t % {chunks} * 4;\n"
+        f"const float* {name}_first; {{ const int at = {name}_at; {name}_first = {place} + t / {chunks} * {step}; }}\n"
+    )
+    if ok:
+        ok = f"const int at = {name}_at, k = kb * {tile.bk} + x / {chunks}; (void)at; (void)k; {ok}"
+    head = f"const float* const from = {name}_first + kb * {tile.bk * step};"
+    body = ok + _piece(f"from + i * {tile.threads // chunks * step}", operand, bool(ok))
+    return Loader(setup=setup, begin=head + each(pieces, tile.threads, body))
+
+
+def _piece(place: str, operand: str, masked: bool) -> str:
+    """Statement: the copy of piece `x` of a tile in the order of memory; zeros where it is not `ok`."""
+    if masked:
+        return _copy("to + x * 16", f"(ok ? {place} : {operand})", "(ok ? 16u : 0u)")
+    return _copy("to + x * 16", place, "16")
+
+
+def _inside(at: str, lines: int, tile_lines: int, p: Product, tile: Tile) -> str:
+    """C text that a piece exists; "" where all do."""
+    tests = [f"{at} < {lines}"] if lines % tile_lines else []
+    return " && ".join([*tests, f"k < {p.k}"] if p.k % tile.bk else tests)
+
+
 def _elements(p: Product, tile: Tile) -> Loader:
     c = p.c
+    if p.a_lines:
+        start = f"A + {_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'at')}"
+        return _lines(tile.bm, tile, "a", start, c.a_walk.channel, _inside("at", p.m, tile.bm, p, tile), "m0")
     if p.a_across:
         offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'at')} + k * {c.a_walk.channel}"
         return _across(tile.bm, tile.bk, tile.threads, "ra", f"A + {offset}", f"at < {p.m} && k < {p.k}", "m0")
@@ -430,6 +468,8 @@ def load_w(p: Product, tile: Tile) -> Loader:
         row = f"n0 + x / {chunks}"
         place = f"{base} + ({row}) * {walk.channel}"
         return _runs(p, tile, tile.bn, "w", "", place, f"{row} < {p.n}", _size(p, c.w))
+    if p.w_lines:
+        return _lines(tile.bn, tile, "w", f"W + {base} + at", c.w_k, _inside("at", p.n, tile.bn, p, tile), "n0")
     if p.w_across:
         place = f"W + {base} + at + k * {c.w_k}"
         return _across(tile.bn, tile.bk, tile.threads, "rw", place, f"at < {p.n} && k < {p.k}", "n0")

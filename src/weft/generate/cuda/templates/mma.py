@@ -22,8 +22,6 @@ from weft.kernels.source import CudaSource, Launch, Schedule
 
 PAD = 8
 """Floats behind each row of the sums in shared memory, against bank conflicts."""
-_ROWS_AHEAD = 2
-"""On CUDA cores: rows of a thread that are read before they are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines += _loop(s, a_bytes, stage, slot)
     lines += [
         "float* const sums = (float*)sm;",
-        wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s, tensor),
+        wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
     ]
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
     lines.append("}")
@@ -226,7 +224,7 @@ def _fragments(p: Product, s: Shape, tensor: bool) -> str:
         f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n"
         "(void)wk;\n"
     )
-    return place + (_tensor_cores(p, s) if tensor else _cuda_cores(s))
+    return place + (_tensor_cores(p, s) if tensor else _cuda_cores(p, s))
 
 
 def _tensor_cores(p: Product, s: Shape) -> str:
@@ -280,13 +278,12 @@ for (int j = 0; j < {ni}; ++j) {{
 }};"""
 
 
-def _cuda_cores(s: Shape) -> str:
+def _cuda_cores(p: Product, s: Shape) -> str:
     """A warp reads 4 rows and 8 columns at once, a chunk of 4 along the sum of each.
 
     Chunks lie within rows as `swizzle` says. What of their places depends on the thread is computed once: rows 4 apart
-    differ in the highest bit of the place, and all else is known when this text is written. Rows pass by one after
-    another, each read `_ROWS_AHEAD` rows before its products; the columns' next chunks are read during the first half
-    of the rows. So reads hide behind products, and registers hold few chunks at a time.
+    differ in the highest bit of the place, and all else is known when this text is written. Rows or columns that are
+    neighbours in memory are so here, too: four of a thread's are read at once, for one element of the sum.
     """
     tm, tn = s.wm // 4, s.wn // 8
     chunks = s.bk // 4
@@ -298,61 +295,104 @@ def _cuda_cores(s: Shape) -> str:
     high = f"(u32)(((q / {half}) ^ (i & 1)) * {16 * half})"
     x_at = "at_x[i & 1][q]" if s.wk > 1 else f"at_x[0][q % {half}] + {high}"
     sides = 2 if s.wk > 1 else 1
+    if p.a_lines:
+        x, x_of = f"float x[4][{tm}];", "x[{e}][i]"
+        x_place = _line_place("x", "row0 + (lane >> 3) * 4", s.bm, steps, s.wk)
+        x_read = _line_reads("x", "fa", s.bm, tm, 16, 4)
+    else:
+        x, x_of = f"float4 x[{tm}];", "x[i].{part}"
+        x_place = f"""u32 at_x[{sides}][{kept}];
+#pragma unroll
+for (int h = 0; h < {sides}; ++h)
+#pragma unroll
+for (int q = 0; q < {kept}; ++q)
+at_x[h][q] = (u32)((row0 + (lane >> 3)) * {line} + (({own}) ^ ((lane >> 3){shift}) ^ h * {half}) * 16);"""
+        x_read = f"""#pragma unroll
+for (int i = 0; i < {tm}; ++i) x[i] = *(const float4*)(fa + {x_at} + {4 * line} * i);"""
+    if p.w_lines:
+        v = _columns_at_once(s)
+        y, y_of = f"float y[4][{tn}];", "y[{e}][j]"
+        y_place = _line_place("y", f"col0 + (lane & 7) * {v}", s.bn, steps, s.wk)
+        y_read = _line_reads("y", "fw", s.bn, tn, 8 * v, v)
+    else:
+        y, y_of = f"float4 y[{tn}];", "y[j].{part}"
+        y_place = f"""u32 at_y[{steps}];
+#pragma unroll
+for (int q = 0; q < {steps}; ++q)
+at_y[q] = (u32)((col0 + (lane & 7)) * {line} + (({own}) ^ ((lane & 7){shift})) * 16);"""
+        y_read = f"""#pragma unroll
+for (int j = 0; j < {tn}; ++j) y[j] = *(const float4*)(fw + at_y[q] + {8 * line} * j);"""
     sums = "\n".join(
-        f"#pragma unroll\nfor (int j = 0; j < {tn}; ++j) acc[i][j] = fmaf(x[h].{part}, y[q & 1][j].{part}, acc[i][j]);"
-        for part in "xyzw"
+        f"#pragma unroll\nfor (int i = 0; i < {tm}; ++i)\n#pragma unroll\nfor (int j = 0; j < {tn}; ++j) acc[i][j] ="
+        f" fmaf({x_of.format(e=e, part=part)}, {y_of.format(e=e, part=part)}, acc[i][j]);"
+        for e, part in enumerate("xyzw")
     )
-    depth = min(_ROWS_AHEAD, tm)
     return f"""float acc[{tm}][{tn}];
 #pragma unroll
 for (int i = 0; i < {tm}; ++i)
 #pragma unroll
 for (int j = 0; j < {tn}; ++j) acc[i][j] = 0.0f;
-u32 at_x[{sides}][{kept}], at_y[{steps}];
-#pragma unroll
-for (int h = 0; h < {sides}; ++h)
-#pragma unroll
-for (int q = 0; q < {kept}; ++q)
-at_x[h][q] = (u32)((row0 + (lane >> 3)) * {line} + (({own}) ^ ((lane >> 3){shift}) ^ h * {half}) * 16);
-#pragma unroll
-for (int q = 0; q < {steps}; ++q)
-at_y[q] = (u32)((col0 + (lane & 7)) * {line} + (({own}) ^ ((lane & 7){shift})) * 16);
+{x_place}
+{y_place}
 auto multiply = [&](u32 a, u32 w) {{
 const unsigned char* const fa = sm + (a - sb);
 const unsigned char* const fw = sm + (w - sb);
-float4 x[{depth + 1}], y[2][{tn}];
-auto read_x = [&](int q, int i) {{ return *(const float4*)(fa + {x_at} + {4 * line} * i); }};
-auto read_y = [&](int q, int j) {{ return *(const float4*)(fw + at_y[q] + {8 * line} * j); }};
-#pragma unroll
-for (int j = 0; j < {tn}; ++j) y[0][j] = read_y(0, j);
-#pragma unroll
-for (int i = 0; i < {depth}; ++i) x[i] = read_x(0, i);
 #pragma unroll
 for (int q = 0; q < {steps}; ++q) {{
-#pragma unroll
-for (int i = 0; i < {tm}; ++i) {{
-const int n = q * {tm} + i, h = n % {depth + 1}, next = n + {depth};
-if (next < {steps * tm}) x[next % {depth + 1}] = read_x(next / {tm}, next % {tm});
-if (q + 1 < {steps}) {{
-#pragma unroll
-for (int j = 2 * i * {tn} / {tm}; j < min(2 * (i + 1) * {tn} / {tm}, {tn}); ++j) y[(q + 1) & 1][j] = read_y(q + 1, j);
-}}
+{x} {y}
+{y_read}
+{x_read}
 {sums}
-}}
 }}
 }};"""
 
 
-def to_shared(s: Shape, tensor: bool = True) -> str:
+def _line_place(name: str, first: str, lines: int, steps: int, wk: int) -> str:
+    """Text: where a thread's first lines are, for the first element of the sum that its warp takes."""
+    own = f" + wk * {16 * steps * lines}" if wk > 1 else ""
+    return f"const u32 at_{name} = (u32)(({first}) * 4{own});"
+
+
+def _line_reads(name: str, tile: str, lines: int, count: int, period: int, v: int) -> str:
+    """Text: a thread's `count` lines, `v` neighbours of every `period`, for four elements of the sum."""
+    fields = " ".join(f"{name}[e][{v} * i + {n}] = r.{f};" for n, f in enumerate("xyzw"[:v]))
+    return f"""#pragma unroll
+for (int e = 0; e < 4; ++e)
+#pragma unroll
+for (int i = 0; i < {count // v}; ++i) {{
+const float{v} r = *(const float{v}*)({tile} + at_{name} + (q * 4 + e) * {4 * lines} + i * {4 * period});
+{fields} }}"""
+
+
+def _columns_at_once(s: Shape) -> int:
+    """Neighbouring columns that a thread of the CUDA cores' products reads at once."""
+    return min(4, s.wn // 8)
+
+
+def cores_to_shared(p: Product, s: Shape) -> str:
+    """`to_shared` for sums that CUDA cores have made."""
+    pitch, v = s.bn + PAD, _columns_at_once(s)
+    row = "i / 4 * 16 + (lane >> 3) * 4 + i % 4" if p.a_lines else "i * 4 + (lane >> 3)"
+    begin = (
+        f"float* const mine = sums + wk * {s.bm * pitch};\n"
+        f"#pragma unroll\nfor (int i = 0; i < {s.wm // 4}; ++i)\n#pragma unroll\n"
+    )
+    if not p.w_lines:
+        return begin + (
+            f"for (int j = 0; j < {s.wn // 8}; ++j)"
+            f" mine[(row0 + {row}) * {pitch} + col0 + j * 8 + (lane & 7)] = acc[i][j];"
+        )
+    values = ", ".join(f"acc[i][j * {v} + {n}]" for n in range(v))
+    return begin + (
+        f"for (int j = 0; j < {s.wn // 8 // v}; ++j) *(float{v}*)(mine + (row0 + {row}) * {pitch}"
+        f" + col0 + (j * 8 + (lane & 7)) * {v}) = make_float{v}({values});"
+    )
+
+
+def to_shared(s: Shape) -> str:
     """The warp's sums into its own copy of the tile in shared memory."""
     row = s.bn + PAD
     to = f"float* const mine = sums + wk * {s.bm * row};\n"
-    if not tensor:
-        return to + (
-            f"#pragma unroll\nfor (int i = 0; i < {s.wm // 4}; ++i)\n#pragma unroll\n"
-            f"for (int j = 0; j < {s.wn // 8}; ++j)"
-            f" mine[(row0 + i * 4 + (lane >> 3)) * {row} + col0 + j * 8 + (lane & 7)] = acc[i][j];"
-        )
     return to + (
         f"#pragma unroll\nfor (int i = 0; i < {s.wm // 16}; ++i)\n"
         f"#pragma unroll\nfor (int j = 0; j < {s.wn // 8}; ++j) {{\n"

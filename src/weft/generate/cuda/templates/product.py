@@ -72,6 +72,16 @@ class Product:
         return self.dtype is DType.F32 and self.w_load == "elements" and _columns_together(self.c, 4)
 
     @property
+    def a_lines(self) -> bool:
+        """True for rows that are neighbours in memory and stay so on the way to CUDA cores."""
+        return not self.tensor and self.a_across
+
+    @property
+    def w_lines(self) -> bool:
+        """The same for columns of the right operand."""
+        return not self.tensor and self.w_across
+
+    @property
     def float8(self) -> bool:
         """True for operands of 8-bit floats."""
         return self.dtype.is_float8
