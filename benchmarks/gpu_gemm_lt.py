@@ -295,15 +295,23 @@ def dry(given: argparse.Namespace) -> None:
 
 
 def keep(path: Path) -> None:
-    """Put a file of results, without single samples, into the records of the repository."""
+    """Put a file of results, without single samples, into the records of the repository, in place of the same cases.
+
+    Those of another commit than the file's name theirs.
+    """
     lines = read(path)
-    kept = [x for x in lines if x.get("record") == "environment"][:1]
-    for x in lines:
-        if x.get("record") == "case" and "ratio" in x:
-            short = ("record", "group", "case", "library_us", "weft_us", "ratio", "tflops", "weft_name", "library_name")
-            kept.append({k: x[k] for k in short})
+    head = next(x for x in lines if x.get("record") == "environment")
     to = RESULTS / "nvidia-h200" / "gemm.jsonl"
-    to.write_text("".join(json.dumps(x) + "\n" for x in kept))
+    before = read(to) if to.exists() else []
+    old_head = next((x for x in before if x.get("record") == "environment"), head)
+    short = ("record", "group", "case", "library_us", "weft_us", "ratio", "tflops", "weft_name", "library_name")
+    kept = [{k: x[k] for k in short} for x in lines if x.get("record") == "case" and "ratio" in x]
+    new = {(x["group"], x["case"]) for x in kept}
+    for x in before:
+        if x.get("record") == "case" and (x["group"], x["case"]) not in new:
+            commit = x.get("commit", old_head["commit"])
+            kept.append({k: x[k] for k in short} | ({"commit": commit} if commit != head["commit"] else {}))
+    to.write_text("".join(json.dumps(x) + "\n" for x in (head, *kept)))
 
 
 def times_of(line: Line) -> dict[str, float]:

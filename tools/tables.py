@@ -149,6 +149,7 @@ def gpu_memory() -> str:
 GEMM_GROUPS = {
     "f16": "f16, nn and nt", "bf16": "bf16", "layouts": "f16, each layout", "epilogues": "what it does not fuse",
     "fused": "what it fuses", "f32": "f32 without TF32", "tf32": "TF32", "exhaustive": "90 configurations",
+    "fp8": "f8e4m3 and f8e5m2", "fp8_fast": "f8e4m3, sums that stay in the tensor cores",
 }  # fmt: skip
 """Groups of `benchmarks.gemm_shapes` in words."""
 
@@ -168,7 +169,8 @@ def gpu_kernels() -> str:
             rows.append([f"{suite}{', ' if name else ''}{name}", against, f"{len(values)}",
                          f"**{geometric_mean(values):.2f}**", f"{min(values):.2f}", f"{lost}"])  # fmt: skip
         if lines:
-            notes.append(f"{suite}: commit {lines[0]['commit']}, `{lines[0]['command']}`")
+            commits = sorted({str(x.get("commit", lines[0]["commit"])) for x in lines})
+            notes.append(f"{suite}: commit{'s' * (len(commits) > 1)} {', '.join(commits)}, `{lines[0]['command']}`")
 
     add("convolutions", "cuDNN, the convolution alone", "ratio_conv", lambda c: f"batch {c['batch']}")
     add("convolutions", "cuDNN, with what follows it", "ratio_chain", lambda c: f"batch {c['batch']}")
