@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_views import Expr
-from weft.generate.cuda.templates.tma_operands import Dim
+from weft.generate.cuda.templates.tma_operands import Dim, merged
 from weft.ir.declined import Declined
 from weft.kernels.source import Pointer, TensorMap
 
@@ -57,10 +57,10 @@ def mapped(p: Attention, x: Expr, columns: int, box: int, *, keyed: bool) -> Map
         if fixed:
             return Declined("keys that change along rows")
     else:
-        rows = _joined(p, p.rows, view.strides)
+        rows = merged(p.dims, view.strides, p.rows)
         if any(n % ROWS for n, _ in rows[1:]):
             return Declined("rows that are no boxes in memory")
-    outer = [(n, step, inner) for n, step, inner in _places(_joined(p, p.z, view.strides)) if step]
+    outer = [(n, step, inner) for n, step, inner in _places(merged(p.dims, view.strides, p.z)) if step]
     index = "n" if keyed else "m"
     dims = [Dim(columns + view.offset, 1, PANEL, "")]
     dims += [
@@ -90,20 +90,6 @@ def mapped(p: Attention, x: Expr, columns: int, box: int, *, keyed: bool) -> Map
     )
     at = [d.at for d in dims[1:]]
     return Mapped(found, tuple(at[:count]), tuple(at[count:]), view.offset)
-
-
-def _joined(p: Attention, positions: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, step) of some dimensions, slowest first; neighbours that act as one are joined."""
-    found: list[tuple[int, int]] = []
-    for i in positions:
-        n, step = p.dims[i], strides[i]
-        if n == 1:
-            continue
-        if found and found[-1][1] == step * n:
-            found[-1] = (found[-1][0] * n, step)
-        else:
-            found.append((n, step))
-    return found
 
 
 def _places(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

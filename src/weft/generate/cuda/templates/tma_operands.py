@@ -78,17 +78,23 @@ class Rows:
         return a, b, c
 
 
-def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(size, step, size of all faster ones) of dimensions, slowest first; neighbours that act as one are joined."""
+def merged(sizes: Sequence[int], steps: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
+    """(size, step) of some dimensions, slowest first; neighbours that act as one are joined."""
     found: list[tuple[int, int]] = []
     for i in positions:
-        n, step = dims[i], walk.dims[i]
+        n, step = sizes[i], steps[i]
         if n == 1:
             continue
         if found and found[-1][1] == step * n:
             found[-1] = (found[-1][0] * n, step)
         else:
             found.append((n, step))
+    return found
+
+
+def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(size, step, size of all faster ones) of dimensions, slowest first; neighbours that act as one are joined."""
+    found = merged(dims, walk.dims, positions)
     inner = [math.prod(n for n, _ in found[i + 1 :]) for i in range(len(found))]
     return [(n, step, faster) for (n, step), faster in zip(found, inner, strict=True)]
 
