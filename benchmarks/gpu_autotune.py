@@ -1,50 +1,269 @@
 """torch.compile in mode max-autotune beside eager, both in CUDA graphs: the slow peer, in runs of its own.
 
     python -m benchmarks.gpu_autotune [NAME ...] [--batch 1,16] [--dtype f16] [--seconds 560]
+    CUDA_VISIBLE_DEVICES=0 taskset -c 0-15 python -m benchmarks.gpu_autotune --jobs 8 --part 0/2 --seconds 350
 
 Eager's graph is timed in the same interleaved rounds, and is the yardstick: `benchmarks.gpu_networks` times it beside
 Weft. Cases already on record are passed over, and no case is begun after `--seconds`, so that the command can be given
 again until nothing is left.
+
+With `--jobs N`, N networks are compiled at a time on one GPU, in processes of their own, those that take longest
+first. Every timing on which Inductor bases a choice is made in the process's turn at the GPU (`side_by_side.Turn`).
+What runs there outside a turn: each network's reference in float64, its weights' way to the GPU, eager's graphs (three
+runs and a capture each), all before its compilation begins; then the inputs of kernels that are about to be timed, and
+three runs and a capture of what was compiled. Inductor takes the least of up to 100 samples, so that little of this
+shows. After `--seconds`, or when all is compiled, what still compiles is ended, and the networks are timed one at a
+time while the others idle, by the same protocol as without `--jobs`. Compilers' files are kept apart by network:
+nobody meets what another left. A case's record has the seconds that it waited for turns and held them in `turns_s`,
+and from start to graph in `prepared_s`; `peer_compile_s` is then on a machine that others use too.
+
+`--part K/N` takes every Nth of the missing cases, for N such runs on as many GPUs, started together. `--timings FILE`
+keeps Inductor's own record of what it timed (a few MB), and begins with what the file has: a case that was cut off
+goes on where it was, and its record then says `resumed`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import json
+import os
+import re
+import signal
 import statistics
 import sys
+import tarfile
+import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
-from benchmarks.gpu_networks import error_of, peer, posed, record_of
+from benchmarks.gpu_networks import error_of, folder_of_gpu, peer, posed, record_of
 from benchmarks.models import NETWORKS
-from benchmarks.record import Record
+from benchmarks.record import RESULTS
+from benchmarks.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 
+LONGEST_FIRST = (
+    "yolov4", "inception_v3", "resnet50", "efficientvit_b1", "yolox_nano",
+    "segformer_b0", "vit_b16", "bert_base", "candy", "vgg16",
+)  # fmt: skip
+MEASURE_S = 60.0
+ENTRIES = ("benchmark_gpu", "benchmark_gpu_with_cuda_graph")
+"""The methods of Inductor's benchmarkers in which anything is timed on a GPU."""
 
-def run_case(name: str, batch: int, dtype: str, record: Record, rounds: int) -> None:
-    """Compile and time one network; one record."""
+
+def prepared(name: str, batch: int, dtype: str, rounds: int) -> Callable[[], dict[str, Any]]:
+    """Compile one network and record its graphs; what then times them, and gives the case's line."""
     module, inputs, exact = posed(name, batch, dtype)
     images = all(x.ndim == 4 for x in inputs)
-    runs, compile_s, errors = {}, {}, {}
+    graphs, compile_s = {}, {}
     for who, last in (("eager", False), *([("eager", True)] if images else []), ("autotune", images)):
         label = f"{who}_last" if last else who
-        captured, compile_s[label], _, _ = peer(who, module, inputs, channels_last=last)
-        errors[label] = error_of(captured.replay(), exact)
-        runs[label] = captured.replay
-    samples = interleave(runs, rounds=rounds, seed=1, budget_s=60, sample=gpu.sample_us)
-    ms = {k: round(statistics.median(v) / 1e3, 5) for k, v in samples.items()}
-    record.add(
-        {
+        graphs[label], compile_s[label], _, _ = peer(who, module, inputs, channels_last=last)
+
+    def measure() -> dict[str, Any]:
+        errors = {k: error_of(graph.replay(), exact) for k, graph in graphs.items()}
+        runs = {k: graph.replay for k, graph in graphs.items()}
+        samples = interleave(runs, rounds=rounds, seed=1, budget_s=60, sample=gpu.sample_us)
+        ms = {k: round(statistics.median(v) / 1e3, 5) for k, v in samples.items()}
+        return {
             "record": "case", "suite": "autotune", "case": f"{name}/b{batch}/{dtype}", "peers_ms": ms, "errors": errors,
             "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
             "samples_ms": {k: [round(x / 1e3, 5) for x in v] for k, v in samples.items()},
-        }
-    )  # fmt: skip
-    torch.compiler.reset()
+        }  # fmt: skip
+
+    return measure
+
+
+def split(case: str) -> tuple[str, int, str]:
+    """Network, batch and type of a case's name."""
+    name, batch, dtype = case.split("/")
+    return name, int(batch.removeprefix("b")), dtype
+
+
+def one_by_one(cases: Sequence[str], given: argparse.Namespace) -> None:
+    """Compile and time them here, each alone on the machine."""
+    began = time.monotonic()
+    for case in cases:
+        if time.monotonic() - began > given.seconds:
+            print(f"{case}: no time left", file=sys.stderr)
+            continue
+        try:
+            put({**prepared(*split(case), given.rounds)(), "jobs": 1})
+        except RuntimeError as error:
+            print(f"{case}: failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def entry_points(benchmarking: ModuleType) -> list[tuple[type, str]]:
+    """The methods in which Inductor times anything on a GPU, with the classes that define them.
+
+    Raises:
+        RuntimeError: this version's are others: timings would not be made in turn.
+    """
+    named = vars(benchmarking)
+    found = [(x, name) for x in named.values() if isinstance(x, type) for name in ENTRIES if name in vars(x)]
+    used = next((x for x in type(named.get("benchmarker")).__mro__ if ENTRIES[0] in vars(x)), None)
+    if (used, ENTRIES[0]) not in found or used is named.get("Benchmarker"):
+        raise RuntimeError(f"torch {torch.__version__} times kernels elsewhere than in {ENTRIES[0]}: cannot take turns")
+    return found
+
+
+@contextlib.contextmanager
+def inductor_in_turn(turn: Turn) -> Iterator[int]:
+    """While open, what Inductor times on a GPU is timed in this turn; how many of its functions do so.
+
+    Raises:
+        RuntimeError: this version, or its settings, would time something otherwise.
+    """
+    from torch._inductor import config, utils
+    from torch._inductor.runtime import benchmarking
+
+    for setting in ("autotune_in_subproc", "pipeline_max_autotune_gemm"):
+        if getattr(config, setting, False):
+            raise RuntimeError(f"torch._inductor.config.{setting} is set: its processes would not take turns")
+    places: list[tuple[Any, str]] = list(entry_points(benchmarking))
+    if not hasattr(utils, "_do_bench_using_profiling"):
+        raise RuntimeError(f"torch._inductor.utils of torch {torch.__version__} times kernels in a way not known here")
+    places.append((utils, "_do_bench_using_profiling"))
+    before = [(owner, name, vars(owner)[name]) for owner, name in places]
+    for owner, name, function in before:
+        setattr(owner, name, _in_turn(turn, function))
+    try:
+        yield len(before)
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def _in_turn(turn: Turn, function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(*given: Any, **named: Any) -> Any:
+        with turn:
+            return function(*given, **named)
+
+    return timed
+
+
+def worker(given: argparse.Namespace) -> None:
+    """What one process of `side_by_side` does."""
+    turn = Turn(given.turn)
+
+    def prepare() -> Callable[[], Result]:
+        from torch._inductor.async_compile import AsyncCompile
+
+        if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1") != "1" and hasattr(AsyncCompile, "process_pool"):
+            AsyncCompile.process_pool()  # now, before this thread comes before its helpers
+        niceness(PREPARING)
+        with inductor_in_turn(turn):
+            measure = prepared(*split(given.worker), given.rounds)
+        used = {"waited": round(turn.waited_s, 1), "held": round(turn.held_s, 1)}
+        return lambda: {**measure(), "turns_s": used}
+
+    work(given.line, given.parent, turn, prepare)
+
+
+def side_by_side(cases: Sequence[str], given: argparse.Namespace) -> None:
+    """Compile them in processes of their own, several at a time, then time them one by one."""
+    cores = len(os.sched_getaffinity(0))
+    threads = given.threads or max(2, cores // given.jobs)
+    with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        resumed = unpack(given.timings, folder) if given.timings else frozenset()
+        print(f"{len(cases)} cases, {given.jobs} at a time, {cores} cores, {threads} helpers each", flush=True)
+        say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+        tasks = [task(case, folder, cores, threads, given) for case in cases]
+        results = run(tasks, jobs=given.jobs, prepare_s=given.seconds, measure_s=MEASURE_S, say=say)
+        try:
+            with contextlib.closing(results):
+                for case, seconds, line in results:
+                    more = {"resumed": True} if folder_of(case) in resumed else {}
+                    put({**line, "jobs": given.jobs, "prepared_s": round(seconds, 1), **more})
+        finally:
+            if given.timings:
+                pack(folder, given.timings)
+
+
+def folder_of(case: str) -> str:
+    """The name of the folder of a case's files."""
+    return case.replace("/", "-")
+
+
+def task(case: str, folder: Path, cores: int, threads: int, given: argparse.Namespace) -> Task:
+    """A worker for this case."""
+    files = folder / folder_of(case)
+    files.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu_autotune", "--worker", case, "--rounds", str(given.rounds)]
+    environment = {
+        **{k: v for k, v in os.environ.items() if k != "TRITON_CACHE_DIR"},  # Triton's lie in Inductor's folder then
+        "TORCHINDUCTOR_CACHE_DIR": str(files),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(max(1, cores // given.jobs)),
+        "MKL_NUM_THREADS": str(max(1, cores // given.jobs)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Task(case, [*command, "--turn", str(folder / "turn")], folder / f"{files.name}.log", environment)
+
+
+def put(line: dict[str, Any]) -> None:
+    """Add a case to the record as it is by now: a run on another GPU may add to the same."""
+    with recording():
+        record = record_of("autotune")
+        record.keep(())
+        record.add(line)
+
+
+def known() -> set[str]:
+    """The cases on record."""
+    with recording():
+        path = RESULTS / folder_of_gpu() / "autotune.jsonl"
+        lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+    return {x["case"] for x in lines if x.get("record") == "case"}
+
+
+def recording() -> Turn:
+    """While open, nobody else reads or writes the record."""
+    return Turn(Path(tempfile.gettempdir()) / f"weft-autotune-{os.getuid()}.lock")
+
+
+def pack(folder: Path, file: Path) -> None:
+    """Keep what Inductor has timed: one small file per kernel, and one per network for the choices."""
+    kept = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (path.suffix == ".best_config" or path.parent.name == "cache") and path.name[0] != "."
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w:gz") as tar:
+        for path in kept:
+            tar.add(path, arcname=str(path.relative_to(folder)))
+    print(f"{file}: {len(kept)} files of timings", flush=True)
+
+
+def unpack(file: Path, folder: Path) -> frozenset[str]:
+    """Put back what was kept, if anything; the names of the cases' folders."""
+    if not file.exists():
+        return frozenset()
+    with tarfile.open(file) as tar:
+        tar.extractall(folder, filter="data")
+    return frozenset(x.name for x in folder.iterdir() if x.is_dir())
+
+
+def part(text: str) -> tuple[int, int]:
+    """`K/N` as two numbers."""
+    found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r}: want K/N with 0 <= K < N")
+    return int(found[1]), int(found[2])
 
 
 def main() -> None:
@@ -55,33 +274,31 @@ def main() -> None:
     parser.add_argument("--dtype", default="f16")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=560.0)
+    parser.add_argument("--jobs", type=int, default=1, help="networks compiled at a time")
+    parser.add_argument("--threads", type=int, default=0, help="helpers of each (default: cores / jobs, at least 2)")
+    parser.add_argument("--part", type=part, default=(0, 1), help="K/N: every Nth of the missing cases")
+    parser.add_argument("--timings", type=Path, help="a .tgz to begin with, if there, and to leave (with --jobs)")
+    for hidden, kind in (("--worker", str), ("--turn", Path), ("--line", int), ("--parent", int)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_autotune: torch sees no NVIDIA GPU")
     warnings.simplefilter("ignore")
-    began = time.monotonic()
-    record = record_of("autotune")
+    if given.worker:
+        worker(given)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     wanted = [
         f"{name}/b{batch}/{dtype}"
         for batch in given.batch.split(",")
         for dtype in given.dtype.split(",")
         for name in given.names
     ]
-    known = record.known()
-    record.keep(())
-    for case in wanted:
-        if case in known:
-            continue
-        if time.monotonic() - began > given.seconds:
-            print(f"{case}: no time left", file=sys.stderr)
-            continue
-        name, batch, dtype = case.split("/")
-        try:
-            run_case(name, int(batch.removeprefix("b")), dtype, record, given.rounds)
-        except RuntimeError as error:
-            print(f"{case}: failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
+    there = known()
+    k, n = given.part
+    if given.jobs > 1:
+        wanted.sort(key=lambda case: (LONGEST_FIRST.index(split(case)[0]), -split(case)[1]))
+    (side_by_side if given.jobs > 1 else one_by_one)([case for case in wanted if case not in there][k::n], given)
 
 
 if __name__ == "__main__":

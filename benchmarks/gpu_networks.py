@@ -132,10 +132,14 @@ def posed(name: str, batch: int, dtype: str) -> tuple[torch.nn.Module, list[torc
     return module, inputs, exact
 
 
+def folder_of_gpu() -> str:
+    """The name of the folder of this GPU's records."""
+    return FOLDER.format(torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-"))
+
+
 def record_of(suite: str) -> Record:
     """The record of a suite on this GPU."""
-    device = torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-")
-    return Record(FOLDER.format(device), suite)
+    return Record(folder_of_gpu(), suite)
 
 
 def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.Namespace) -> None:
