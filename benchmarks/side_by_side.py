@@ -42,7 +42,8 @@ class Turn:
     """The exclusive use of a device among the processes that name the same file; may be entered again from inside."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")  # closed in what this process executes: the lock is held by nobody else
+        self._path = path
+        self._file = -1
         self._thread = threading.RLock()
         self._depth = self._before = 0
         self.since = 0.0
@@ -54,6 +55,8 @@ class Turn:
         if self._depth == 0:
             asked = time.monotonic()
             try:
+                # closed in what this process executes: nobody else holds the lock with it
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
             except BaseException:
                 self._thread.release()
@@ -70,6 +73,7 @@ class Turn:
             self.held_s += time.monotonic() - self.since
             self.since = 0.0
             fcntl.flock(self._file, fcntl.LOCK_UN)
+            os.close(self._file)
             niceness(self._before)
         self._thread.release()
 
