@@ -85,9 +85,20 @@ class FakeCuda:
     graphs: list[Recorded] = field(default_factory=list)
     policies: list[tuple[bool, bool]] = field(default_factory=list)
     """(TF32 in products, cuDNN tries algorithms) at every call of the library."""
+    streams: list[FakeStream] = field(default_factory=list)
     recording: Recorded | None = None
     kept_for: list[str] = field(default_factory=list)
     """Streams that memory was recorded for, one entry per buffer."""
+
+    def new_stream(self, *_: object) -> FakeStream:
+        """One more."""
+        self.streams.append(FakeStream("recording"))
+        return self.streams[-1]
+
+    def synchronize(self, *_: object) -> None:
+        """Wait for the whole device, which cannot be recorded."""
+        if self.recording is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
@@ -100,8 +111,9 @@ class FakeCuda:
     @contextlib.contextmanager
     def graph(self, graph: Recorded, *, stream: FakeStream | None = None, **_: object) -> Iterator[None]:
         self.recording = graph
-        stream = stream or FakeStream("capturing")
-        stream.ended = frozenset()
+        stream = stream or self.new_stream()
+        for other in self.streams:
+            other.ended = frozenset()  # what came before is no part of this graph
         try:
             with self.stream(stream):
                 yield
@@ -120,9 +132,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setitem(names, "__allow_nonbracketed_mutation_flag", True)
     monkeypatch.setattr(cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "current_stream", lambda *_: fake.current)
-    monkeypatch.setattr(cuda, "Stream", lambda *_: FakeStream("recording"))
+    monkeypatch.setattr(cuda, "Stream", fake.new_stream)
     monkeypatch.setattr(cuda, "stream", fake.stream)
-    monkeypatch.setattr(cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(cuda, "synchronize", fake.synchronize)
     monkeypatch.setattr(streams, "_FREE", {})
     monkeypatch.setattr(cuda, "CUDAGraph", Recorded)
     monkeypatch.setattr(cuda, "graph", fake.graph)

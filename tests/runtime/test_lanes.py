@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 
@@ -128,6 +129,19 @@ def test_results_do_not_depend_on_the_order_that_is_left_open(cuda: FakeCuda, br
         assert all(torch.equal(g, v) for g, v in zip(got, want, strict=True))
     assert (exe.order.width > 1) == (branches > 1)
     assert len(cuda.graphs[0].launches) == len(plan.steps)
+
+
+def test_lanes_of_a_plan_that_is_gone_are_taken_over_before_the_recording(cuda: FakeCuda) -> None:
+    graph = wide()
+    linked = Linked(graph, replace(library_plan(graph), branches=3), {}, None, None, 0, FACTS)
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    first = CudaExecutable(linked, device=torch.device("cpu"))
+    want = first(x, w)
+    del first
+    gc.collect()  # its launches hold it
+    again = CudaExecutable(linked, device=torch.device("cpu"))
+    assert again.order.width > 1
+    assert all(torch.equal(g, v) for g, v in zip(again(x, w), want, strict=True))
 
 
 def test_a_value_written_twice_keeps_its_order() -> None:

@@ -17,6 +17,7 @@ HERE = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Every wait for the whole device."""
+    gc.collect()  # what other tests left would give its streams back here
     install(monkeypatch)
     found: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)

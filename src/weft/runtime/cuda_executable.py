@@ -253,6 +253,7 @@ class CudaExecutable:
         pool = torch.cuda.graph_pool_handle()
         if self.order.width > 1:
             graph = torch.cuda.CUDAGraph()
+            self._lease.streams(max(self.order.lanes) + 1)  # to take one over is to wait, which no recording allows
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._in_lanes(stream)
             self._graphs.append(graph)
