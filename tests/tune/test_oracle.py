@@ -17,7 +17,7 @@ from weft.ir.prims import Prim
 from weft.ir.reference import evaluate as reference
 from weft.ir.types import Array, DType, TensorType
 from weft.tune.inputs import Domain, InputSet, draw
-from weft.tune.oracle import TABLE, Evaluation, Mode, decisions, evaluate
+from weft.tune.oracle import TABLE, Evaluation, Mode, decisions, evaluate, truncated_to_tf32
 from weft.tune.tolerance import ULPS
 
 NO_MEANING = {Prim.INPUT, Prim.CONSTANT, Prim.OPAQUE}
@@ -138,6 +138,19 @@ def test_sums_beyond_the_mantissa_are_not_exact() -> None:
     graph = b.build([b.reduce(Prim.REDUCE_SUM, scaled, [1])])
     inputs = [torch.full((2, 100), 1.0)]
     assert run(graph, inputs, Mode.PRECISE).exact == (False,)
+
+
+def test_operands_of_tf32_lose_what_tensor_cores_do_not_read() -> None:
+    x = torch.randn(40, 50, generator=torch.Generator().manual_seed(3)) * 10.0 ** torch.arange(-30.0, 20.0)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0**-126, torch.finfo(torch.float32).max])
+    y = truncated_to_tf32(x.t())  # of any strides
+    assert y.shape == (50, 40) and int((y.contiguous().view(torch.int32) & 0x1FFF).abs().max()) == 0
+    lost = (x.t() - y) / x.t()
+    assert float(lost.min()) >= 0 and 0.9 * 2.0**-10 < float(lost.max()) < 2.0**-10
+    kept = x.half().float()
+    assert torch.equal(truncated_to_tf32(kept), kept)  # 16-bit floats are exact
+    got = truncated_to_tf32(special)
+    assert torch.equal(got[:4], special[:4]) and bool(got[4].isnan()) and bool(got[5:].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", [DType.F64, DType.F32])

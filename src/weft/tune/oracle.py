@@ -569,11 +569,26 @@ def _window_max(s: _State, n: Node, x: list[T]) -> T:
     return _windows(s, n, x[0], _least(x[0].dtype), torch.maximum)
 
 
+def _operands(x: list[T]) -> list[T]:
+    """Of a product, as the tensor cores read them where TF32 is allowed.
+
+    The framework rounds in some shapes only; what a kernel may do must not depend on that.
+    """
+    if x[0].is_cuda and x[0].dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        return [truncated_to_tf32(y) for y in x]
+    return x
+
+
+def truncated_to_tf32(x: T) -> T:
+    """f32 -> f32 of any shape without the 13 lowest bits, which tensor cores do not read."""
+    return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+
 def _matmul(s: _State, n: Node, x: list[T]) -> T:
     if x[0].shape[-1] == 0:
         return x[0].new_zeros(n.type.shape)
     if x[0].is_floating_point() or x[0].is_cpu:
-        return torch.matmul(x[0], x[1])
+        return torch.matmul(*_operands(x))
     # GPUs have no product of integer matrices: float64 where it is exact, else the CPU's
     if math.prod(float(y.abs().max()) for y in x) * x[0].shape[-1] < 2.0**53:
         return torch.matmul(x[0].double(), x[1].double()).to(torch.int64).to(x[0].dtype)
@@ -586,7 +601,7 @@ _CONV_T = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 def _conv(s: _State, n: Node, x: list[T]) -> T:
     c = cast("a.ConvAttrs", _attrs(a.ConvAttrs, n))
-    data, weight = x
+    data, weight = _operands(x)
     if not data.is_floating_point():
         # torch has no integer convolution; products of split halves would be exact, float64 is where it fits
         largest = float(data.abs().max() if data.numel() else 0) * float(weight.abs().max() if weight.numel() else 0)
