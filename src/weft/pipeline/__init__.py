@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +129,8 @@ def compile_imported(
     if stored is not None:
         plan, old = stored
         executable = stages.run("link", link, graph, plan, setting)
+        if setting.on_gpu:
+            torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
         baseline = None
         if record.chosen == "eager" and example_inputs is not None:
@@ -177,7 +180,8 @@ def compile_imported(
     eager_won = chosen.executable is None
     if setting.on_gpu:
         baseline = record_eager(eager, inputs, setting, alone=True) if eager_won else None
-        del contenders, chosen  # all plans but one
+        del contenders, chosen  # all plans but one, which hold themselves by their launches
+        gc.collect()
         torch.cuda.empty_cache()
     return Compilation(executable, record, eager_won, baseline)
 
