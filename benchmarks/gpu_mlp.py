@@ -1,15 +1,22 @@
-"""Fully connected networks: Weft's kernel against eager layers and torch.compile, on an NVIDIA GPU.
+"""Fully connected networks: Weft's kernel against eager layers, cuBLASLt and torch.compile, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_mlp [--only TEXT] [--first K] [--seconds S] [--dtype T] [--no-compile] [--dry]
+    python -m benchmarks.gpu_mlp [--only TEXT] [--first K] [--seconds S] [--dtype T] [--autotune K] [--again] [--dry]
 
 Every network maps width to width in each of its layers, with a bias and an activation behind each, the last included.
-Weft: the fastest of the first K schedules that the tuner is offered. Peers: eager layers, torch.compile (default mode,
-asked where it says most), and, for ReLU, one library call per layer with bias and activation inside (`library`); all
-are recorded into a CUDA graph. A time is the median over replays of a graph of launches on the same data. The floor is
-the larger of input and output at 4.8 TB/s and the products at 989 TFLOP/s; where the data stay in the L2 cache (`hot`)
-only the products bound a kernel. What is faster than its bound fails the run. Errors are norms of the error over the
-norm of the result, against float64 on the first 4096 rows. `--dry` writes and compiles the kernels without a GPU.
-Nothing is written but standard output.
+Weft: the fastest of the first K schedules that the tuner is offered. Peers: eager layers, for ReLU one cuBLASLt call
+per layer with bias and activation inside (`library`), torch.compile in its default mode, and in mode
+max-autotune-no-cudagraphs for the first `--autotune` of its cases. All are recorded into a CUDA graph. torch.compile's
+kernels are compiled before anything is timed, by processes of their own that fill its cache on disk; the slow mode also
+makes its choices there, by the least of many timings, beside other processes.
+
+A time is the median over replays of a graph of launches on the same data. The floor is the largest of input and output
+at 4.8 TB/s, products at 989 TFLOP/s, and exponentials (one for each value of SiLU, GELU, tanh, sigmoid) at 16 per clock
+and multiprocessor. Rows under 60 % of it say why, from the clock behind the run, a launch of nothing, and what each
+resource does. Data that stay in the L2 cache are marked `hot`. What is faster than products and memory allow fails the
+run. Errors are norms of the error over the norm of the result, against float64 on the first 4096 rows.
+
+Cases on record at this commit with all their peers are passed over (not with `--again`); none is begun after
+`--seconds`. `--dry` writes and compiles the kernels without a GPU.
 """
 
 from __future__ import annotations
@@ -17,122 +24,125 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
 from benchmarks.gpu_time import Kernel, median_us
+from benchmarks.mlp_cases import (
+    AUTOTUNED,
+    CASES,
+    COMPILED,
+    TORCH,
+    Case,
+    Ran,
+    busy,
+    network,
+    problem_of,
+    why,
+)
+from benchmarks.record import Record, environment
+from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
-from weft.fission.arithmetic import tanh
-from weft.fission.gelu import gelu
-from weft.fission.relu import relu
-from weft.fission.sigmoid import silu
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
-from weft.ir.graph import GraphBuilder, NodeId
-from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
-from weft.kernels.candidate import Problem
-from weft.kernels.formats import Format
+from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
-MEMORY, TENSOR = 4.8e12, 989.4e12
-"""Bytes and operations per second."""
-L2_BYTES = 60 << 20
-COMPILED = ((12, 4), (18, 4), (20, 4))
-"""(logarithm of the rows, depth) for torch.compile, which takes seconds each."""
 ROUNDS = 7
 CHECKED = 4096
 """Rows that are compared."""
-TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-MODULES: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh, "none": nn.Identity,
-}  # fmt: skip
-ACTIVATIONS: dict[str, Callable[[GraphBuilder, NodeId], NodeId | Declined]] = {
-    "relu": relu, "silu": silu, "gelu": gelu, "tanh": tanh, "none": lambda _, x: x,
-}  # fmt: skip
+NAMES = ("eager", "library", "compile", "autotune")
+MODES = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
+SPIN_NS = 60_000
+PROBES = f"""
+extern "C" __global__ void nothing() {{
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}}
+__device__ long long now() {{ long long t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }}
+extern "C" __global__ void speed(long long* out) {{
+  const long long ns = now(), clocks = clock64();
+  while (now() - ns < {SPIN_NS}) {{}}
+  out[1] = clock64() - clocks; out[0] = now() - ns;
+}}
+"""
+"""A kernel that does nothing, and one that counts clocks for a while."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One network; sizes are counts."""
+class Candidate:
+    """One compiled schedule."""
 
-    log_rows: int
-    width: int
-    depth: int
-    act: str = "relu"
+    kernel: Kernel
+    registers: int
 
     @property
-    def name(self) -> str:
+    def brief(self) -> str:
         """For people."""
-        return f"2^{self.log_rows} rows, {self.depth} x {self.width} {self.act}"
+        p = dict(self.kernel.source.schedule.params)
+        what = "group" if p["group"] else "warp"
+        if p["template"] == "mlp_wide":
+            return f"{what} w{p['warps']} s{p['stages']} c{p['columns']}"
+        overlap = " turns" * bool(p["turns"]) + f" flow {p['flow']}/{p['pace']}" * bool(p["flow"])
+        return f"{what} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}{overlap}"
+
+    def ran(self, c: Case, us: float, clock_ghz: float, launch_us: float) -> Ran:
+        """What its time is judged by."""
+        p = cast("dict[str, int]", dict(self.kernel.source.schedule.params))
+        group, warps = bool(p["group"]), p["warps"]
+        resident, tiles = p.get("resident", 1), p.get("tiles", 1)
+        streamed = 0
+        if p["stages"]:
+            streamed = 2 * c.width**2 * (c.depth - p.get("fixed", 0))
+        at_once = resident * (warps // 4 if group else warps)
+        rows = (64 if group else 16) * tiles
+        return Ran(us, clock_ghz, launch_us, group, rows, at_once, self.registers, streamed)
+
+
+class Probes:
+    """The clock of the multiprocessors, and the time of a launch of nothing."""
+
+    def __init__(self, nvrtc: Nvrtc, arch: str) -> None:
+        compiled = nvrtc.compile_many([CompileJob(PROBES, arch)])[0]
+        if not isinstance(compiled, CompiledCubin):
+            raise compiled
+        self._module = Module(compiled.path)
+        self._speed: Function = self._module.function("speed")
+        self._out = torch.zeros(2, dtype=torch.int64, device="cuda")
+        nothing = self._module.function("nothing")
+
+        def launch() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            nothing.launch((1, 1, 1), (32, 1, 1), (), dependent=True, stream=stream)
+
+        self.launch_us = median_us(launch, launches=20, rounds=ROUNDS)
+
+    def start(self) -> None:
+        """Count clocks behind what is under way."""
+        stream = torch.cuda.current_stream().cuda_stream
+        self._speed.launch((1, 1, 1), (1, 1, 1), (self._out.data_ptr(),), stream=stream)
 
     @property
-    def rows(self) -> int:
-        """Of input and output."""
-        return 1 << self.log_rows
-
-    @property
-    def flops(self) -> float:
-        """Of the products."""
-        return 2.0 * self.rows * self.width**2 * self.depth
-
-    @property
-    def hot(self) -> bool:
-        """Whether input and output may stay in the L2 cache."""
-        return 4 * self.rows * self.width <= 2 * L2_BYTES
-
-    @property
-    def floor_us(self) -> float:
-        """What no kernel can beat whose data come from memory."""
-        return 1e6 * max(4.0 * self.rows * self.width / MEMORY, self.flops / TENSOR)
-
-    @property
-    def bound_us(self) -> float:
-        """What no kernel can beat."""
-        return 1e6 * self.flops / TENSOR if self.hot else self.floor_us
-
-
-CASES = (
-    *(Case(r, w, d) for r in (18, 20, 12, 16, 14) for w in (64, 128, 256, 32, 16) for d in (4, 8)),
-    *(Case(18, w, 4, act) for w in (128, 256) for act in ("silu", "gelu", "tanh")),
-    *(Case(18, 192, 4, act) for act in ("relu", "silu", "gelu", "tanh")),
-    *(Case(r, w, 4) for r in (18, 14) for w in (320, 384, 512)),
-)
-"""The most telling sizes first: time may run out."""
-
-
-def problem_of(c: Case, dtype: DType) -> Problem:
-    """The network as a problem of the generator: x, then weight (in, out) and bias of each layer."""
-    b = GraphBuilder()
-    h = b.input(TensorType(dtype, (c.rows, c.width)))
-    for _ in range(c.depth):
-        w = b.input(TensorType(dtype, (c.width, c.width)), is_weight=True)
-        bias = b.input(TensorType(dtype, (c.width,)), is_weight=True)
-        y = b.apply(Prim.ADD, b.add(Prim.MATMUL, h, w), bias)
-        h = cast("NodeId", ACTIVATIONS[c.act](b, y))
-    graph = b.build([h])
-    return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
-
-
-def network(c: Case, dtype: DType) -> nn.Sequential:
-    """The same as a module, on the device."""
-    torch.manual_seed(c.width + c.depth)
-    layers: list[nn.Module] = []
-    for _ in range(c.depth):
-        layer = nn.Linear(c.width, c.width)
-        nn.init.normal_(layer.weight, std=1.4 / c.width**0.5)
-        nn.init.normal_(layer.bias, std=0.1)
-        layers += [layer, MODULES[c.act]()]
-    return nn.Sequential(*layers).to("cuda", TORCH[dtype]).eval()
+    def ghz(self) -> float:
+        """What the last start counted."""
+        torch.cuda.synchronize()
+        ns, clocks = self._out.tolist()
+        return float(clocks / max(ns, 1))
 
 
 def launches_for(expected_us: float) -> int:
@@ -158,22 +168,25 @@ def by_library(net: nn.Sequential) -> Callable[[torch.Tensor], torch.Tensor]:
     return run
 
 
-def peers(c: Case, net: nn.Sequential, x: torch.Tensor, *, compiled: bool) -> tuple[dict[str, float], dict[str, str]]:
+def by_compiler(net: nn.Sequential, way: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch.compile in one of `MODES`."""
+    torch.compiler.reset()
+    return cast("Callable[[torch.Tensor], torch.Tensor]", torch.compile(net, dynamic=False, mode=MODES[way]))
+
+
+def peers(
+    c: Case, net: nn.Sequential, x: torch.Tensor, asked: Sequence[str]
+) -> tuple[dict[str, float], dict[str, str]]:
     """(microseconds, failures)."""
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"eager": net}
-    if c.act == "relu":
-        ways["library"] = by_library(net)
-    if compiled:
-        torch.compiler.reset()
-        ways["compile"] = cast("Callable[[torch.Tensor], torch.Tensor]", torch.compile(net, dynamic=False))
     times: dict[str, float] = {}
     failures: dict[str, str] = {}
-    for name, way in ways.items():
-
-        def call(way: Callable[[torch.Tensor], torch.Tensor] = way) -> torch.Tensor:
-            return way(x)
-
+    for name in asked:
         try:
+            way = net if name == "eager" else by_library(net) if name == "library" else by_compiler(net, name)
+
+            def call(way: Callable[[torch.Tensor], torch.Tensor] = way) -> torch.Tensor:
+                return way(x)
+
             times[name] = median_us(call, launches=launches_for(8 * c.floor_us), rounds=ROUNDS)
         except Exception as error:  # a peer that does not take the case is said, and the rest is measured
             failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
@@ -181,68 +194,153 @@ def peers(c: Case, net: nn.Sequential, x: torch.Tensor, *, compiled: bool) -> tu
     return times, failures
 
 
-def record(c: Case, dtype: DType, kernels: Sequence[Kernel], *, compiled: bool) -> dict[str, object]:
+def measured(
+    c: Case, dtype: DType, tried: Sequence[Candidate], asked: Sequence[str], probes: Probes
+) -> dict[str, object]:
     """One case on the GPU."""
     net = network(c, dtype)
     x = torch.randn(c.rows, c.width, device="cuda", dtype=TORCH[dtype])
     layers = [m for m in net if isinstance(m, nn.Linear)]
     inputs = [x, *(t for m in layers for t in (m.weight.detach().t().contiguous(), m.bias.detach()))]
     with torch.no_grad():
-        found, failures = peers(c, net, x, compiled=compiled)
+        found, failures = peers(c, net, x, asked)
         own = net(x[:CHECKED])
         exact = net.double()(x[:CHECKED].double())
-    tried = []
-    errors = []
-    for kernel in kernels:
-        out = torch.full_like(x, math.nan)
-        us = kernel.time(inputs, out, launches=launches_for(2 * c.floor_us), rounds=ROUNDS)
+    eager_error = error_of(own, exact)
+    times, errors, clocks = [], [], []
+    out = torch.empty_like(x)
+    for candidate in tried:
+        out.fill_(math.nan)
+        us = candidate.kernel.time(
+            inputs, out, launches=launches_for(2 * c.floor_us), rounds=ROUNDS, behind=probes.start
+        )
+        clocks.append(probes.ghz)
         error = error_of(out, exact) if bool(torch.isfinite(out).all()) else math.inf
         errors.append(error)
-        tried.append(us if error <= 1.5 * error_of(own, exact) + 1e-4 else math.inf)
-        if tried[-1] == math.inf:
-            print(f"WRONG: {c.name}: {kernel.source.schedule} error {error:.2g}", file=sys.stderr)
-    us = min(tried, default=math.inf)
+        times.append(us if error <= 1.5 * eager_error + 1e-4 else math.inf)
+        if times[-1] == math.inf:
+            print(f"WRONG: {c.name}: {candidate.kernel.source.schedule} error {error:.2g}", file=sys.stderr)
+    us = min(times, default=math.inf)
+    if us == math.inf:
+        raise RuntimeError("no kernel gives the right result")
+    at = times.index(us)
     best = min(found, key=lambda k: found[k]) if found else ""
-    at = tried.index(us) if us < math.inf else -1
     if us < c.bound_us:
         print(f"FASTER THAN ITS BOUND: {c.name}", file=sys.stderr)
+    ran = tried[at].ran(c, us, clocks[at], probes.launch_us)
     return {
-        "record": "mlp", "rows": c.rows, "width": c.width, "depth": c.depth, "act": c.act, "dtype": dtype.value,
-        "case": c.name, "weft_us": round(us, 3) if us < math.inf else None,
-        "tflops": round(c.flops / us / 1e6, 1), "share": round(c.floor_us / us, 3), "hot": c.hot,
-        "possible": us >= c.bound_us,
+        "weft_us": round(us, 3), "tflops": round(c.flops / us / 1e6, 1),
+        "floors_us": {k: round(v, 3) for k, v in c.floors_us.items()}, "share": round(c.floor_us / us, 3),
+        "why": why(c, ran), "hot": c.hot, "possible": us >= c.bound_us,
         "peers_us": {k: round(v, 3) for k, v in found.items()}, "best_peer": best,
-        "ratio": round(found[best] / us, 3) if best else None, "rank": at,
-        "error": float(f"{errors[at]:.3g}") if at >= 0 else None, "eager_error": float(f"{error_of(own, exact):.3g}"),
-        "tried": [f"{t:.2f} {_brief(k)}" for t, k in zip(tried, kernels, strict=True)], "failures": failures,
+        "ratio": round(found[best] / us, 3) if best else None, "failures": failures,
+        "error": float(f"{errors[at]:.3g}"), "eager_error": float(f"{eager_error:.3g}"),
+        "clock_ghz": round(clocks[at], 3), "launch_us": round(probes.launch_us, 2),
+        "busy": {k: round(v, 3) for k, v in busy(c, ran).items()}, "registers": tried[at].registers, "rank": at,
+        "schedule": tried[at].brief,
+        "tried": [f"{t:.2f} {k.brief}" for t, k in zip(times, tried, strict=True)],
     }  # fmt: skip
 
 
-def _brief(kernel: Kernel) -> str:
-    p = dict(kernel.source.schedule.params)
-    if p["template"] == "mlp_wide":
-        return f"{'group' if p['group'] else 'warp'} w{p['warps']} s{p['stages']} c{p['columns']}"
-    return (
-        f"{'group' if p['group'] else 'warp'} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}"
-    )
+# torch.compile in processes of its own
+
+
+def wanted_peers(c: Case, dtype: DType, slow: Sequence[Case]) -> list[str]:
+    """Of a case; torch.compile's speak for bf16."""
+    compiled = [k for k, cases in (("compile", COMPILED), ("autotune", slow)) if c in cases and dtype is DType.BF16]
+    return ["eager", *(["library"] if c.act == "relu" else []), *compiled]
+
+
+def flag(cache: str, c: Case, way: str) -> Path:
+    """A file that says that a case is compiled."""
+    return Path(cache) / f"{c.log_rows}-{c.width}-{c.depth}-{c.act}-{way}"
+
+
+def warm(jobs: Sequence[tuple[Case, str]], cache: str, dtype: DType) -> None:
+    """Fill torch.compile's cache on disk."""
+    for c, way in jobs:
+        try:
+            net = network(c, dtype)
+            x = torch.randn(c.rows, c.width, device="cuda", dtype=TORCH[dtype])
+            with torch.no_grad():
+                by_compiler(net, way)(x)
+            torch.cuda.synchronize()
+        except Exception as error:  # said by the process that measures
+            print(f"{c.name}: {way}: {str(error).splitlines()[:1]}", file=sys.stderr)
+        flag(cache, c, way).touch()
+
+
+class Workers:
+    """Processes that compile for torch.compile while this one compiles Weft's kernels."""
+
+    def __init__(self, jobs: Sequence[tuple[Case, str]], cache: str, dtype: DType) -> None:
+        cores = len(os.sched_getaffinity(0))
+        os.environ.update(
+            TORCHINDUCTOR_CACHE_DIR=f"{cache}/inductor", TRITON_CACHE_DIR=f"{cache}/triton",
+            TORCHINDUCTOR_COMPILE_THREADS="1", OMP_NUM_THREADS="1",
+        )  # fmt: skip
+        jobs = sorted(jobs, key=lambda j: j[1])  # autotune takes longest, and begins first
+        count = min(max(1, cores - 2), len(jobs))
+        shares = [[([c.log_rows, c.width, c.depth, c.act], way) for c, way in jobs[k::count]] for k in range(count)]
+        command = [sys.executable, "-m", "benchmarks.gpu_mlp", "--dtype", dtype.value, "--cache", cache, "--warm"]
+        self._running = [subprocess.Popen([*command, json.dumps(share)]) for share in shares]
+
+    @property
+    def busy(self) -> bool:
+        """Whether one still runs."""
+        return any(w.poll() is None for w in self._running)
+
+    def stop(self) -> None:
+        """End those that still run."""
+        for w in self._running:
+            if w.poll() is None:
+                w.kill()
+            w.wait()
+
+
+def compiled(
+    cases: Sequence[Case], dtype: DType, facts: GpuFacts, nvrtc: Nvrtc, first: int
+) -> dict[Case, list[Candidate]]:
+    """The first schedules of every case; what spills or warns is said."""
+    jobs: list[tuple[Case, CudaSource]] = []
+    for c in cases:
+        problem = problem_of(c, dtype)
+        schedules = templates.schedules(problem, facts)
+        if isinstance(schedules, Declined):
+            print(f"{c.name}: {schedules.reason}", file=sys.stderr)
+            continue
+        made = [templates.emit(problem, s) for s in schedules[:first]]
+        jobs += [(c, s) for s in made if isinstance(s, CudaSource)]
+    results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in jobs])
+    found: dict[Case, list[Candidate]] = {}
+    for (c, source), result in zip(jobs, results, strict=True):
+        if not isinstance(result, CompiledCubin):
+            print(f"{c.name}: {source.schedule}: {result}", file=sys.stderr)
+            continue
+        used = result.of(source.launches[0].entry)
+        if used.spill_stores or result.warnings:
+            note = f"spills {used.spill_stores} B {' '.join(result.warnings)[:120]}"
+            print(f"{c.name}: {source.schedule} {note}", file=sys.stderr)
+        found.setdefault(c, []).append(Candidate(Kernel(source, str(result.path)), used.registers))
+    return found
 
 
 def table(rows: Sequence[dict[str, object]]) -> str:
     """What was measured, and the geometric means over the best peer."""
-    names = ("eager", "compile", "library")
-    head = f"{'case':30} {'weft us':>9} {'TFLOP/s':>8} {'share':>6} {'rank':>4}"
-    lines = [f"{head} {' '.join(f'{n:>9}' for n in names)}   ratio of best"]
+    head = f"{'case':34} {'weft us':>9} {'TFLOP/s':>8} {'share':>6} {'GHz':>5}"
+    lines = [f"{head} {' '.join(f'{n:>9}' for n in NAMES)}   ratio of best, schedule"]
     ratios: dict[int, list[float]] = {}
     for row in rows:
         found = cast("dict[str, float]", row["peers_us"])
-        cells = " ".join(f"{found[n]:9.2f}" if n in found else f"{'-':>9}" for n in names)
+        cells = " ".join(f"{found[n]:9.2f}" if n in found else f"{'-':>9}" for n in NAMES)
         ratio = cast("float | None", row["ratio"])
         if ratio:
             ratios.setdefault(cast("int", row["width"]), []).append(ratio)
-        us = f"{row['weft_us']:9.2f}" if row["weft_us"] else f"{'-':>9}"
-        own = f"{us} {row['tflops']:8.1f} {row['share']:6.2f} {row['rank']:4}"
+        own = f"{row['weft_us']:9.2f} {row['tflops']:8.1f} {row['share']:6.2f} {row['clock_ghz']:5.2f}"
         end = f"{ratio:7.2f} of {row['best_peer']}" if ratio else "      -"
-        lines.append(f"{row['case']:30} {own} {cells} {end}")
+        lines.append(f"{row['case']:34} {own} {cells} {end}, {row['schedule']}")
+        if row["why"]:
+            lines.append(f"      {row['why']}")
     for width, found_ratios in sorted(ratios.items()):
         mean = math.exp(statistics.fmean(map(math.log, found_ratios)))
         lines.append(
@@ -251,67 +349,101 @@ def table(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Compile all, then measure; returns the exit status."""
+def named(c: Case, dtype: DType) -> str:
+    """A case on record."""
+    return c.name if dtype is DType.BF16 else f"{c.name} {dtype.value}"
+
+
+def missing(record: Record, cases: Sequence[Case], dtype: DType, slow: Sequence[Case], commit: object) -> list[Case]:
+    """Those not on record at this commit with all their peers."""
+    old = record.before()
+
+    def done(c: Case) -> bool:
+        line = old.get(named(c, dtype), {})
+        if line.get("commit") != commit:
+            return False
+        have = {**cast("dict[str, float]", line["peers_us"]), **cast("dict[str, str]", line["failures"])}
+        return all(who in have for who in wanted_peers(c, dtype, slow))
+
+    return [c for c in cases if not done(c)]
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--first", type=int, default=4, help="schedules of each problem (4)")
-    parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
+    parser.add_argument("--seconds", type=float, default=75.0, help="no case is begun after so many (75)")
     parser.add_argument("--dtype", default="bf16", choices=[d.value for d in TORCH])
-    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--autotune", type=int, default=8, help="cases of torch.compile's slow mode (8)")
+    parser.add_argument("--again", action="store_true", help="also what is on record at this commit")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
-    given = parser.parse_args()
+    parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Compile all, then measure; returns the exit status."""
+    given = parsed()
     started = time.perf_counter()
     dtype = DType(given.dtype)
+    if given.warm:
+        warm([(Case(*c), way) for c, way in json.loads(given.warm)], given.cache, dtype)
+        return 0
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)
         return 2
-    facts = GpuFacts()
-    if not given.dry:
-        torch.zeros(1, device="cuda")
-        facts = gpu_facts(None, calibrate=False)
     cases = [c for c in CASES if given.only in c.name]
-    jobs: list[tuple[int, CudaSource]] = []
-    for i, c in enumerate(cases):
-        problem = problem_of(c, dtype)
-        schedules = templates.schedules(problem, facts)
-        if isinstance(schedules, Declined):
-            print(f"{c.name}: {schedules.reason}", file=sys.stderr)
-            continue
-        made = [templates.emit(problem, s) for s in schedules[: given.first]]
-        jobs += [(i, s) for s in made if isinstance(s, CudaSource)]
-    results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in jobs])
-    kernels: dict[int, list[Kernel]] = {}
-    for (i, source), result in zip(jobs, results, strict=True):
-        if not isinstance(result, CompiledCubin):
-            print(f"{cases[i].name}: {source.schedule}: {result}", file=sys.stderr)
-            continue
-        used = result.of(source.launches[0].entry)
-        if used.spill_stores or result.warnings:
-            note = f"spills {used.spill_stores} B {' '.join(result.warnings)[:120]}"
-            print(f"{cases[i].name}: {source.schedule} {note}", file=sys.stderr)
-        kernels.setdefault(i, []).append(Kernel(source, str(result.path)))
-    print(f"{len(jobs)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
     if given.dry:
-        for i, c in enumerate(cases):
-            print(f"{c.name:30} floor {c.floor_us:8.2f} us {[_brief(k) for k in kernels.get(i, [])]}")
+        for c, found in compiled(cases, dtype, GpuFacts(), nvrtc, given.first).items():
+            print(f"{c.name:34} floor {c.floor_us:8.2f} us {[k.brief for k in found]}")
         return 0
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu_mlp: torch sees no NVIDIA GPU; --dry needs none", file=sys.stderr)
+        return 2
+    facts = gpu_facts(None, calibrate=False)
+    record = Record(facts.name.lower().replace(" ", "-"), "mlp")
+    commit = environment("")["commit"]
+    slow = AUTOTUNED[: given.autotune]
+    if not given.again:
+        cases = missing(record, cases, dtype, slow, commit)
+    record.keep([])
     rows = []
-    for i, c in enumerate(cases):
-        if time.perf_counter() - started > given.seconds:
-            print(f"no time left for {c.name} and what follows", file=sys.stderr)
-            break
+    with tempfile.TemporaryDirectory(prefix="weft-mlp-", ignore_cleanup_errors=True) as cache:
+        jobs = [(c, way) for c in cases for way in wanted_peers(c, dtype, slow) if way in MODES]
+        workers = Workers(jobs, cache, dtype)
         try:
-            row = record(
-                c, dtype, kernels.get(i, []), compiled=(c.log_rows, c.depth) in COMPILED and not given.no_compile
-            )
-        except (WeftError, RuntimeError) as error:
-            print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
-            continue
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+            kernels = compiled(cases, dtype, facts, nvrtc, given.first)
+            print(f"kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
+            while workers.busy and time.perf_counter() - started < 0.55 * given.seconds:
+                time.sleep(0.2)
+        finally:
+            workers.stop()
+        ready = [(c, way) for c, way in jobs if flag(cache, c, way).exists()]
+        after = time.perf_counter() - started
+        print(f"{len(ready)} of {len(jobs)} for torch.compile compiled after {after:.1f} s", file=sys.stderr)
+        probes = Probes(nvrtc, facts.arch)
+        for c in cases:
+            if time.perf_counter() - started > given.seconds:
+                print(f"no time left for {c.name} and what follows", file=sys.stderr)
+                break
+            asked = [w for w in wanted_peers(c, dtype, slow) if w not in MODES or (c, w) in ready]
+            try:
+                row = measured(c, dtype, kernels.get(c, []), asked, probes)
+            except (WeftError, RuntimeError) as error:
+                print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            name = named(c, dtype)
+            head = {"record": "case", "suite": "mlp", "case": name, "rows": c.rows, "width": c.width, "depth": c.depth,
+                    "act": c.act, "dtype": dtype.value, "commit": commit}  # fmt: skip
+            record.lines = [x for x in record.lines if x.get("case") != name]
+            rows.append({**head, **row})
+            record.add(rows[-1])
+            torch.cuda.empty_cache()
     print(table(rows))
+    print(f"{time.perf_counter() - started:.1f} s in all")
     return 0 if all(r["possible"] for r in rows) else 1
 
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.gpu_mlp import CHECKED, ROUNDS, TORCH, Case, error_of, launches_for, network, problem_of
+from benchmarks.gpu_mlp import CHECKED, ROUNDS, error_of, launches_for
 from benchmarks.gpu_time import Kernel
+from benchmarks.mlp_cases import TORCH, Case, network, problem_of
 from weft.device.cuda.driver import Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc

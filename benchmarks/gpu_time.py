@@ -12,8 +12,13 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.kernels.source import CudaSource
 
 
-def median_us(launch: Callable[[], object], *, launches: int, rounds: int) -> float:
-    """Microseconds per launch of a graph of so many; two further replays come first and do not count."""
+def median_us(
+    launch: Callable[[], object], *, launches: int, rounds: int, behind: Callable[[], object] | None = None
+) -> float:
+    """Microseconds per launch of a graph of so many; two further replays come first and do not count.
+
+    `behind` is called once with the last replay still under way.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -31,6 +36,8 @@ def median_us(launch: Callable[[], object], *, launches: int, rounds: int) -> fl
         start.record()
         graph.replay()
         end.record()
+        if behind is not None and i == rounds + 1:
+            behind()
         torch.cuda.synchronize()
         if i > 1:
             samples.append(float(start.elapsed_time(end)) * 1e3 / launches)
@@ -44,8 +51,16 @@ class Kernel:
     source: CudaSource
     path: str
 
-    def time(self, inputs: Sequence[torch.Tensor], out: torch.Tensor, *, launches: int, rounds: int) -> float:
-        """Microseconds, weights packed before; `out` holds the result."""
+    def time(
+        self,
+        inputs: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        *,
+        launches: int,
+        rounds: int,
+        behind: Callable[[], object] | None = None,
+    ) -> float:
+        """Microseconds, weights packed before; `out` holds the result. `behind` as for `median_us`."""
         packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in self.source.packed_bytes]
         bound = BoundCuda(self.source, self.path)  # its module stays loaded as long as this lives
         given, places = ([x.data_ptr() for x in tensors] for tensors in (inputs, packed))
@@ -58,4 +73,4 @@ class Kernel:
         def launch() -> None:
             ready(torch.cuda.current_stream().cuda_stream)
 
-        return median_us(launch, launches=launches, rounds=rounds)
+        return median_us(launch, launches=launches, rounds=rounds, behind=behind)

@@ -72,17 +72,25 @@ class Record:
         """Print one record and write the file anew."""
         self.lines.append(line)
         print(json.dumps(line), flush=True)
+        self._write()
+
+    def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(json.dumps(x) + "\n" for x in self.lines))
 
     def known(self) -> set[str]:
         """Cases of the runs before this one."""
-        return {str(x["case"]) for x in self._old if x.get("record") == "case"}
+        return set(self.before())
+
+    def before(self) -> dict[str, dict[str, object]]:
+        """Lines of the runs before this one, by case."""
+        return {str(x["case"]): x for x in self._old if x.get("record") == "case"}
 
     def keep(self, cases: Iterable[str]) -> None:
         """Carry over old lines of cases that are not run now, so that a partial run loses nothing."""
         wanted = set(cases)
         self.lines += [x for x in self._old if x.get("record") == "case" and x.get("case") not in wanted]
+        self._write()
 
 
 def _module_command() -> list[str]:

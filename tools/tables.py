@@ -198,6 +198,43 @@ def gpu_kernels() -> str:
     return markdown(head, rows) + "\n\nNVIDIA H200, graph replay, best of the first schedules; " + "; ".join(notes)
 
 
+def gpu_mlp() -> str:
+    """Fully connected networks in one kernel against layers and torch.compile."""
+    lines = records("nvidia-h200", "mlp")
+    cases = [x for x in lines if x["record"] == "case" and "floors_us" in x]
+    if not cases:
+        return "_not measured yet: `python -m benchmarks.gpu_mlp`_"
+    keys = ("act", "width", "rows", "depth")
+    cases.sort(key=lambda c: (c["dtype"], c["act"] != "relu", *(c[k] for k in keys)))
+    rows: list[list[str]] = []
+    ratios: dict[str, list[float]] = {}
+    for c in cases:
+        peers = c["peers_us"]
+        assert isinstance(peers, dict)
+        mine, ratio = float(str(c["weft_us"])), float(str(c["ratio"] or 0.0))
+        few = int(str(c["rows"])) <= 1 << 12
+        group = f"width {c['width']}" if int(str(c["rows"])) >= 1 << 18 else "2^12 rows" if few else "others"
+        if c["act"] == "relu" and ratio:
+            ratios.setdefault(group, []).append(ratio)
+        shown = [f"{peers[k]:.1f}" if k in peers else "" for k in ("eager", "library", "compile", "autotune")]
+        error = float(str(c["error"])) / float(str(c["eager_error"]))
+        rows.append(
+            [str(c["case"]), f"**{mine:.2f}**" if ratio >= 1 else f"{mine:.2f}", f"{c['tflops']:.0f}",
+             f"{c['share']:.2f}{' (hot)' if c['hot'] else ''}", *shown, f"{ratio:.2f}" if ratio else "",
+             f"{error:.2f}", str(c["why"])]
+        )  # fmt: skip
+    for group, values in sorted(ratios.items(), key=lambda x: (len(x[0]), x[0])):
+        name = f"ReLU, {group}: geometric mean (least) of {len(values)}"
+        mean = f"**{geometric_mean(values):.2f}** ({min(values):.2f})"
+        rows.append([name, *[""] * 7, mean, "", ""])
+    head = ["network", "Weft µs", "TFLOP/s", "share of the floor", "eager", "cuBLASLt per layer", "torch.compile",
+            "max-autotune", "× best", "error over eager's", "why under 0.6"]  # fmt: skip
+    env = lines[0]
+    commits = ", ".join(sorted({str(c["commit"]) for c in cases}))
+    note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {commits}"
+    return markdown(head, rows) + f"\n\n{note}; all in CUDA graphs, µs; `{env['command']}`"
+
+
 def gpu_convolutions() -> str:
     """The distinct convolutions of each network at each batch size, against cuDNN."""
     lines = records("nvidia-h200", "convolutions")
@@ -290,6 +327,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-networks-later": partial(gpu_networks, "networks-later"),
     "gpu-memory": gpu_memory,
     "gpu-kernels": gpu_kernels,
+    "gpu-mlp": gpu_mlp,
     "gpu-convolutions": gpu_convolutions,
     "gpu-faults": gpu_faults,
     "conformance": conformance,
