@@ -64,7 +64,10 @@ inline void w_as(Block& b, std::function<void()> what) {
   what();
   w_self = now;
 }
-inline void w_both(std::function<void()> what) { for (Block& b : *w_cluster) w_as(b, what); }
+inline void w_shared_by(u32 mask, std::function<void()> what) {
+  if (mask == 0 || mask >> w_cluster->size()) w_fail("a mask of blocks that are not there");
+  for (u32 i = 0; i < w_cluster->size(); ++i) if (mask >> i & 1) w_as((*w_cluster)[i], what);
+}
 inline void w_bar_arrive_at(u32 at, u32 rank) { w_as((*w_cluster)[rank], [=] { w_bar_arrive(at); }); }
 inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swizzle) {
   u32 at = to + place;
@@ -146,17 +149,21 @@ inline void w_await(unsigned* flag) {
   *flag = 0;
   ++w_progress;
 }
-inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y) { w_both([=] { w_box(m, to, bar, {x, y}); }); }
-inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z) {
-  w_both([=] { w_box(m, to, bar, {x, y, z}); });
+inline void w_tma_shared(const w_map* m, u32 to, u32 bar, u32 mask, int x, int y) {
+  w_shared_by(mask, [=] { w_box(m, to, bar, {x, y}); });
 }
-inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u) {
-  w_both([=] { w_box(m, to, bar, {x, y, z, u}); });
+inline void w_tma_shared(const w_map* m, u32 to, u32 bar, u32 mask, int x, int y, int z) {
+  w_shared_by(mask, [=] { w_box(m, to, bar, {x, y, z}); });
 }
-inline void w_tma_both(const w_map* m, u32 to, u32 bar, int x, int y, int z, int u, int v) {
-  w_both([=] { w_box(m, to, bar, {x, y, z, u, v}); });
+inline void w_tma_shared(const w_map* m, u32 to, u32 bar, u32 mask, int x, int y, int z, int u) {
+  w_shared_by(mask, [=] { w_box(m, to, bar, {x, y, z, u}); });
 }
-inline void w_bulk_both(u32 to, const void* from, u32 bytes, u32 bar) { w_both([=] { w_bulk(to, from, bytes, bar); }); }
+inline void w_tma_shared(const w_map* m, u32 to, u32 bar, u32 mask, int x, int y, int z, int u, int v) {
+  w_shared_by(mask, [=] { w_box(m, to, bar, {x, y, z, u, v}); });
+}
+inline void w_bulk_shared(u32 to, const void* from, u32 bytes, u32 bar, u32 mask) {
+  w_shared_by(mask, [=] { w_bulk(to, from, bytes, bar); });
+}
 // element `k` (0 to 15) of row `row` of an operand. Source: PTX ISA, canonical layouts of wgmma operands
 inline float w_element(u64 d, int row, int k, bool turned, float2 (*unpack)(u32)) {
   const u32 start = (u32)(d & 0x3fff) << 4, leading = (u32)(d >> 16 & 0x3fff) << 4, stride = (u32)(d >> 32 & 0x3fff) << 4;

@@ -135,6 +135,32 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
         linear(64, 96, pair=2),
     ),
+    "two by two, packed": (product((300, 264), (120, 264), turn_right=True), linear(64, 64, pair=3, blocks=4)),
+    "two by two, nt, odd both ways": (
+        product((2, 300, 72), (2, 136, 72), weight=False, turn_right=True),
+        linear(64, 64, pair=3, band=1),
+    ),
+    "two by two, nn, columns to spare, in turn": (
+        product((500, 200), (200, 312), weight=False),
+        linear(64, 96, spare=32, pair=3, groups=2, turns=True, blocks=4, stages=4),
+    ),
+    "two by two, nt, woven": (
+        product((300, 136), (96, 136), weight=False, turn_right=True),
+        linear(64, 64, pair=3, woven=True),
+    ),
+    "four below, nt": (product((300, 136), (40, 136), weight=False, turn_right=True), linear(64, 32, pair=4)),
+    "four below, tn, packed": (product((136, 328), (136, 72), turn_left=True), linear(64, 64, pair=4, blocks=4)),
+    "four below, nn": (product((136, 328), (136, 72), weight=False, turn_left=True), linear(64, 128, pair=4)),
+    "four beside, nt": (product((100, 136), (200, 136), weight=False, turn_right=True), linear(64, 32, pair=5)),
+    "four beside, tn, packed": (product((136, 80), (136, 120), turn_left=True), linear(64, 32, pair=5)),
+    "three warpgroups, two by two": (
+        product((500, 136), (136, 192), gelu=True),
+        linear(192, 96, groups=3, pair=3, stages=4),
+    ),
+    "three warpgroups": (
+        product((2, 250, 200), (2, 72, 200), weight=False, turn_right=True),
+        linear(192, 32, groups=3),
+    ),
     "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, pair=1, blocks=2)),
     "pair below, 3x3, 96 channels": (
         convolution(2, 96, 9, 9, 72, 3, 1, 1),
@@ -164,6 +190,14 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "even, pair beside": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16),
         linear(64, 32, even=True, pair=2, blocks=6),
+    ),
+    "even, two by two": (
+        product((300, 328), (104, 328), weight=False, turn_right=True),
+        linear(64, 32, even=True, pair=3, blocks=16),
+    ),
+    "even, four below": (
+        product((300, 328), (328, 72), weight=False),
+        linear(64, 64, even=True, pair=4, blocks=12),
     ),
     "even, 3x3": (
         convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
@@ -359,7 +393,7 @@ def test_one_buffer_is_declined():
         ("linear", {"pair": 1, "resident": 2}, "no multiprocessor"),
         ("field", {"pair": 2}, "fields alone"),
         ("3x3, 96 channels", {"pair": 2, "bn": 64}, "rows of several dimensions"),
-        ("asymmetric", {"pair": 1}, "an odd number of boxes"),
+        ("asymmetric", {"pair": 1}, "boxes of pixels"),
         ("linear", {"pair": 2}, "packed columns"),
         ("linear", {"spare": 32}, "columns to spare"),
         ("two warpgroups in turn", {"even": True}, "share the rows of a tile"),

@@ -46,6 +46,8 @@ from weft.kernels.source import CudaSource, Launch, Schedule
 
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
+_MOVED = {2: (40, 232), 3: (32, 160)}
+"""Registers of a thread that copies and of one that multiplies, where they move, by the warpgroups that multiply."""
 
 
 @cache
@@ -108,10 +110,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
         return wrong
-    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, shared=s.pair == 2)
+    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
     if s.spare and p.w_load != "kn":
         return Declined("columns to spare where panels run along the sum")
-    w = right(p, s.bn + s.spare, s.panel, s.step, shared=s.pair == 1, woven=s.woven)
+    w = right(p, s.bn + s.spare, s.panel, s.step, share=s.right_share, woven=s.woven)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -127,10 +129,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
     units = math.prod(pairs_of(p, rows, s)) * p.z
-    together = 2 if s.pair else 1
-    grid = (s.blocks // together if s.even else min(s.blocks // together or units, units)) * s.cluster
-    readers = (4 if s.turns else 4 * s.groups) * together
-    own = readers // together
+    grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
+    own = 4 if s.turns else 4 * s.groups
+    readers = own * (s.below + s.beside - 1)
     lines = [
         (
             f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}'
@@ -152,7 +153,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "__syncthreads();",
-        "w_cluster_sync();\nconst u32 rank = blockIdx.x % 2;" if s.pair else "",
+        f"w_cluster_sync();\nconst u32 rank = blockIdx.x % {s.together};" if s.pair else "",
         _range(p, rows, s),
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
@@ -208,12 +209,12 @@ def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
     counts, columns = tiles_of(p, rows, s)
     if not s.pair:
         return None
-    if s.split > 1 or s.resident > 1 or (s.pair == 2 and s.fields):
+    if s.split > 1 or s.resident > 1 or (s.beside > 1 and s.fields):
         return Declined("blocks that copy for each other share no sum and no multiprocessor, and read fields alone")
-    if s.pair == 1 and not rows.linear and math.prod(counts) % 2:
-        return Declined("an odd number of boxes of pixels")
-    if s.pair == 2 and p.w_load == "packed" and columns % 2:
-        return Declined("an odd number of tiles of packed columns")
+    if not rows.linear and math.prod(counts) % s.below:
+        return Declined("a number of boxes of pixels that no cluster divides")
+    if p.w_load == "packed" and columns % s.beside:
+        return Declined("a number of tiles of packed columns that no cluster divides")
     return None
 
 
@@ -248,7 +249,7 @@ def _range(p: Product, rows: Rows, s: Shape) -> str:
     kt = _steps(p, s)
     if s.even:
         e = even_of(p, rows, s, kt)
-        unit = "blockIdx.x / 2" if s.pair else "blockIdx.x"
+        unit = f"blockIdx.x / {s.together}" if s.pair else "blockIdx.x"
         return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
@@ -265,7 +266,7 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
     """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
     counts, _ = tiles_of(p, rows, s)
     (mt, nt), batches = pairs_of(p, rows, s), p.z // p.c.groups
-    n0 = f"(tn * 2 + (int)rank) * {s.bn}" if s.pair == 2 else f"tn * {s.bn}"
+    n0 = f"(tn * {s.beside} + (int){s.aside}) * {s.bn}" if s.beside > 1 else f"tn * {s.bn}"
     if nt == 1 or mt == 1:
         place = f"const int tm = r / {nt}, tn = r % {nt};"
     else:
@@ -277,11 +278,11 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
         )
     b2, b1, b0 = s.box
     tm = "tm"
-    if s.pair == 1:
-        place += " const int mine = tm * 2 + (int)rank;"
+    if s.below > 1:
+        place += f" const int mine = tm * {s.below} + (int){s.down};"
         tm = "mine"
-    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.pair == 1 and rows.linear) else f"{tm} * {b0}"
-    i2 = "0" if s.pair == 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
+    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.below > 1 and rows.linear) else f"{tm} * {b0}"
+    i2 = "0" if s.below > 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
     return (
         f"const int z = tile / {mt * nt}, r = tile % {mt * nt}; {place}"
         f" const int g = z / {batches}, b = z % {batches}, n0 = {n0};"
@@ -339,7 +340,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
     bytes_ = ((0 if s.fields else box) + s.bn + s.spare) * s.step * 2
-    tn = "tn * 2 + rank" if s.pair == 2 else "tn"
+    tn = f"tn * {s.beside} + {s.aside}" if s.beside > 1 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
         f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * p.in_elements(STEP)};"
@@ -349,7 +350,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     a_bytes = 0 if s.fields else s.bm * STEP * 2
     walk = _walk(s.stages)
     one = f"if (t == {128 * s.groups}) {{"
-    lines = ["w_fewer_registers<40>();"] if s.moves_registers else []
+    lines = [f"w_fewer_registers<{_MOVED[s.groups][0]}>();"] if s.moves_registers else []
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);"))
     early = "0u"
     if packed and not s.even:
@@ -368,7 +369,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "}",
         "__syncwarp(); w_wait(); w_release();",
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
-        _loop(p, rows, s, *((x + " / 2" * bool(s.pair)) for x in ("blockIdx.x", "gridDim.x"))),
+        _loop(p, rows, s, *((x + f" / {s.together}" * bool(s.pair)) for x in ("blockIdx.x", "gridDim.x"))),
         tile_at,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
@@ -427,7 +428,7 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     place = f"[(i * {s.bn // 8} + c) * {threads}]"
 
     def mine(unit: str) -> str:
-        block = f"({unit} * 2 + (int)rank)" if s.pair else unit
+        block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
         return (
             f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
             f" unsigned* const flag = (unsigned*)state + {block} * {warps} + warp;"
@@ -473,11 +474,11 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
-    half = " / 2" if s.pair else ""
+    half = f" / {s.together}" if s.pair else ""
     begin, step, skip, mine, other = f"blockIdx.x{half}", f"gridDim.x{half}", "", "", ""
     if s.turns:
         begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
-        step = "gridDim.x" if half else step
+        step = f"gridDim.x / {s.together} * 2" if half else step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
@@ -486,8 +487,9 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
     walk = _walk(s.stages)
-    free = "if (lane < 2) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
-    at_both = ", lane" if s.pair else ""
+    # every block that copies for this one, or for which this one copies
+    free = f"if (lane < {s.below + s.beside - 1}) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
+    at_both = (", lane" if 1 in (s.below, s.beside) else ", rank ^ lane") if s.pair else ""
     of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
     together = [
@@ -520,7 +522,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     if s.even:
         end = _handed(p, rows, s, end)
     return [
-        "w_more_registers<232>();" if s.moves_registers else "",
+        f"w_more_registers<{_MOVED[s.groups][1]}>();" if s.moves_registers else "",
         "w_wait(); w_release();",
         f"const int row0 = {row0}; (void)row0;",
         f"float acc[{high}][{s.bn // 2}];",

@@ -11,7 +11,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import aligned
-from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, cycles, field_bytes, units
+from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, units
 from weft.generate.cuda.templates.tma_operands import (
     STEP,
     WOVEN,
@@ -23,7 +23,7 @@ from weft.generate.cuda.templates.tma_operands import (
     rows_of,
     stages_of_sum,
 )
-from weft.generate.cuda.templates.tma_shape import MOST_APART, MOST_SHARES, Even, Shape, sums_apart
+from weft.generate.cuda.templates.tma_shape import MOST_APART, MOST_SHARES, PAIRS, Even, Shape, sums_apart
 from weft.ir.declined import Declined
 
 _SHARED_COPY = 0.8
@@ -42,6 +42,7 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
     *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
     *((256, n, 2, False, 1) for n in (32, 64, 96, 128)),
     *((128, n, 2, True, 1) for n in (32, 64, 96, 128)),
+    *((192, n, 3, False, 1) for n in (64, 96, 128, 160, 192)),
     *((64, n, 2, True, 1) for n in (32, 64, 96, 128, 192, 256)),
     *((64, n, 1, False, 2) for n in (32, 64, 96, 128)),
     *((64, n, 1, False, 3) for n in (32, 64)),
@@ -109,9 +110,9 @@ def _possible(p: Product, case: Case, s: Shape) -> bool:
     if s.fields:
         a = field(p, case.rows, s.box, s.panel)
     else:
-        a = left(p, case.rows, s.bm, s.panel, s.box, shared=s.pair == 2)
+        a = left(p, case.rows, s.bm, s.panel, s.box, share=s.left_share)
     return not isinstance(a, Declined) and not isinstance(
-        right(p, s.bn + s.spare, s.panel, shared=s.pair == 1, woven=s.woven), Declined
+        right(p, s.bn + s.spare, s.panel, share=s.right_share, woven=s.woven), Declined
     )
 
 
@@ -162,7 +163,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, int(s.pair > 0), int(s.even), s.apart)
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, s.together, int(s.even), s.apart)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -212,28 +213,34 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
     if usual.resident > 1:
         return
-    grid = facts.sms // 2 * 2
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     steps = dict(case.stages)[usual.panel]
     copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
     if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
-        linear = case.rows.linear or case.columns
-        pairs += [1] if counts > 1 and (linear or counts % 2 == 0) else []
-        pairs += [2] if columns > 1 and linear and case.rows.sizes[2] > 1 and not (case.packed and columns % 2) else []
+        pairs += [pair for pair in PAIRS if pair and _paired(case, counts, columns, pair)]
     plain = usual
     for pair in pairs:
-        together = 2 if pair else 1
-        usual = replace(plain, woven=plain.woven and (pair != 1 or plain.bn % (2 * WOVEN) == 0))
-        tiles = units(case, replace(usual, pair=pair))
+        below, _ = PAIRS[pair]
+        usual = replace(plain, pair=pair, woven=plain.woven and plain.bn % (below * WOVEN) == 0)
+        tiles, together = units(case, usual), usual.together
+        count = at_once(case, usual, facts)
         if pair:
-            yield replace(usual, pair=pair, blocks=grid if tiles * together > grid else 0)
-        count = grid // together
+            yield replace(usual, blocks=count * together if tiles > count else 0)
         e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
         enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
         if not usual.turns and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
-            yield replace(usual, pair=pair, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
+            yield replace(usual, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
+
+
+def _paired(case: Case, counts: int, columns: int, pair: int) -> bool:
+    """Whether so many boxes of rows and tiles of columns can be shared in this way."""
+    below, beside = PAIRS[pair]
+    linear = case.rows.linear or case.columns
+    if counts <= below // 2 or columns <= beside // 2 or (below > 1 and not linear and counts % below):
+        return False
+    return beside == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % beside))
 
 
 def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:

@@ -121,9 +121,9 @@ def field_bytes(case: Case, box: Three, panel: int) -> int:
 
 
 def units(case: Case, s: Shape) -> int:
-    """Tiles, or pairs of them."""
+    """Tiles, or pairs or fours of them."""
     high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
-    return (-(-high // 2) if s.pair == 1 else high) * (-(-wide // 2) if s.pair == 2 else wide) * case.sizes.z
+    return -(-high // s.below) * -(-wide // s.beside) * case.sizes.z
 
 
 def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
@@ -142,7 +142,7 @@ def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
     blocks = -(-case.sizes.k // case.taps // s.panel)
     steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
     tiles = units(case, s)
-    busiest = -(-tiles // _at_once(case, s, facts))
+    busiest = -(-tiles // at_once(case, s, facts))
     flow, alone = _step(case, s, steps)
     flow, main = flow * steps, alone * steps
     waited, shared = _end(case, s)
@@ -150,7 +150,7 @@ def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
     apart = min(busiest, 2 if s.turns else s.resident)
     rounds = -(-busiest // apart)
     if s.even:
-        e = Even(tiles, s.blocks // (2 if s.pair else 1), steps)
+        e = Even(tiles, s.blocks // s.together, steps)
         others = max(1.0, e.units / e.shared)
         inside = e.tiles * steps / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
@@ -163,10 +163,10 @@ def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
     return inside + (FIELD + field_bytes(case, s.box, s.panel) / PORT if s.fields else 0.0)
 
 
-def _at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
-    """Tiles that all multiprocessors begin at once, one each, or as many as clusters find room for."""
+def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
+    """Units that all multiprocessors begin at once, one each, or as many as clusters find room for."""
     if s.split == 1:
-        return facts.sms // (2 if s.pair else 1)
+        return int(CLUSTERED.get(s.together, 1.0) * facts.sms) // s.together
     bytes_ = s.shared_bytes(field_bytes(case, s.box, s.panel) if s.fields else 0)
     registers = facts.registers_per_sm // (s.threads * CLUSTER_REGISTERS)
     fit = min(facts.shared_per_sm // (bytes_ + facts.shared_reserved), registers)
@@ -194,7 +194,7 @@ def _ported(case: Case, s: Shape) -> float:
     """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
     left, right = s.bm * by_left, (s.bn + s.spare) * by_right
-    return (left / (2 if s.pair == 2 else 1) + right / (2 if s.pair == 1 else 1)) * 2.0 * s.step
+    return (left / s.beside + right / s.below) * 2.0 * s.step
 
 
 def _end(case: Case, s: Shape) -> tuple[float, float]:

@@ -41,7 +41,7 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     high, wide = s.rows // 64, s.bn // 32
     names = epilogue.arguments(p, w.map is None, False, False).names
     guard = ["m >= 0"] if _clipped(rows, s) else []
-    if p.n % (s.bn * (2 if s.pair == 2 else 1)):
+    if p.n % (s.bn * s.beside):
         guard.append(f"n < {p.n}")
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     columns, ring = _ahead(p, s)
@@ -160,6 +160,8 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     if s.split > 1:
         return [], 0
     limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
+    if s.groups == 3:
+        limit = 144 if s.moves_registers else 112
     steps = sum(step.source is None for step in p.c.body)
     sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
     left = (limit - sums - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
@@ -174,7 +176,7 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
 
 def _clipped(rows: Rows, s: Shape) -> bool:
     """True where a tile can have rows that do not exist."""
-    if rows.linear and s.pair == 1 and rows.sizes[2] % (2 * s.bm):
+    if rows.linear and s.below > 1 and rows.sizes[2] % (s.below * s.bm):
         return True
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from weft.generate.cpp.templates.match import Walk
 from weft.generate.cuda.templates.product import Product
@@ -78,6 +79,17 @@ class Rows:
         return a, b, c
 
 
+class Share(NamedTuple):
+    """How blocks of a cluster copy parts of an operand for each other."""
+
+    parts: int
+    """How many."""
+    rank: str
+    """C text: the part that a block copies."""
+    mask: str
+    """C text: a bit for each block that gets it."""
+
+
 def merged(sizes: Sequence[int], steps: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
     """(size, step) of some dimensions, slowest first; neighbours that act as one are joined."""
     found: list[tuple[int, int]] = []
@@ -133,11 +145,8 @@ def stages_of_sum(p: Product, panel: int) -> int:
     return -(-p.c.kernel[0] * p.c.kernel[1] * blocks_of_channels(p, panel) * panel // STEP)
 
 
-def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: bool = False) -> Operand | Declined:
-    """The left operand's map; coordinates of a tile are `i2`, `i1`, `i0`, group and batch `g` and `b`.
-
-    `shared`: block `rank` of two copies its half, to both.
-    """
+def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Share | None = None) -> Operand | Declined:
+    """The left operand's map; coordinates of a tile are `i2`, `i1`, `i0`, group and batch `g` and `b`."""
     c = p.c
     if p.a_load == "columns":
         dims = [
@@ -145,9 +154,9 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: boo
             Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
             *_outer(p, c.a_walk, c.a_walk.group),
         ]
-        return _turned(p, c.a.index, dims, bm, shared=shared)
-    if shared and (not rows.linear or rows.sizes[2] == 1):
-        return Declined("rows of several dimensions, of which two blocks cannot copy halves")
+        return _turned(p, c.a.index, dims, bm, share=share)
+    if share and (not rows.linear or rows.sizes[2] == 1):
+        return Declined("rows of several dimensions, of which blocks cannot copy parts")
     wide = p.in_elements(panel)
     first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
     if rows.image:
@@ -163,9 +172,10 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: boo
         dims += _outer(p, c.a_walk, c.a_walk.group)
     if math.prod(d.box // d.stride for d in dims[1:]) != math.prod(box):
         return Declined("a box of other rows than its barrier counts")
-    half = bm // 2 * panel * 2 if shared else 0
-    if shared:
-        dims = [replace(d, box=d.box // 2, at=f"i0 + rank * {d.box // 2}") if d.at == "i0" else d for d in dims]
+    part = bm
+    if share:
+        part = bm // share.parts
+        dims = [replace(d, box=part, at=f"i0 + {share.rank} * {part}") if d.at == "i0" else d for d in dims]
     map_ = _map(p, Pointer("in", c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
@@ -182,7 +192,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, shared: boo
         taps = f"const int tap = {tap}, kh = tap / {c.kernel[1]}, kw = tap % {c.kernel[1]}; (void)kh; (void)kw;"
         lines.append(
             f"{{ const int q = {q}; (void)q; {taps if c.kernel != (1, 1) else ''} const int c = {channel};"
-            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims, half)} }}"
+            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims, share, part * panel * 2)} }}"
         )
     return Operand(map_, " ".join(lines))
 
@@ -248,23 +258,20 @@ def _image(p: Product, box: Three) -> list[Dim]:
 
 
 def right(
-    p: Product, bn: int, panel: int, step: int = STEP, *, shared: bool = False, woven: bool = False
+    p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, woven: bool = False
 ) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum.
-
-    `shared`: block `rank` of two copies its half, to both. `woven`: see `Shape`.
-    """
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum. `woven`: see `Shape`."""
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if woven:
-        return _woven(p, bn, panel, shared=shared)
+        return _woven(p, bn, panel, share)
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
-        if shared:
-            return Operand(
-                None, f"w_bulk_both(to + rank * {size}, {from_} + rank * {p.in_elements(size) // 2}, {size}u, bar);"
-            )
+        if share:
+            part, elements = 2 * size // share.parts, p.in_elements(size) // share.parts
+            to, at = f"to + {share.rank} * {part}", f"{from_} + {share.rank} * {elements}"
+            return Operand(None, f"w_bulk_shared({to}, {at}, {part}u, bar, {share.mask});")
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
         return Declined("a right operand of several taps that is no weight")
@@ -277,25 +284,27 @@ def right(
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
             *_outer(p, walk, walk.group),
         ]
-        return _turned(p, pointer.index, dims, bn, "mw", shared=shared)
-    wide = p.in_elements(panel)
-    columns = Dim(p.n, walk.channel, bn // 2, f"n0 + rank * {bn // 2}") if shared else Dim(p.n, walk.channel, bn, "n0")
+        return _turned(p, pointer.index, dims, bn, "mw", share=share)
+    wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
+    columns = Dim(p.n, walk.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
     dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *_outer(p, walk, walk.group)]
     map_ = _map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
         f"{{ const int c = kb * {p.in_elements(STEP)} + {i * wide + walk.offset};"
-        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims, bn // 2 * panel * 2 if shared else 0)} }}"
+        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims, share, part * panel * 2)} }}"
         for i in range(per)
     ]
     return Operand(map_, " ".join(lines))
 
 
-def _woven(p: Product, bn: int, panel: int, *, shared: bool) -> Operand | Declined:
+def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest."""
     c, walk = p.c, p.c.w_walk
-    whole = WOVEN * (2 if shared else 1)
+    count = share.parts if share else 1
+    whole = WOVEN * count
+    own = f" + {share.rank} * {bn // whole}" if share else ""
     if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % WOVEN or bn % whole or _outer(p, walk, walk.group):
         return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
     step = walk.channel
@@ -304,30 +313,31 @@ def _woven(p: Product, bn: int, panel: int, *, shared: bool) -> Operand | Declin
         Dim(2, step, 2, "0"),
         Dim(4, 8 * step, 4, "0"),
         Dim(4, 2 * step, 4, "0"),
-        Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}{f' + rank * {bn // whole}' if shared else ''}"),
+        Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own),
     ]
     map_ = _map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
-    half = bn // 2 * panel * 2 if shared else 0
-    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {_copy('mw', 'to', dims, half)} }}"
+    copy = _copy("mw", "to", dims, share, bn // count * panel * 2)
+    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {copy} }}"
     return Operand(map_, load, woven=True)
 
 
 def _turned(
-    p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma", *, shared: bool = False
+    p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma", *, share: Share | None = None
 ) -> Operand | Declined:
-    """An operand along whose rows memory runs: panels of 64 rows, of which half is half of the sum."""
-    half = STEP * STEP if shared else 0
-    if shared:
-        dims = [dims[0], replace(dims[1], box=STEP // 2, at=f"{dims[1].at} + rank * {STEP // 2}"), *dims[2:]]
+    """An operand along whose rows memory runs: panels of 64 rows, of which a part is one of the sum."""
+    part = STEP
+    if share:
+        part = STEP // share.parts
+        dims = [dims[0], replace(dims[1], box=part, at=f"{dims[1].at} + {share.rank} * {part}"), *dims[2:]]
     map_ = _map(p, Pointer("in", index), dims, 2 * STEP)
     if isinstance(map_, Declined):
         return map_
     panel = 2 * STEP * STEP
     first = dims[0].at
     lines = [
-        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]], half)
+        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]], share, part * STEP * 2)
         for i in range(rows // STEP)
     ]
     return Operand(map_, " ".join(lines), turned=True)
@@ -368,7 +378,9 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
     )
 
 
-def _copy(name: str, to: str, dims: Sequence[Dim], half: int = 0) -> str:
-    """`half`: bytes of what block `rank` of two copies, to both."""
-    place = f"{to} + rank * {half}" if half else to
-    return f"w_tma{'_both' if half else ''}(&{name}, {place}, bar, {', '.join(d.at for d in dims)});"
+def _copy(name: str, to: str, dims: Sequence[Dim], share: Share | None = None, part: int = 0) -> str:
+    """`part`: bytes of what a block copies for others, too."""
+    at = ", ".join(d.at for d in dims)
+    if share is None:
+        return f"w_tma(&{name}, {to}, bar, {at});"
+    return f"w_tma_shared(&{name}, {to} + {share.rank} * {part}, bar, {share.mask}, {at});"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
+from weft.generate.cuda.templates.tma_operands import STEP, Rows, Share, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
 _OFF = ("even", "woven")
 _DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), *((name, False) for name in _OFF))
-_MANY_SUMS = 112
-"""Registers of sums per thread from which on registers are moved."""
+_MANY_SUMS = {2: 112, 3: 64}
+"""Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
+PAIRS: Mapping[int, tuple[int, int]] = {0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4)}
+"""Tiles one below the other and side by side whose blocks copy for each other, by `Shape.pair`."""
 
 
 MOST_SHARES = 30
@@ -54,8 +57,9 @@ class Shape(Parameters):
     unit: int = 1
     """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
     pair: int = 0
-    """Two blocks of a cluster copy halves of an operand for each other: 1: of the right one, for tiles one below the
-    other; 2: of the left one, for tiles side by side. 0: every block copies for itself."""
+    """Blocks of a cluster copy parts of operands for each other: 1: halves of the right one, for tiles one below the
+    other; 2: of the left one, for tiles side by side; 3: of both, for two by two; 4: quarters of the right one, for
+    four one below the other; 5: of the left one, for four side by side. 0: every block copies for itself."""
     band: int = 8
     """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
     even: bool = False
@@ -87,13 +91,54 @@ class Shape(Parameters):
 
     @property
     def moves_registers(self) -> bool:
-        """True: the sums of two warpgroups are more than three warps of a scheduler have registers for."""
-        return self.groups == 2 and (self.rows + 64 * self.apart) * self.bn >= 128 * _MANY_SUMS
+        """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for."""
+        return (self.rows + 64 * self.apart) * self.bn >= 128 * _MANY_SUMS.get(self.groups, MOST_APART + 1)
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return 2 if self.pair else self.split
+        return self.together if self.pair else self.split
+
+    @property
+    def below(self) -> int:
+        """Tiles one below the other whose blocks copy the right operand for each other."""
+        return PAIRS[self.pair][0]
+
+    @property
+    def beside(self) -> int:
+        """Tiles side by side whose blocks copy the left operand for each other."""
+        return PAIRS[self.pair][1]
+
+    @property
+    def together(self) -> int:
+        """Blocks that copy for each other."""
+        return self.below * self.beside
+
+    @property
+    def down(self) -> str:
+        """C text: which of the tiles one below the other a block has."""
+        return "rank" if self.beside == 1 else f"(rank / {self.beside})" if self.below > 1 else "0"
+
+    @property
+    def aside(self) -> str:
+        """C text: which of the tiles side by side a block has."""
+        return "rank" if self.below == 1 else f"(rank % {self.beside})" if self.beside > 1 else "0"
+
+    @property
+    def left_share(self) -> Share | None:
+        """How the left operand is copied; None: every block copies it for itself."""
+        if self.beside == 1:
+            return None
+        mask = str((1 << self.beside) - 1) + (f" << {self.down} * {self.beside}" if self.below > 1 else "")
+        return Share(self.beside, self.aside, mask)
+
+    @property
+    def right_share(self) -> Share | None:
+        """How the right operand is copied; None: every block copies it for itself."""
+        if self.below == 1:
+            return None
+        mask = str(sum(1 << i * self.beside for i in range(self.below)))
+        return Share(self.below, self.down, mask + (f" << {self.aside}" if self.beside > 1 else ""))
 
     @property
     def rows(self) -> int:
@@ -121,15 +166,15 @@ def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
 
 
 def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
-    """Rows and columns of what a cluster takes at a time: tiles, or pairs of them."""
+    """Rows and columns of what a cluster takes at a time: tiles, or pairs or fours of them."""
     counts, columns = tiles_of(p, rows, s)
     high = math.prod(counts)
-    return (-(-high // 2) if s.pair == 1 else high), (-(-columns // 2) if s.pair == 2 else columns)
+    return -(-high // s.below), -(-columns // s.beside)
 
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """How the steps of tiles are divided evenly; a unit is a block, or two that copy for each other."""
+    """How the steps of tiles are divided evenly; a unit is a block, or some that copy for each other."""
 
     tiles: int
     """Tiles, or pairs of them."""
@@ -151,5 +196,4 @@ class Even:
 
 def even_of(p: Product, rows: Rows, s: Shape, steps: int) -> Even:
     """The division of a shape that is even."""
-    together = 2 if s.pair else 1
-    return Even(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // together), steps)
+    return Even(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // s.together), steps)
