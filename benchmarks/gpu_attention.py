@@ -6,7 +6,7 @@ Both read q, k and v as strided views of what the products before attention writ
 reads. Weft: the fastest of the schedules that the tuner is offered, its rank, and the fastest of K more by the models
 (`any`); `bias`: with the biases of q, k and v added inside. A time is the median over replays of a CUDA graph of
 launches on data that lies in the L2 cache, as in a network. Errors are RMS over RMS, against float64. `--dry` writes
-and compiles the kernels without a GPU. Nothing is written but standard output.
+and compiles the kernels without a GPU. The record keeps the cases that were not asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
-import json
 import math
 import statistics
 import sys
@@ -27,6 +26,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu_networks import record_of
 from benchmarks.gpu_time import Kernel, median_us
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -320,7 +320,7 @@ def record(
     us, rank = mine.us(most), mine.best(most)
     us_bias = with_bias.us(offered(c, dtype, facts, bias=True))
     return {
-        "record": "attention", "case": c.name, "dtype": dtype.value, "weft_us": us, "weft_bias_us": us_bias,
+        "case": c.name, "weft_us": us, "weft_bias_us": us_bias,
         "peers_us": {k: round(v, 3) for k, v in found.items()}, "best_peer": best,
         "ratio": round(found[best] / us, 3) if best else None,
         "error": float(f"{mine.errors[rank]:.3g}") if rank >= 0 else None,
@@ -399,6 +399,8 @@ def main() -> int:
             print(f"{c.name:30} {[str(k.source.schedule) for k in kernels.get((i, False), [])][:1]}")
         return 0
     rows = []
+    kept = record_of("attention")
+    kept.keep(f"{c.name} {given.dtype}" for c in cases)
     for i, c in enumerate(cases):
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows", file=sys.stderr)
@@ -409,7 +411,10 @@ def main() -> int:
             print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
         rows.append(row)
-        print(json.dumps(row), flush=True)
+        kept.add(
+            {**row, "record": "case", "suite": "attention", "case": f"{c.name} {given.dtype}", "dtype": given.dtype,
+             "long": given.long, "commit": kept.lines[0]["commit"]}
+        )  # fmt: skip
     print(table(rows))
     return 0
 

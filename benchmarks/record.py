@@ -87,9 +87,11 @@ class Record:
         return {str(x["case"]): x for x in self._old if x.get("record") == "case"}
 
     def keep(self, cases: Iterable[str]) -> None:
-        """Carry over old lines of cases that are not run now, so that a partial run loses nothing."""
+        """Carry over old lines of cases that are not run now, so that a partial run loses nothing; each says its commit."""
         wanted = set(cases)
-        self.lines += [x for x in self._old if x.get("record") == "case" and x.get("case") not in wanted]
+        then = {"commit": self._old[0]["commit"]} if self._old and "commit" in self._old[0] else {}
+        old = [x for x in self._old if x.get("record") == "case" and x.get("case") not in wanted]
+        self.lines += [x if "commit" in x else {**x, **then} for x in old]
         self._write()
 
 
