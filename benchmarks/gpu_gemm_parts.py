@@ -36,7 +36,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.templates.tma_shape import PAIRS, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
@@ -66,7 +66,7 @@ def _replaced(pattern: str, by: str) -> Patch:
 
 def without_copies(text: str) -> str:
     """Products of whatever lies in shared memory."""
-    text = _replaced(r"w_tma(_both)?\(&m[aw], [^;]*;", "")(text)
+    text = _replaced(r"w_tma(_shared)?\(&m[aw], [^;]*;", "")(text)
     return _replaced(r"w_bar_expect\(bar, \d+u\)", "w_bar_arrive(bar)")(text)
 
 
@@ -88,6 +88,8 @@ def clocked(text: str) -> str:
     )
 
 
+RACES = "released"
+"""What is wrong only where copies are faster than products."""
 WRONG: dict[str, Patch] = {
     "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
@@ -178,6 +180,93 @@ def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
         yield Gemm(m, n, k, layout="nt"), [(name, s, None, x) for s in shapes for x, name in enumerate(names)]
 
 
+def released_at_once(text: str) -> str:
+    """Stages are given back before they are multiplied: how long is the way around the ring?"""
+    arrive = re.search(r"w_group_wait<0>\(\); (if \(lane[^;]*;)", text)
+    assert arrive
+    give = re.sub(r"EMPTY \+ 8 \* \(.*?\)(?=,|\);)", "EMPTY + 8 * slot", arrive[1])
+    text = _replaced(r"(w_bar_wait\(sb \+ FULL[^;]*;)\nw_group_begin", rf"\1 {give}\nw_group_begin")(text)
+    return _replaced(r"w_group_wait<0>\(\); if \(lane[^;]*;", "w_group_wait<0>();")(
+        _replaced(r"\nif \(st > first && lane[^;]*EMPTY[^;]*;", "")(text)
+    )
+
+
+def staggered(step: int) -> Patch:
+    """Tiles begin at different steps of the sum, so that not all ask for the same columns of their rows at once."""
+    return _replaced(r"const int kb = st;", f"const int kb = (st + (tm + tn) * {step}) % last;")
+
+
+def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
+    """Products that lose to the library, with clusters of four, tiles of 192 rows and staggered sums."""
+
+    def nt(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m, n, k, layout="nt", dtype=DType.F16)
+
+    def pairs(s: Shape, *kinds: int, **more: Any) -> list[Shape]:
+        woven = [x for x in kinds if s.bn % (32 * PAIRS[x][0]) == 0]
+        return [replace(s, pair=x, woven=x in woven and s.woven, blocks=0, **more) for x in kinds]
+
+    def even(s: Shape, *kinds: int) -> list[Shape]:
+        at_once = {1: 132, 2: 132, 4: 120}
+        return [replace(x, even=True, blocks=at_once[x.together]) for x in pairs(s, *kinds)]
+
+    def parts(label: str, patch: Patch, shapes: Sequence[Shape]) -> list[Variant]:
+        return [(label, s, patch, 2) for s in shapes]
+
+    def stagger(shapes: Sequence[Shape], *steps: int) -> list[Variant]:
+        return [x for n in steps for x in parts(f"stagger{n}", staggered(n), shapes)]
+
+    low, flat, mid = tile(64, 128, 8, groups=1), tile(128, 64, 8), tile(128, 128, 7)
+    yield (
+        nt(1024, 1024, 8192),
+        _all([*pairs(low, 0, 1, 2, 3, 4), *pairs(flat, 2, 3), replace(mid, split=2, blocks=0), *even(mid, 1)])
+        + stagger(pairs(low, 0, 1, 3), 1, 8)
+        + parts("no products", WRONG["no products"], pairs(low, 0, 1, 2, 3, 4))
+        + parts("released", released_at_once, pairs(low, 0, 1, 3)),
+    )
+    ninety, wide = tile(128, 96, 8), tile(128, 160, 6)
+    tall, three = tile(192, 96, 6, groups=3), tile(192, 64, 7, groups=3)
+    yield (
+        nt(968, 1376, 2616),
+        _all([*pairs(ninety, 0, 1, 2, 3, 4), *pairs(mid, 3, 4, 5), *pairs(three, 2, 3, 5), *pairs(tall, 1, 2)])
+        + _all([*even(mid, 1, 3, 4), *even(wide, 1, 4), *even(tile(128, 192, 5), 1, 3)])
+        + stagger(pairs(ninety, 1, 4), 1, 4)
+        + parts("no products", WRONG["no products"], pairs(ninety, 0, 1, 4)),
+    )
+    spare = replace(tile(128, 160, 5), spare=32)
+    yield (
+        Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
+        _all([*pairs(spare, 0, 1, 2, 3, 4, 5), *pairs(tile(192, 128, 5, groups=3), 0, 1)])
+        + stagger(pairs(spare, 0, 1, 3), 1, 3)
+        + parts("no products", WRONG["no products"], pairs(spare, 0, 1, 3)),
+    )
+    woven = [replace(x, woven=True) for x in (wide, tall)]
+    yield (
+        nt(1536, 1536, 1536),
+        _all([*pairs(woven[0], 0, 2, 3, 4), *pairs(woven[1], 0, 1, 2, 3)])
+        + stagger([*pairs(woven[0], 0), *pairs(woven[1], 0)], 1, 3),
+    )
+    ninety, mid, half = (replace(x, woven=True) for x in (ninety, mid, tile(128, 192, 5)))
+    plain = pairs(ninety, 0, 2, 5)
+    yield (
+        nt(128, 11008, 4096),
+        _all([*plain, *even(ninety, 0, 2), *even(mid, 0), *even(replace(wide, woven=True), 0)])
+        + _all([replace(half, split=2, blocks=0), replace(tile(128, 256, 4, woven=True), split=3, blocks=0)])
+        + [("promotion 256", s, None, 3) for s in (*plain, *even(mid, 0))]
+        + [("promotion 0", s, None, 0) for s in plain[:2]]
+        + stagger(plain, 1, 4)
+        + parts("no products", WRONG["no products"], plain),
+    )
+    square = tile(192, 192, 4, groups=3, woven=True)
+    large = tile(128, 256, 4, woven=True)
+    yield (
+        nt(3072, 3072, 3072),
+        _all([replace(x, blocks=132) for x in pairs(square, 0, 1, 2)] + even(large, 1))
+        + stagger([replace(square, blocks=132)], 1, 4),
+    )
+    yield nt(4096, 4096, 4096), _all([large, replace(square, blocks=132)]) + stagger([large], 1, 4, 16)
+
+
 def built(
     g: Gemm, variants: Sequence[Variant], facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None
 ) -> list[tuple[str, CudaSource, CompiledCubin, bool, int]]:
@@ -198,7 +287,7 @@ def built(
         declined = gate(made, source.launches[0], facts)
         if isinstance(declined, Declined):
             return f"{g.name} {name}: {declined.reason}"
-        return name, source, made, label not in WRONG, promotion
+        return name, source, made, label not in WRONG and label != RACES, promotion
 
     with ThreadPoolExecutor(14 if cache else 1) as pool:
         found = list(pool.map(one, variants))
@@ -315,6 +404,11 @@ def ticks(bound: Any) -> float:
     return round(values[0] / values[1], 3) if values[1] else math.nan
 
 
+def chosen(given: argparse.Namespace) -> Iterator[tuple[Gemm, list[Variant]]]:
+    """The products that the command line names."""
+    return promotions() if given.promotions else targets() if given.targets else cases()
+
+
 def child(given: argparse.Namespace) -> None:
     """All that is left, in this process."""
     import torch
@@ -332,7 +426,7 @@ def child(given: argparse.Namespace) -> None:
             say({"clusters": clusters(first[0][1], str(first[0][2].path))})
         except Exception as error:
             say({"clusters": f"{type(error).__name__}: {error}"})
-    for g, variants in promotions() if given.promotions else cases():
+    for g, variants in chosen(given):
         if g.name not in done and given.only in g.name:
             say({"begin": g.name})
             made = built(g, variants, facts, nvrtc, Path(given.cache))
@@ -350,7 +444,7 @@ def child(given: argparse.Namespace) -> None:
 def watch(given: argparse.Namespace, end: float) -> bool:
     """One child to its end, its stall or the end of the time; True: nothing is left."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
-    command += ["--promotions"] if given.promotions else []
+    command += ["--promotions"] * given.promotions + ["--targets"] * given.targets
     process = subprocess.Popen(
         [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
     )
@@ -402,6 +496,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0, help="when to stop (80)")
     parser.add_argument("--out", default="", help="file of results, JSON lines")
     parser.add_argument("--promotions", action="store_true", help="promotion into the L2 cache instead of parts")
+    parser.add_argument("--targets", action="store_true", help="products that lose, by the newest shapes, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
@@ -410,7 +505,7 @@ def main() -> None:
         nvrtc = find_nvrtc()
         if isinstance(nvrtc, Declined):
             raise SystemExit(nvrtc.reason)
-        for g, variants in promotions() if given.promotions else cases():
+        for g, variants in chosen(given):
             if given.only in g.name:
                 names = [x[0] for x in built(g, variants, profile("h200"), nvrtc, None)]
                 print(g.name, len(variants), len(names), flush=True)
