@@ -87,7 +87,7 @@ class Record:
         return {str(x["case"]): x for x in self._old if x.get("record") == "case"}
 
     def keep(self, cases: Iterable[str]) -> None:
-        """Carry over old lines of cases that are not run now, so that a partial run loses nothing; each says its commit."""
+        """Carry over old lines of cases that are not run now, with their commit: a partial run loses nothing."""
         wanted = set(cases)
         then = {"commit": self._old[0]["commit"]} if self._old and "commit" in self._old[0] else {}
         old = [x for x in self._old if x.get("record") == "case" and x.get("case") not in wanted]
