@@ -17,9 +17,9 @@ time while the others idle, by the same protocol as without `--jobs`. Compilers'
 nobody meets what another left. A case's record has the seconds that it waited for turns and held them in `turns_s`,
 and from start to graph in `prepared_s`; `peer_compile_s` is then on a machine that others use too.
 
-`--part K/N` takes every Nth of the missing cases, for N such runs on as many GPUs, started together. `--timings FILE`
-keeps Inductor's own record of what it timed (a few MB), and begins with what the file has: a case that was cut off
-goes on where it was, and its record then says `resumed`.
+`--part K/N` takes every Nth of the missing cases, for N such runs on as many GPUs, started together. `--keep FILE`
+leaves Inductor's own records of what it has timed (a few MB); with `--resume FILE`, as often as there are such files, a
+case that was cut off goes on where it was, and its line says `resumed`.
 """
 
 from __future__ import annotations
@@ -161,10 +161,11 @@ def worker(given: argparse.Namespace) -> None:
     def prepare() -> Callable[[], Result]:
         from torch._inductor.async_compile import AsyncCompile
 
-        if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1") != "1" and hasattr(AsyncCompile, "process_pool"):
-            AsyncCompile.process_pool()  # now, before this thread comes before its helpers
+        if hasattr(AsyncCompile, "use_process_pool"):
+            AsyncCompile.use_process_pool()  # starts the helpers, which do not come before others as this thread will
         niceness(PREPARING)
-        with inductor_in_turn(turn):
+        with inductor_in_turn(turn) as count:
+            print(f"{count} functions of torch {torch.__version__} take turns", file=sys.stderr)
             measure = prepared(*split(given.worker), given.rounds)
         used = {"waited": round(turn.waited_s, 1), "held": round(turn.held_s, 1)}
         return lambda: {**measure(), "turns_s": used}
@@ -178,7 +179,7 @@ def side_by_side(cases: Sequence[str], given: argparse.Namespace) -> None:
     threads = given.threads or max(2, cores // given.jobs)
     with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        resumed = unpack(given.timings, folder) if given.timings else frozenset()
+        resumed = {case for file in given.resume for case in unpack(file, folder)}
         print(f"{len(cases)} cases, {given.jobs} at a time, {cores} cores, {threads} helpers each", flush=True)
         say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
         tasks = [task(case, folder, cores, threads, given) for case in cases]
@@ -189,8 +190,8 @@ def side_by_side(cases: Sequence[str], given: argparse.Namespace) -> None:
                     more = {"resumed": True} if folder_of(case) in resumed else {}
                     put({**line, "jobs": given.jobs, "prepared_s": round(seconds, 1), **more})
         finally:
-            if given.timings:
-                pack(folder, given.timings)
+            if given.keep:
+                pack(folder, given.keep)
 
 
 def folder_of(case: str) -> str:
@@ -250,9 +251,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> frozenset[str]:
-    """Put back what was kept, if anything; the names of the cases' folders."""
-    if not file.exists():
-        return frozenset()
+    """Put back what was kept; the names of the cases' folders that are there now."""
     with tarfile.open(file) as tar:
         tar.extractall(folder, filter="data")
     return frozenset(x.name for x in folder.iterdir() if x.is_dir())
@@ -277,7 +276,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="networks compiled at a time")
     parser.add_argument("--threads", type=int, default=0, help="helpers of each (default: cores / jobs, at least 2)")
     parser.add_argument("--part", type=part, default=(0, 1), help="K/N: every Nth of the missing cases")
-    parser.add_argument("--timings", type=Path, help="a .tgz to begin with, if there, and to leave (with --jobs)")
+    parser.add_argument("--keep", type=Path, help="a .tgz to leave what Inductor has timed in (with --jobs)")
+    parser.add_argument("--resume", type=Path, action="append", default=[], help="such a file to begin with")
     for hidden, kind in (("--worker", str), ("--turn", Path), ("--line", int), ("--parent", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()

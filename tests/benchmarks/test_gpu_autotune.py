@@ -68,7 +68,8 @@ def test_what_was_timed_is_kept_and_nothing_else(tmp_path: Path) -> None:
     assert there == {gpu_autotune.folder_of("vgg16/b1/f16")}
     found = {str(x.relative_to(tmp_path / "two")) for x in (tmp_path / "two").rglob("*") if x.is_file()}
     assert found == {"vgg16-b1-f16/cache/ab12", "vgg16-b1-f16/xy/k.best_config"}
-    assert not gpu_autotune.unpack(tmp_path / "none.tgz", tmp_path / "three")
+    with pytest.raises(FileNotFoundError):
+        gpu_autotune.unpack(tmp_path / "none.tgz", tmp_path / "three")
 
 
 def test_two_runs_add_to_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
