@@ -173,12 +173,17 @@ class Worker:
             self.line.send_bytes(b"go")
         return self.hear(limit_s)
 
+    def kill(self) -> None:
+        """Tell it, and what it has started, to end."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def end(self) -> bool:
-        """End it and what it has started; whether it is gone."""
+        """The same, and whether it is gone."""
         if self._ended:
             return True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GONE_S)
             self._ended = True
@@ -219,6 +224,8 @@ def run(
             _ended(worker, say)
     finally:
         for worker in workers:
+            worker.kill()
+        for worker in workers:
             _ended(worker, say)
 
 
@@ -243,6 +250,8 @@ def _prepared(
                 continue
             say(f"{worker.name}: failed after {worker.prepared_s:.1f} s: {said.get('failed', said)}\n{worker.tail()}")
             _ended(worker, say)
+    for worker in busy.values():
+        worker.kill()
     for worker in busy.values():
         say(f"{worker.name}: not ready after {time.monotonic() - worker.began:.1f} s, given up\n{worker.tail(3)}")
         _ended(worker, say)

@@ -115,7 +115,7 @@ def outcome(results: Iterator[tuple[str, float, Any]]) -> dict[str, Any]:
 
 def test_no_two_timings_overlap_and_failures_are_named(tmp_path: Path, said: list[str]) -> None:
     names = ["a", "bad-1", "b", "dies-1", "c", "hangs-1", "d"]
-    found = outcome(run(tasks(tmp_path, names), jobs=3, prepare_s=30, measure_s=0.3, say=said.append))
+    found = outcome(run(tasks(tmp_path, names), jobs=3, prepare_s=30, measure_s=0.6, say=said.append))
     assert found == {x: {"case": x} for x in "abcd"}
     choices, timed, prepared = (notes(tmp_path, x) for x in ("choice", "timed", "prepared"))
     assert len(choices) == 15
@@ -131,7 +131,7 @@ def test_no_two_timings_overlap_and_failures_are_named(tmp_path: Path, said: lis
 
 def test_what_takes_too_long_is_ended_with_its_helpers_and_the_rest_is_timed(tmp_path: Path, said: list[str]) -> None:
     began = time.monotonic()
-    found = outcome(run(tasks(tmp_path, ["slow-1", "a", "b"]), jobs=2, prepare_s=1.0, measure_s=5, say=said.append))
+    found = outcome(run(tasks(tmp_path, ["slow-1", "a", "b"]), jobs=2, prepare_s=1.5, measure_s=5, say=said.append))
     assert time.monotonic() - began < 10
     assert "a" in found
     assert "slow-1" not in found
