@@ -37,9 +37,19 @@ class ByTorch:
         assert not torch.is_grad_enabled()
         return self.composite(x, parameters)
 
+    def keep(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        y = self.forward(x, parameters)
+        return y, [x + 1, y]
+
     def backward(
-        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
     ) -> list[torch.Tensor | None]:
+        assert torch.equal(kept[0], x + 1) and kept[1].shape == dy.shape
         self.asked.append(tuple(needs))
         return by_composite(self, dy, x, parameters, needs)
 

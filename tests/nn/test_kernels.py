@@ -13,7 +13,8 @@ from weft.device.cuda.nvrtc import Nvrtc
 from weft.generate.cuda.training import Activation, Network
 from weft.ir.types import DType
 from weft.nn import kernels
-from weft.nn.kernels import Backward, Kernels, _near, _normal_like
+from weft.nn.kernels import Backward, Kernels
+from weft.nn.timing import near, normal_like
 
 NET = Network((4, 8, 2), (Activation("relu"), Activation()), (True, True), DType.BF16, DType.BF16)
 
@@ -51,7 +52,7 @@ class Fake:
 def test_wrong_gradients_are_refused(
     monkeypatch: pytest.MonkeyPatch, dx: float, sums: float, key: tuple[bool, bool], right: bool
 ):
-    monkeypatch.setattr(kernels, "_least", lambda call: 5.0)
+    monkeypatch.setattr(kernels, "least", lambda call: 5.0)
     made = Kernels(NET, profile("h200"), cast("Nvrtc", None))
     x, dy = torch.ones(3000, 4).bfloat16(), torch.ones(3000, 2).bfloat16()
     wanted = torch.ones(2048, 4), torch.full((made.elements,), 2.0)
@@ -62,15 +63,15 @@ def test_wrong_gradients_are_refused(
 
 def test_what_cannot_be_compared_is_taken():
     one = torch.ones(4)
-    assert _near(one, torch.full((4,), float("inf")), 0.1)
-    assert _near(torch.zeros(4), torch.zeros(4), 0.1) and not _near(one, torch.zeros(4), 0.1)
+    assert near(one, torch.full((4,), float("inf")), 0.1)
+    assert near(torch.zeros(4), torch.zeros(4), 0.1) and not near(one, torch.zeros(4), 0.1)
 
 
 def test_trials_are_the_same_each_time_and_leave_the_generator_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     x = torch.empty(5, 2, dtype=torch.float16)
-    assert torch.equal(_normal_like(x), _normal_like(x)) and float(_normal_like(x).std()) > 0.3
+    assert torch.equal(normal_like(x), normal_like(x)) and float(normal_like(x).std()) > 0.3
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -15,10 +15,19 @@ class Engine(Protocol):
         """The result; x is (rows, columns) and dense, no gradient is recorded."""
         ...
 
+    def keep(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The same, and what `backward` wants of it besides."""
+        ...
+
     def backward(
-        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
     ) -> list[torch.Tensor | None]:
-        """Gradients of x and of the parameters as far as they are needed."""
+        """Gradients of x and of the parameters as far as they are needed; `kept` comes from `keep`."""
         ...
 
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -73,17 +82,19 @@ def _is_executed(node: Any) -> bool:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, engine: Engine, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.engine = engine
-        ctx.save_for_backward(x, *parameters)
-        return engine.forward(x, parameters)
+        ctx.engine, ctx.count = engine, 1 + len(parameters)
+        y, kept = engine.keep(x, parameters)
+        ctx.save_for_backward(x, *parameters, *kept)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        x, *parameters = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        x, parameters, kept = saved[0], saved[1 : ctx.count], saved[ctx.count :]
         needs = _asked(ctx, before=1)
         if not torch.is_grad_enabled():  # nobody wants gradients of these
-            return (None, *ctx.engine.backward(cotangents[0], x, parameters, needs))
-        return (None, *_Gradient.apply(ctx.engine, needs, cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
+            return (None, *ctx.engine.backward(cotangents[0], x, parameters, needs, kept))
+        return (None, *_Gradient.apply(ctx.engine, (needs, kept), cotangents[0], x, *parameters))  # type: ignore[no-untyped-call]
 
 
 class _Gradient(torch.autograd.Function):
@@ -93,15 +104,16 @@ class _Gradient(torch.autograd.Function):
     def forward(
         ctx: Any,
         engine: Engine,
-        needs: tuple[bool, ...],
+        given: tuple[Sequence[bool], Sequence[torch.Tensor]],
         dy: torch.Tensor,
         x: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         ctx.engine = engine
+        needs, kept = given
         ctx.save_for_backward(dy, x, *parameters)
         ctx.set_materialize_grads(False)
-        return tuple(engine.backward(dy, x, parameters, needs))
+        return tuple(engine.backward(dy, x, parameters, needs, kept))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,10 @@ from torch import nn
 from weft.generate.cuda.training import Network
 from weft.ir.declined import Declined
 from weft.nn.autograd import by_composite, fused
-from weft.nn.kernels import DTYPES, Forward, Kernels, kernels_of, make_current, stream
+from weft.nn.kernels import DTYPES, FAR, VERIFIED, Forward, Kernels, kernels_of
+from weft.nn.layered import ByLayers, Memory
 from weft.nn.layers import Layers, layers_of
+from weft.nn.timing import least, make_current, near, normal_like, stream
 
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
@@ -131,9 +133,8 @@ class FusedMLP(nn.Sequential):
         run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
         if isinstance(run, Declined):
             return run
-        refused = run.kernels.refused(rows)
-        if refused is None and torch.is_grad_enabled() and known.trains(x):
-            refused = run.kernels.backward_refused()
+        trains = torch.is_grad_enabled() and known.trains(x)
+        refused = run.kernels.training_refused(rows) if trains else run.kernels.refused(rows)
         return run if refused is None else refused
 
     def _known(self) -> _Known | Declined:
@@ -233,6 +234,7 @@ class _Run:
         """What was read last: while it is held no other tensor has its identity and its address."""
         self._addresses: list[int] = []
         self._stamp = 0
+        self._memory_of_layers = Memory()
         self._blocks: torch.Tensor | None = None
         self._blocks_stamp = 0
         self._packed: dict[int, tuple[Forward, list[torch.Tensor], int]] = {}
@@ -311,21 +313,40 @@ class _Run:
         forward.run(x, known[1], y, behind=stale)
         return y
 
+    def keep(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The same for training: where a kernel takes one layer, the values between layers are kept."""
+        layers = self.kernels.by_layers()
+        if layers is None:
+            return self.forward(x, parameters), ()
+        make_current(x.device)
+        addresses = self.reads(parameters)
+        found = layers.forward(x, addresses, self._memory_of_layers, self._stamp)
+        return (self.composite(x, parameters), ()) if isinstance(found, Declined) else found
+
     def _type(self, parameters: Sequence[torch.Tensor]) -> torch.dtype:
         """Of the gradients of the parameters as kernels write them."""
         return self.dtype if all(p.dtype is self.dtype for p in parameters) else torch.float32
 
     def backward(
-        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
     ) -> list[torch.Tensor | None]:
-        """By three kernels, or by torch where they do not fit."""
+        """By three kernels, or by several for each layer, or by torch where they do not fit."""
         if x.get_device() != torch.cuda.current_device():
             with torch.cuda.device(x.device):
-                return self.backward(dy, x, parameters, needs)
+                return self.backward(dy, x, parameters, needs, kept)
         make_current(x.device)
         addresses, dy = self._reads_again(parameters), _dense(dy)
         kind = self._type(parameters)
         inputs, wanted = needs[0], any(needs[1:])
+        layers = self.kernels.by_layers()
+        if layers is not None:
+            found = None if not kept else self._by_layers(layers, dy, x, parameters, needs, kept, addresses)
+            return by_composite(self, dy, x, parameters, needs) if found is None else found
 
         def reference(first: torch.Tensor) -> list[torch.Tensor]:
             return self._reference(first, x[: len(first)], parameters, inputs=inputs, wanted=wanted)
@@ -341,9 +362,79 @@ class _Run:
         dx = torch.empty_like(x) if inputs else None
         sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
         made.run(x, dy, self._blocks, dx, sums)
+        return self._parts(dx, sums, parameters, needs)
+
+    def _by_layers(
+        self,
+        layers: ByLayers,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+    ) -> list[torch.Tensor | None] | None:
+        """Kernels for each layer; None where there are none."""
+        kind, inputs, wanted = self._type(parameters), needs[0], any(needs[1:])
+        dtype = DTYPES[kind]
+
+        def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
+            dx = torch.empty_like(x) if inputs else None
+            sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+            memory = self._memory_of_layers
+            refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, sums, dtype)
+            return (dx, sums) if refused is None else refused
+
+        if layers.unknown(len(x), inputs=inputs, parameters=wanted, dtype=dtype):
+            self._judge(layers, run, dy, x, parameters, needs)
+        if isinstance(layers.refused(len(x)), Declined):
+            return None
+        found = run(dy)
+        return None if isinstance(found, Declined) else self._parts(*found, parameters, needs)
+
+    def _judge(
+        self,
+        layers: ByLayers,
+        run: Callable[[torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None] | Declined],
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> None:
+        """Wrong gradients, and passes that torch's operations are faster at, are refused from now on."""
+        trial = torch.zeros_like(dy)
+        trial[:VERIFIED] = normal_like(dy[:VERIFIED])
+        found = run(trial)
+        if isinstance(found, Declined):
+            return layers.refuse(len(x), found)
+        wanted = by_composite(self, trial[:VERIFIED], x[:VERIFIED], parameters, needs)
+        own = self._parts(*found, parameters, needs)
+        own[0] = None if own[0] is None else own[0][:VERIFIED]
+        if not all(a is None or b is None or near(a, b, FAR) for a, b in zip(own, wanted, strict=True)):
+            return layers.refuse(len(x), Declined("gradients by layers that are not those of torch"))
+        addresses, memory = self._addresses, self._memory_of_layers
+        try:
+            ours = least(lambda: (layers.forward(x, addresses, memory, self._stamp), run(dy)))
+            theirs = least(lambda: by_composite(self, dy, x, parameters, needs))
+        except torch.OutOfMemoryError:  # there is none for a second pass beside the one under way
+            return None
+        if theirs < ours:
+            reason = f"layers of {max(self.layers.widths)} columns, which are faster one by one for {len(x)} rows"
+            layers.refuse(len(x), Declined(reason))
+        return None
+
+    def _parts(
+        self,
+        dx: torch.Tensor | None,
+        sums: torch.Tensor | None,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        """The gradient of x and those of the parameters, as far as they are needed."""
         found: list[torch.Tensor | None] = [dx]
         if sums is None:
             return [dx, *[None] * len(parameters)]
+        kind = sums.dtype
         for (shape, steps, offset), p, need in zip(self.kernels.views, parameters, needs[1:], strict=True):
             part = sums.as_strided(shape, steps, offset) if need else None
             found.append(part if part is None or p.dtype is kind else part.to(p.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,59 +11,38 @@ from pathlib import Path
 
 import torch
 
-from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.cuda.templates import mlp
-from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
+from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
 from weft.generate.cuda.training.gradient import Entry
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Pointer
+from weft.nn.layered import ByLayers
+from weft.nn.timing import least, near, normal_like, stream
 from weft.options import Options
 
 KEPT_FORWARDS = 32
 """Numbers of rows whose kernels are kept per network."""
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
-_TRIALS, _LAUNCHES, _REMEMBERED = 3, 4, 64
+_REMEMBERED = 64
 _SPILLED = 16
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
 VERIFIED = 2048
 """Rows whose results are compared with torch's before a kernel is used."""
-_FAR = 0.3
+FAR = 0.3
 """Share of their norm by which results may differ: far more than rounding does, far less than a wrong kernel."""
 Reference = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 """First rows of an input, or of the gradient of a result -> what torch's operations give for them."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 SHORT = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-
-
-_thread = threading.local()
-
-
-def make_current(device: torch.device) -> None:
-    """A thread on which nothing ran on the device yet, as those of backward passes may be, gets its context."""
-    if getattr(_thread, "device", None) == device:
-        return
-    _thread.device = device
-    if not int(call(driver_api().cuCtxGetCurrent)):
-        torch.cuda.mem_get_info(device)
-
-
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-
-def stream() -> int:
-    """Handle of torch's current stream."""
-    if _raw_stream is not None:  # without an object for it
-        return int(_raw_stream(torch.cuda.current_device()))
-    return int(torch.cuda.current_stream().cuda_stream)
 
 
 @dataclass(eq=False)
@@ -193,7 +171,9 @@ class Kernels:
         self.places, self.elements = net.places(), net.elements
         self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
         """(shape, strides, offset) of each parameter among all."""
-        self._backward_refused: Declined | bool | None = False
+        self._asked = False
+        self._backward_refused: Declined | None = None
+        self._by_layers: ByLayers | None = None
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
@@ -250,7 +230,7 @@ class Kernels:
                 best = seconds, forward
         if isinstance(best[1], Forward) and best[1].bound.source.schedule.param("template") == "mlp_wide":
             columns = max(self.net.widths)
-            if _least(lambda: reference(x)) < best[0]:
+            if least(lambda: reference(x)) < best[0]:
                 return Declined(f"layers of {columns} columns, which are faster one by one for {len(x)} rows")
         return best[1]
 
@@ -262,7 +242,7 @@ class Kernels:
         y = torch.empty(len(x), self.net.widths[-1], dtype=SHORT[self.net.dtype], device=x.device)
         forward.pack(parameters, image)
         forward.run(x, image, y)
-        return _least(lambda: forward.run(x, image, y)) if _near(y[:VERIFIED], wanted[0], _FAR) else math.inf
+        return least(lambda: forward.run(x, image, y)) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
 
     def backward(
         self,
@@ -293,10 +273,29 @@ class Kernels:
         for x in self._backwards.values():
             if isinstance(x, Declined):
                 return x
-        if isinstance(self._backward_refused, bool):
-            found = gradient(self.net, self.facts)
-            self._backward_refused = found if isinstance(found, Declined) else None
+        self.by_layers()
         return self._backward_refused
+
+    def by_layers(self) -> ByLayers | None:
+        """What trains the network a layer at a time; None where one kernel takes all layers, or nothing does."""
+        if self._asked:
+            return self._by_layers
+        self._asked = True
+        found = gradient(self.net, self.facts)
+        refused = found if isinstance(found, Declined) else None
+        if refused is not None and self.facts.capability >= 80:
+            refused = layered.refused(self.net)
+            if refused is None:
+                self._by_layers = ByLayers(self.net, self.facts, self.nvrtc, self._cache)
+        self._backward_refused = refused
+        return self._by_layers
+
+    def training_refused(self, rows: int) -> Declined | None:
+        """Why forward and backward pass of so many rows are no kernels, as far as is known without compiling one."""
+        layers = self.by_layers()
+        if layers is not None:
+            return layers.refused(rows)
+        return self.refused(rows) or self.backward_refused()
 
     def _built(
         self,
@@ -316,7 +315,7 @@ class Kernels:
             plans.append(plan)
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
         best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles and is right")
-        trial = _normal_like(dy[:VERIFIED])
+        trial = normal_like(dy[:VERIFIED])
         wanted = reference(trial)
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
         whole = [(p, r) for p, r in compiled if r.of(p.chain.name).spill_stores <= _SPILLED]
@@ -354,36 +353,9 @@ class Kernels:
         dx = torch.zeros_like(x) if inputs else None
         sums = torch.zeros(self.elements, dtype=dtype, device=x.device) if parameters else None
         made.run(x[: len(trial)], trial, image, dx, sums)
-        right = dx is None or _near(dx[: len(trial)], wanted[0], _FAR)
-        right = right and (sums is None or _near(sums, wanted[1], _FAR))
-        return _least(lambda: made.run(x, dy, image, dx, sums)) if right else math.inf
-
-
-def _normal_like(x: torch.Tensor) -> torch.Tensor:
-    """Random numbers that are the same each time and leave torch's own generator alone."""
-    generator = torch.Generator(x.device).manual_seed(0)
-    return torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32).to(x.dtype)
-
-
-def _near(found: torch.Tensor, wanted: torch.Tensor, share: float) -> bool:
-    """Whether the difference has at most that share of the norm, or there is nothing to compare with."""
-    size = float(wanted.float().norm())
-    return not math.isfinite(size) or float((found.float() - wanted.float()).norm()) <= share * size + 1e-30
-
-
-def _least(call: Callable[[], object]) -> float:
-    """The shortest time of a few rounds."""
-    call()
-    best = math.inf
-    for _ in range(_TRIALS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(_LAUNCHES):
-            call()
-        end.record()
-        end.synchronize()
-        best = min(best, float(start.elapsed_time(end)))
-    return best
+        right = dx is None or near(dx[: len(trial)], wanted[0], FAR)
+        right = right and (sums is None or near(sums, wanted[1], FAR))
+        return least(lambda: made.run(x, dy, image, dx, sums)) if right else math.inf
 
 
 @cache

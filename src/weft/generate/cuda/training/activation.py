@@ -37,6 +37,15 @@ class Activation:
             return self.formula.apply(b, x)
         return cast("NodeId", _GRAPHS[self.kind](b, x, *self.numbers))
 
+    def slope(self, b: GraphBuilder, g: NodeId, kept: NodeId) -> NodeId:
+        """g times the derivative, both float32, as nodes; `kept` is what `keeps` says."""
+        if self.formula is not None:
+            derivative = self.formula.derivative()
+            if isinstance(derivative, Declined):
+                raise ValueError(derivative.reason)
+            return b.apply(Prim.MUL, g, derivative.apply(b, kept))
+        return _SLOPES[self.kind](_Nodes(b, kept, self.keeps), g, *self.numbers)
+
     def no_gradient(self) -> Declined | None:
         """Why its gradients are not computed by kernels."""
         return None if self.formula is None else self.formula.smooth()
@@ -87,6 +96,87 @@ _GRAPHS: dict[str, Callable[..., object]] = {
     "softplus": lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
     "sin": _sine,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Elementwise operations on float32 nodes; `x` is what was kept of a layer."""
+
+    b: GraphBuilder
+    x: NodeId
+    keeps: int
+
+    def op(self, prim: Prim, *operands: NodeId | float) -> NodeId:
+        """A primitive."""
+        return self.b.apply(prim, *operands)
+
+    def mul(self, *factors: NodeId | float) -> NodeId:
+        """A product, from the left; the first factor is a node."""
+        found = factors[0]
+        for f in factors[1:]:
+            found = self.op(Prim.MUL, found, f)
+        return cast("NodeId", found)
+
+    def share(self, v: NodeId) -> NodeId:
+        """1 / (1 + exp(-v))."""
+        return self.op(Prim.RECIPROCAL, self.op(Prim.ADD, self.op(Prim.EXP, self.op(Prim.NEG, v)), 1.0))
+
+    def less(self, v: NodeId) -> NodeId:
+        """1 - v."""
+        return self.op(Prim.ADD, self.op(Prim.NEG, v), 1.0)
+
+    def zero(self, shape_of: NodeId) -> NodeId:
+        """Zeros."""
+        return self.b.broadcast(self.b.scalar(0.0, DType.F32), self.b.type_of(shape_of).shape)
+
+
+def _relu_slope(n: _Nodes, g: NodeId) -> NodeId:
+    return n.op(Prim.SELECT, n.op(Prim.LE, n.x, 0.0), n.zero(g), g)
+
+
+def _elu_slope(n: _Nodes, g: NodeId, alpha: float) -> NodeId:
+    below = n.op(Prim.ADD, n.x, alpha) if n.keeps == 1 else n.mul(n.op(Prim.EXP, n.x), alpha)
+    return n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, below))
+
+
+def _silu_slope(n: _Nodes, g: NodeId) -> NodeId:
+    s = n.share(n.x)
+    return n.mul(g, n.mul(s, n.op(Prim.ADD, n.mul(n.x, n.less(s)), 1.0)))
+
+
+def _gelu_slope(n: _Nodes, g: NodeId) -> NodeId:
+    whole = n.mul(n.op(Prim.ADD, n.op(Prim.ERF, n.mul(n.x, 0.5**0.5)), 1.0), 0.5)
+    density = n.mul(n.op(Prim.EXP, n.mul(n.x, n.x, -0.5)), (2 * math.pi) ** -0.5)
+    return n.mul(g, n.op(Prim.ADD, n.mul(n.x, density), whole))
+
+
+def _gelu_tanh_slope(n: _Nodes, g: NodeId) -> NodeId:
+    root, square = (2 / math.pi) ** 0.5, n.mul(n.x, n.x)
+    t = n.op(Prim.TANH, n.mul(n.x, n.op(Prim.ADD, n.mul(square, 0.044715 * root), root)))
+    inner = n.op(Prim.ADD, n.mul(square, 3 * 0.044715 * root), root)
+    curve = n.mul(n.x, n.less(n.mul(t, t)), inner)
+    return n.mul(g, n.mul(n.op(Prim.ADD, n.op(Prim.ADD, curve, t), 1.0), 0.5))
+
+
+def _softplus_slope(n: _Nodes, g: NodeId, beta: float, threshold: float) -> NodeId:
+    turned = n.mul(n.x, beta)
+    return n.op(Prim.SELECT, n.op(Prim.GT, turned, threshold), g, n.mul(g, n.share(turned)))
+
+
+_SLOPES: dict[str, Callable[..., NodeId]] = {
+    "identity": lambda n, g: g,
+    "relu": _relu_slope,
+    "leaky_relu": lambda n, g, slope: n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, slope)),
+    "elu": _elu_slope,
+    "tanh": lambda n, g: n.mul(g, n.less(n.mul(n.x, n.x))),
+    "sigmoid": lambda n, g: n.mul(g, n.mul(n.x, n.less(n.x))),
+    "silu": _silu_slope,
+    "gelu": _gelu_slope,
+    "gelu_tanh": _gelu_tanh_slope,
+    "softplus": _softplus_slope,
+    "sin": lambda n, g, omega: n.mul(g, n.mul(n.op(Prim.COS, n.mul(n.x, omega)), omega)),
+}
+"""Kind -> gradient times derivative."""
 
 
 def _number(x: float) -> str:

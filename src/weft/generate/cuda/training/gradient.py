@@ -31,6 +31,8 @@ _WARPS, _STAGES, _TILE = 4, 4, 4
 """Of `sums`: warps of a block, tiles of rows on their way, sixteens of columns that a warp adds up."""
 _WIDEST_TILES = 128
 """Columns of all tiles of a warp where those are several."""
+_WIDEST, _WIDEST_SMALL, _SMALL = 272, 512, 1 << 16
+"""Columns for which registers suffice; and for which they nearly do, where weights are no more than so many bytes."""
 _SLOTS = 4
 """Panels of weights in shared memory where they are streamed."""
 _INSIDE = tuple(Shape(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
@@ -88,6 +90,14 @@ def _header() -> str:
     return Path(__file__).with_name("weft_cuda_training.h").read_text(encoding="utf-8")
 
 
+def training_header(dtype: DType, *, early: bool = False) -> str:
+    """The functions of the kernels of gradients, for values of that type."""
+    return (
+        f"#undef W_ONES\n#define W_ONES {_ONES[dtype]}\n#undef W_EARLY\n"
+        f"#define W_EARLY {int(early)}\n" + _header().replace("W_KIND", dtype.value)
+    )
+
+
 def gradient(
     net: Network,
     facts: GpuFacts,
@@ -124,9 +134,7 @@ def gradient(
     parts = [
         prelude(),
         mlp_header(),
-        f"#undef W_ONES\n#define W_ONES {_ONES[net.dtype]}\n#undef W_EARLY\n",
-        f"#define W_EARLY {int(shape.early and not shape.inside)}\n",
-        _header().replace("W_KIND", net.dtype.value),
+        training_header(net.dtype, early=shape.early and not shape.inside),
         *(act.text(name, net.dtype) for act, name in acts.items()),
         pack(net, plan, names["pack"]),
         chain.text(names["chain"]),
@@ -159,6 +167,8 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
     """Ways to run `chain` that are worth measuring, the most promising first; none where nothing fits."""
     plan = Plan.of(net, parameters=parameters)
     widest = max(net.width(i) for i in range(net.depth + 1))
+    if widest > (_WIDEST_SMALL if plan.image_bytes <= _SMALL else _WIDEST):
+        return []
     found = []
     for tiles in (1, 2, 4):
         if tiles > 1 and widest * tiles > _WIDEST_TILES:

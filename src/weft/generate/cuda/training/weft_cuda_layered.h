@@ -1,0 +1,78 @@
+// What stands beside the products where a network is trained a layer at a time: values lie row-major, their columns padded
+// to eights. W_KIND is f16 or bf16. Includes nothing.
+W_FN u16 w_short(u16 x) { return x; }
+W_FN u16 w_short(float x) { return (u16)w_narrow2_W_KIND(x, 0.0f); }
+// Weights, N by K, as NP by KP with zeros around them, and the same turned: a tile of 32 by 32.
+template <int N, int K, int NP, int KP, class M>
+W_FN void w_images(const M* w, u16* plain, u16* turned, int tile, u16 (*held)[33], int t) {
+  constexpr int ACROSS = (KP + 31) / 32;
+  const int n0 = tile / ACROSS * 32, k0 = tile % ACROSS * 32, x = t % 32;
+  for (int y = t / 32; y < 32; y += 8) {
+    const int n = n0 + y, k = k0 + x;
+    u16 v = 0;
+    if (n < N && k < K) v = w_short(w[n * K + k]);
+    held[y][x] = v;
+    if (n < NP && k < KP) plain[n * KP + k] = v;
+  }
+  __syncthreads();
+  for (int y = t / 32; y < 32; y += 8)
+    if (n0 + x < NP && k0 + y < KP) turned[(k0 + y) * NP + n0 + x] = held[x][y];
+}
+// Rows of the input, rounded and padded.
+template <int K, int KP, class X> W_FN void w_take(const X* x, u16* h, u32 rows, u32 first, u32 step) {
+  constexpr u32 CHUNKS = KP / 8;
+  for (u32 i = first; i < rows * CHUNKS; i += step) {
+    const w_rows r = i / CHUNKS;
+    const int c = (int)(i % CHUNKS) * 8;
+    const X* const from = x + r * K;
+    *(uint4*)(h + r * KP + c) =
+        make_uint4(w_pair<K>(from, c), w_pair<K>(from, c + 2), w_pair<K>(from, c + 4), w_pair<K>(from, c + 6));
+  }
+}
+// From the gradient of the result to that of the last layer's sums; `kept` is what its activation keeps.
+template <class A, int N, int NP> W_FN void w_ending(const u16* dy, const u16* kept, u16* dz, u32 rows, u32 first, u32 step) {
+  constexpr u32 CHUNKS = NP / 8;
+  for (u32 i = first; i < rows * CHUNKS; i += step) {
+    const w_rows r = i / CHUNKS;
+    const int c = (int)(i % CHUNKS) * 8;
+    u32 v[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int at = c + 2 * e;
+      v[e] = w_pair<N>(dy + r * N, at);
+      if constexpr (A::KEEP != 0) {
+        const float2 g = w_unpack_W_KIND(v[e]), z = w_unpack_W_KIND(w_pair<N>(kept + r * N, at));
+        v[e] = w_narrow2_W_KIND(at < N ? A::back(g.x, z.x) : 0.0f, at + 1 < N ? A::back(g.y, z.y) : 0.0f);
+      }
+    }
+    *(uint4*)(dz + r * NP + c) = make_uint4(v[0], v[1], v[2], v[3]);
+  }
+}
+// Sums of columns over a share of the rows, each group of threads over every so many rows, groups in their order.
+template <int P> W_FN void w_column_sums(const u16* dz, float* out, w_rows first, w_rows last, float* held, int t) {
+  constexpr int CHUNKS = P / 8, GROUPS = 256 / CHUNKS;
+  const int group = t / CHUNKS, c = t % CHUNKS * 8;
+  if (group < GROUPS) {
+    float s[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) s[e] = 0.0f;
+#pragma unroll 4
+    for (w_rows r = first + group; r < last; r += GROUPS) {
+      const uint4 v = *(const uint4*)(dz + r * P + c);
+      const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 pair = w_unpack_W_KIND(words[e]);
+        s[2 * e] += pair.x, s[2 * e + 1] += pair.y;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) held[group * P + c + e] = s[e];
+  }
+  __syncthreads();
+  for (int i = t; i < P; i += 256) {
+    float sum = 0.0f;
+    for (int g = 0; g < GROUPS; ++g) sum += held[g * P + i];
+    out[i] = sum;
+  }
+}

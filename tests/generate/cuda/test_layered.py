@@ -1,0 +1,128 @@
+"""Networks trained a layer at a time: near float64 in the emulation; texts compile for sm_80 and sm_90a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.generate.cuda.gradients import by_torch, error_of, exact, network, normal
+from tests.generate.cuda.layers import Net, Runner
+from tests.generate.cuda.tensor_emulator import Emulated
+from tests.generate.cuda.test_templates import A100, H200
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.generate.cuda.training import KINDS, Activation, Network
+from weft.generate.cuda.training import layered as text
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
+
+RELU, SILU, TANH = (Activation(x) for x in ("relu", "silu", "tanh"))
+NUMBERS = {"leaky_relu": (0.1,), "elu": (1.0,), "softplus": (1.0, 20.0), "sin": (1.5,)}
+
+
+def _mixed(seed: int, dtype: DType) -> Network:
+    kinds = sorted(KINDS)[seed::3]
+    acts = tuple(Activation(k, NUMBERS.get(k, ())) for k in kinds)
+    widths = (5, 24, 17, 40, 8, 33)[: len(acts) + 1]
+    return Network(widths, acts[: len(widths) - 1], (True,) * (len(widths) - 1), dtype, DType.F32, DType.F32)
+
+
+CASES: dict[str, tuple[Network, int, GpuFacts, int]] = {
+    "relu": (network((24, 40, 16), RELU), 70, H200, 0),
+    "ragged": (network((5, 37, 21, 3), SILU, DType.F16, given=DType.F32), 33, H200, 1),
+    "one row": (network((16, 24, 8), TANH), 1, H200, 0),
+    "end": (network((16, 24, 9), RELU, last=Activation("sigmoid")), 19, H200, 2),
+    "end that keeps sums": (network((16, 24, 16), RELU, last=SILU, bias=False), 40, A100, 0),
+    "wide": (network((8, 257, 24), RELU), 20, A100, 0),
+    **{f"mixed {i}": (_mixed(i, (DType.F16, DType.BF16)[i % 2]), 50, (A100, H200)[i % 2], i) for i in range(3)},
+}
+
+
+@pytest.fixture(scope="module")
+def nets() -> dict[str, Net]:
+    return {name: Net(*case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def emulated(nets: dict[str, Net]) -> Emulated:
+    return Emulated([x for n in nets.values() for x in (n.beside, *n.sources.values())])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated):
+    net, rows, _, _ = CASES[name]
+    x, dy, parameters = normal(net, rows)
+    y, dx, others = Runner(emulated, nets[name]).run(x, dy, parameters)
+    short = torch.bfloat16 if net.dtype is DType.BF16 else torch.float16
+    wanted, eager = (exact(net, x, dy, parameters, dtype) for dtype in (torch.float64, short))
+    unit = 2.0**-8 if net.dtype is DType.BF16 else 2.0**-11
+    assert y.shape == dy.shape
+    error, own = (np.mean([error_of(a, b) for a, b in zip(g, wanted, strict=True)]) for g in ([dx, *others], eager))
+    assert error <= 1.2 * own + 0.5 * unit, (error, own)
+
+
+def test_equal_bits_in_two_runs(nets: dict[str, Net], emulated: Emulated):
+    net, rows, _, _ = CASES["ragged"]
+    inputs = normal(net, rows, seed=3)
+    one, two = (Runner(emulated, nets["ragged"]).run(*inputs) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip((*one[:2], *one[2]), (*two[:2], *two[2]), strict=True))
+
+
+def test_infinity_arrives(nets: dict[str, Net], emulated: Emulated):
+    net, rows, _, _ = CASES["relu"]
+    x, dy, parameters = normal(net, rows)
+    dy[3, 2] = np.inf
+    _, dx, others = Runner(emulated, nets["relu"]).run(x, dy, parameters)
+    assert not np.isfinite(dx[3]).all() and np.isfinite(np.delete(dx, 3, 0)).all()
+    assert not np.isfinite(others[2][2]).all() and np.isfinite(np.delete(others[2], 2, 0)).all()
+    assert not np.isfinite(others[3][2]) and np.isfinite(np.delete(others[3], 2)).all()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_slopes_are_those_of_torch(kind: str):
+    act = Activation(kind, NUMBERS.get(kind, ()))
+    z = np.linspace(-12, 12, 97).astype(np.float32)
+    point = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    y = by_torch(act, point)
+    (wanted,) = torch.autograd.grad(y.sum(), point)
+    b = GraphBuilder()
+    g, kept = (b.input(TensorType(DType.F32, z.shape)) for _ in range(2))
+    graph = b.build([act.slope(b, g, kept)])
+    held = y.detach().numpy().astype(np.float32) if act.keeps == 1 else z
+    (found,) = evaluate(graph, [np.full_like(z, 2.0), held])
+    np.testing.assert_allclose(found, 2 * wanted.numpy(), rtol=2e-4, atol=2e-5)
+
+
+def test_what_is_refused_says_why():
+    net = network((16, 512, 16), RELU)
+    assert text.refused(net) is None
+    for other, rows, part in (
+        (replace(net, widths=(16, 513, 16)), 1, "513 columns"),
+        (replace(net, widths=(5000, 512, 16)), 1, "input of 5000 columns"),
+        (net, 1 << 23, "too many to be trained at once"),
+    ):
+        found = text.refused(other, rows)
+        assert isinstance(found, Declined) and part in found.reason
+
+
+@pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
+def test_texts_compile_without_spills(facts: GpuFacts):
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    made = [
+        Net(network((48, 512, 384, 5), SILU, given=DType.F32), 3001, facts),
+        Net(network((300, 257, 512), Activation("gelu"), DType.F16), 1 << 18, facts),
+        Net(network((512, 512, 512), RELU), 1 << 18, facts, 1),
+    ]
+    texts = {s.text: s.flags for n in made for s in n.sources.values()} | {n.beside.text: () for n in made}
+    found = nvrtc.compile_many([CompileJob(t, facts.arch, f) for t, f in texts.items()])
+    for result in found:
+        assert isinstance(result, CompiledCubin), result
+        assert not result.warnings
+        assert all(r.spill_stores == r.spill_loads == r.stack_bytes == 0 for _, r in result.resources), result.resources

@@ -1,0 +1,219 @@
+"""Wide networks through `FusedMLP`'s engine, on a host whose device is the emulation of kernels."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import hashlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.generate.cuda.gradients import Text
+from tests.generate.cuda.tensor_emulator import Emulated, _record
+from torch import nn
+
+from weft.device.cuda.facts import profile
+from weft.device.cuda.nvrtc import CompileJob
+from weft.generate import bind
+from weft.generate.cuda.training import Activation, Network
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, Launch, Pointer, TensorMap
+from weft.nn import fused_mlp, kernels, layered, timing
+from weft.nn.autograd import fused
+from weft.nn.layers import Layers, layers_of
+
+texts: dict[Path, str] = {}
+libraries: dict[str, Any] = {}
+
+
+class Cubin:
+    """A compiled text, which is run by emulation."""
+
+    def __init__(self, job: CompileJob) -> None:
+        self.path = Path(hashlib.sha256(job.text.encode()).hexdigest())
+        texts[self.path] = job.text
+        self.resources = (("k", SimpleNamespace(spill_stores=0)),)
+
+
+class Compiler:
+    """Keeps texts."""
+
+    def compile_many(self, jobs: Sequence[CompileJob], cache_dir: object = None) -> list[Cubin]:
+        return [Cubin(job) for job in jobs]
+
+
+def _library(text: str, launches: Sequence[Launch]) -> Any:
+    if text not in libraries:
+        libraries[text] = Emulated([Text(text, tuple(launches))]).library  # type: ignore[list-item]
+        libraries[text].add_buffer(ctypes.c_void_p(1), ctypes.c_long(2**62))
+    return libraries[text]
+
+
+def _start(library: Any, launch: Launch, values: Sequence[int]) -> None:
+    numbers = (ctypes.c_uint * 9)(*launch.grid, *launch.block, *launch.cluster)
+    call = getattr(library, f"run_{launch.entry}")
+    call.restype = ctypes.c_char_p
+    error = call((ctypes.c_void_p * len(values))(*values), numbers, ctypes.c_uint(launch.shared_bytes), 1)
+    assert not error, error.decode()
+
+
+class Bound:
+    """As `BoundCuda`."""
+
+    def __init__(self, source: CudaSource, path: Path) -> None:
+        self.source = source
+
+    def prepare(self, addresses: bind.Addresses) -> Any:
+        library = _library(self.source.text, self.source.launches)
+
+        def run(stream: int) -> None:
+            for launch in self.source.launches:
+                values, maps = [], []
+                for x in launch.arguments:
+                    at = bind._address(x.base if isinstance(x, TensorMap) else x, addresses)
+                    if isinstance(x, TensorMap):
+                        maps.append(_record(x, at))
+                        at = ctypes.addressof(maps[-1])
+                    values.append(at)
+                _start(library, launch, values)
+
+        return run
+
+
+class Loaded:
+    """As `Module`."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = texts[path]
+
+    def function(self, name: str) -> Any:
+        def count(entry: str) -> int:
+            return self.text.split(f"{entry}(", 1)[1].split(")", 1)[0].count(",") + 1
+
+        def launch(grid: Any, block: Any, arguments: Sequence[int], **options: object) -> None:
+            stem = name.rsplit("_", 1)[0]
+            entries = [f"{stem}_{x}" for x in ("pack", "take", "ending", "columns", "total")]
+            alone = (1, 1, 1)
+            launches = [Launch(e, alone, block, (Pointer("in", 0),) * count(e), 0) for e in entries]
+            _start(_library(self.text, launches), Launch(name, grid, block, (), 0), arguments)
+
+        return SimpleNamespace(launch=launch)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for name, value in (
+        ("current_device", lambda: cpu), ("is_current_stream_capturing", lambda: False),
+        ("current_stream", lambda: SimpleNamespace(cuda_stream=0)),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: cpu)
+    for module in (timing, layered, fused_mlp):
+        monkeypatch.setattr(module, "stream", lambda: 0, raising=False)
+        monkeypatch.setattr(module, "make_current", lambda device: None, raising=False)
+        monkeypatch.setattr(module, "least", lambda call: (call(), 1.0)[1], raising=False)
+    monkeypatch.setattr(layered, "CompiledCubin", Cubin)
+    monkeypatch.setattr(layered, "BoundCuda", Bound)
+    monkeypatch.setattr(layered, "Module", Loaded)
+    monkeypatch.setattr(layered, "_TRIED", 1)
+
+
+def _run(net: nn.Sequential, dtype: torch.dtype, given: torch.dtype, *, masters: bool) -> fused_mlp._Run:
+    layers = layers_of(list(net))
+    assert isinstance(layers, Layers)
+    wide = DType.F32 if masters else None
+    types = kernels.DTYPES
+    network = Network(layers.widths, layers.acts, layers.biases, types[dtype], types[given], wide)
+    made = kernels.Kernels(network, profile("h200"), Compiler())  # type: ignore[arg-type]
+    return fused_mlp._Run(made, layers, dtype)
+
+
+def _gradients(y: torch.Tensor, x: torch.Tensor, net: nn.Module, dy: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(y, [x, *net.parameters()], dy.to(y.dtype)))
+
+
+@pytest.mark.parametrize(
+    ("widths", "act", "masters"),
+    [((3, 40, 24), nn.ReLU(), True), ((24, 16, 37, 5), nn.SiLU(), False), ((300, 112, 8), nn.Tanh(), True)],
+)
+def test_gradients_of_wide_layers(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...], act: nn.Module, masters: bool
+):
+    if max(widths) < 300:
+        monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    torch.manual_seed(1)
+    modules: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        modules += [nn.Linear(a, b), act]
+    net = nn.Sequential(*modules)
+    dtype = torch.float16
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(p.to(dtype))
+    net = net if masters else net.to(dtype)
+    x = torch.randn(13, widths[0]).to(dtype).to(torch.float32 if masters else dtype).requires_grad_()
+    dy = torch.randn(13, widths[-1]).to(dtype)
+    run = _run(net, dtype, x.dtype, masters=masters)
+    assert run.kernels.training_refused(13) is None
+    for _ in range(2):
+        y = fused(run, x, list(net.parameters()))
+        found = _gradients(y, x, net, dy)
+    assert run.kernels.training_refused(13) is None
+    assert y.dtype is dtype and all(g.dtype is p.dtype for g, p in zip(found, [x, *net.parameters()], strict=True))
+    double = copy.deepcopy(net).double()
+    point = x.detach().double().requires_grad_()
+    wanted = _gradients(double(point), point, double, dy)
+    torch.testing.assert_close(y.detach().double(), double(point).detach(), rtol=2e-2, atol=4e-3)
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) < 4e-3 * float(b.norm()) + 1e-6
+    alone = torch.autograd.grad(fused(run, x, list(net.parameters())), x, dy)[0]
+    assert torch.equal(alone, found[0])
+    (slope,) = torch.autograd.grad(fused(run, x, list(net.parameters())), x, dy, create_graph=True)
+    assert torch.equal(slope, found[0])
+    second = torch.autograd.grad(slope.float().square().sum(), net[0].weight)[0]
+    (again,) = torch.autograd.grad(double(point), point, dy.double(), create_graph=True)
+    wanted_second = torch.autograd.grad(again.square().sum(), double[0].weight)[0]
+    assert float((second.double() - wanted_second).norm()) < 2e-2 * float(wanted_second.norm()) + 1e-6
+
+
+def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
+    x = torch.randn(9, 16).half().requires_grad_()
+    run = _run(net, torch.float16, torch.float16, masters=False)
+    times = iter((2.0, 1.0))
+    monkeypatch.setattr(fused_mlp, "least", lambda call: next(times))
+    fused(run, x, list(net.parameters())).sum().backward()
+    refused = run.kernels.training_refused(9)
+    assert refused is not None and "faster one by one for 9 rows" in refused.reason
+    assert run.kernels.training_refused(10) is None
+    other = _run(net, torch.float16, torch.float16, masters=False)
+    monkeypatch.setattr(fused_mlp, "by_composite", lambda run, dy, x, p, needs: [torch.ones_like(t) for t in (x, *p)])
+    fused(other, x, list(net.parameters())).sum().backward()
+    refused = other.kernels.training_refused(9)
+    assert refused is not None and "not those of torch" in refused.reason
+
+
+def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def kernels_of(widths: tuple[int, ...], capability: int = 90) -> kernels.Kernels:
+        acts = (Activation("relu"), Activation())
+        net = Network(widths, acts, (True, True), DType.BF16, DType.BF16)
+        facts = profile("h200") if capability == 90 else profile("a100")
+        return kernels.Kernels(net, facts, Compiler())  # type: ignore[arg-type]
+
+    assert kernels_of((64, 64, 64)).by_layers() is None
+    assert kernels_of((64, 512, 128)).by_layers() is not None
+    wide, long = (kernels_of(w).training_refused(8) for w in ((64, 600, 64), (5000, 300, 8)))
+    assert wide is not None and "600 columns" in wide.reason
+    assert long is not None and "5000 columns" in long.reason
+    many = kernels_of((64, 512, 128)).training_refused(1 << 23)
+    assert many is not None and "too many to be trained at once" in many.reason
