@@ -196,6 +196,13 @@ def staggered(step: int) -> Patch:
     return _replaced(r"const int kb = st;", f"const int kb = (st + (tm + tn) * {step}) % last;")
 
 
+def in_batches(count: int, stages: int) -> Patch:
+    """So many stages are copied one right after the other: neighbouring lines of every row at nearly the same time."""
+    last = f"it + {count - 1}u"
+    wait = f"w_bar_wait(sb + EMPTY + 8 * (({last}) % {stages}), ({last}) / {stages} & 1 ^ 1);"
+    return _replaced(r"(w_bar_wait\(sb \+ EMPTY)", rf"if (it % {count} == 0) {wait} \1")
+
+
 def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products that lose to the library, with clusters of four, tiles of 192 rows and staggered sums."""
 
@@ -255,6 +262,7 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
         + [("promotion 256", s, None, 3) for s in (*plain, *even(mid, 0))]
         + [("promotion 0", s, None, 0) for s in plain[:2]]
         + stagger(plain, 1, 4)
+        + [x for n in (2, 4) for x in parts(f"batches of {n}", in_batches(n, 8), plain)]
         + parts("no products", WRONG["no products"], plain),
     )
     square = tile(192, 192, 4, groups=3, woven=True)
