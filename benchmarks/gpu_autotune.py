@@ -281,6 +281,10 @@ def main() -> None:
     for hidden, kind in (("--worker", str), ("--turn", Path), ("--line", int), ("--parent", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if unknown := set(given.names) - set(NETWORKS):
+        parser.error(f"no such network: {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
+    if given.jobs < 2 and (given.keep or given.resume):
+        parser.error("--keep and --resume need --jobs of 2 or more")
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_autotune: torch sees no NVIDIA GPU")
     warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.models import NETWORKS
 from benchmarks.side_by_side import Turn
 from torch._inductor import config
 from torch._inductor.runtime import benchmarking
@@ -102,3 +103,20 @@ def test_parts_are_every_missing_case_once(monkeypatch: pytest.MonkeyPatch, batc
     assert "vgg16/b1/f16" not in first + second
     with pytest.raises(argparse.ArgumentTypeError, match="want K/N"):
         gpu_autotune.part("2/2")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [("resnet51", "no such network: resnet51"), ("--keep x.tgz", "need --jobs"), ("--part 3", "want K/N")],
+)
+def test_what_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, why: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["x", *line.split()])
+    with pytest.raises(SystemExit):
+        gpu_autotune.main()
+    assert why in capsys.readouterr().err
+
+
+def test_every_network_has_its_place() -> None:
+    assert sorted(gpu_autotune.LONGEST_FIRST) == sorted(NETWORKS)
