@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from weft.errors import ArtifactError
 from weft.kernels.codec import Json
 
 T = TypeVar("T")
+_Reader = Callable[[Json], object]
 
 
 def to_json(value: object) -> Json:
@@ -32,36 +34,60 @@ def from_json(kind: type[T], data: Json) -> T:
         ArtifactError: fields or types differ [W401].
     """
     try:
-        return cast("T", _read(kind, data))
-    except (KeyError, TypeError, ValueError):
+        return cast("T", _reader(cast("Any", kind))(data))
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ArtifactError(problem=f"malformed {kind.__name__}", remedy="make it again with this version") from None
 
 
-def _read(kind: Any, data: Json) -> object:
-    if isinstance(data, Mapping) and set(data) == {"float"}:
-        return float.fromhex(str(data["float"]))
+@cache
+def _reader(kind: Any) -> _Reader:
+    """What reads values of a declared type; made once, because to resolve annotations costs more than to read."""
     if is_dataclass(kind) and isinstance(kind, type):
-        record = cast("Mapping[str, Json]", data)
-        hints = typing.get_type_hints(kind)
-        if set(record) != set(hints):
-            raise ValueError
-        return kind(**{name: _read(hints[name], record[name]) for name in hints})
+        return _record_reader(kind)
     origin = typing.get_origin(kind)
     if origin is tuple:
-        return _read_tuple(typing.get_args(kind), cast("Sequence[Json]", data))
+        return _tuple_reader(typing.get_args(kind))
     if origin in (types.UnionType, typing.Union):
-        options = [k for k in typing.get_args(kind) if k is not type(None)]
-        return None if data is None else _read(options[0], data)
-    if kind is float and isinstance(data, int | float):
-        return float(data)
-    if isinstance(kind, type) and not isinstance(data, kind):
-        raise TypeError
-    return data
+        read = _reader(next(k for k in typing.get_args(kind) if k is not type(None)))
+        return lambda data: None if data is None else read(data)
+    return _value_reader(kind)
 
 
-def _read_tuple(args: tuple[Any, ...], data: Sequence[Json]) -> tuple[object, ...]:
-    if not isinstance(data, list):
-        raise TypeError
-    if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_read(args[0], v) for v in data)
-    return tuple(_read(k, v) for k, v in zip(args, data, strict=True))
+def _record_reader(kind: type) -> _Reader:
+    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def read(data: Json) -> object:
+        record = cast("Mapping[str, Json]", data)
+        if record.keys() != readers.keys():
+            raise ValueError
+        return kind(**{name: one(record[name]) for name, one in readers.items()})
+
+    return read
+
+
+def _tuple_reader(args: tuple[Any, ...]) -> _Reader:
+    repeats = len(args) == 2 and args[1] is Ellipsis
+    readers = [_reader(k) for k in args[: 1 if repeats else None]]
+
+    def read(data: Json) -> object:
+        if not isinstance(data, list):
+            raise TypeError
+        if repeats:
+            (one,) = readers
+            return tuple([one(v) for v in data])
+        return tuple([one(v) for one, v in zip(readers, data, strict=True)])
+
+    return read
+
+
+def _value_reader(kind: Any) -> _Reader:
+    def read(data: Json) -> object:
+        if isinstance(data, dict) and data.keys() == {"float"}:
+            return float.fromhex(str(data["float"]))
+        if kind is float and isinstance(data, int | float):
+            return float(data)
+        if isinstance(kind, type) and not isinstance(data, kind):
+            raise TypeError
+        return data
+
+    return read
