@@ -31,6 +31,8 @@ PREPARING, TIMING = -10, -20
 """Niceness of a worker's thread while it prepares (its helpers' is 0) and in its turn, where the system allows that."""
 HELD_S = 60.0
 """A worker that keeps its turn for longer has hung, and ends itself."""
+SAID_S = 20.0
+"""Between two lines about its turns in a worker's log."""
 GONE_S = 10.0
 """How long an ended process may take to disappear."""
 
@@ -49,6 +51,11 @@ class Turn:
         self.since = 0.0
         """When it was taken, on the monotonic clock, in seconds; 0: it is not."""
         self.waited_s = self.held_s = 0.0
+        self.taken = 0
+        """How often."""
+
+    def __str__(self) -> str:
+        return f"{self.taken} turns, waited {self.waited_s:.1f} s for them, held {self.held_s:.1f} s"
 
     def __enter__(self) -> Turn:
         self._thread.acquire()
@@ -61,6 +68,7 @@ class Turn:
             except BaseException:
                 self._thread.release()
                 raise
+            self.taken += 1
             self.since = time.monotonic()
             self.waited_s += self.since - asked
             self._before = niceness(TIMING)
@@ -118,7 +126,11 @@ def _say(line: Connection, what: Result) -> None:
 
 def _watch(turn: Turn, parent: int) -> None:
     """End this worker, and what it has started, when its parent is gone or it has hung in its turn."""
+    said = time.monotonic()
     while os.getppid() == parent:
+        if time.monotonic() - said > SAID_S:
+            said = time.monotonic()
+            print(turn, flush=True)
         since = turn.since
         if since and time.monotonic() - since > HELD_S:
             print(f"kept its turn for more than {HELD_S:.0f} s", file=sys.stderr, flush=True)
@@ -199,9 +211,11 @@ class Worker:
     def tail(self, lines: int = 12) -> str:
         """The end of what it printed."""
         with self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 8000))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 40_000))
             text = log.read().decode(errors="replace")
-        return "\n".join(f"    | {x[:240]}" for x in text.splitlines()[-lines:])
+        last = text.splitlines()
+        turns = [x for x in last if " turns, waited " in x][-1:]
+        return "\n".join(f"    | {x[:240]}" for x in (*turns, *last[-lines:]))
 
 
 def run(
