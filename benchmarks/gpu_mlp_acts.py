@@ -5,10 +5,12 @@
 Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
 its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
 `no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
-activations of two rows once: they take about twice what is shown), act `none` leaves the activations out.
-The first lines count operations per clock of one multiprocessor. Errors are
-norms of the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that of
-the fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program.
+activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. GELU in other
+ways than pairs of bf16 and one tanh each: `each` in f32, `sums` a polynomial in pairs of f16 without a tanh, `mixed`
+every other row so. `late` turns are given when half of the products are done. The first lines count operations per
+clock of one multiprocessor. Errors are norms of the error over the norm of the result, against float64 on the first
+4096 rows; `ratio` is the time over that of the fastest ReLU network of that size so far. A kernel that does not end
+within 12 seconds ends the program.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import torch
 
@@ -33,7 +36,9 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mlp_text
 from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
@@ -46,7 +51,28 @@ RATES = {
     "narrow one": "cvt.rn.bf16.f32 h, f; mov.b32 f, {h, h};",
     "narrow two": "cvt.rn.bf16x2.f32 u, f, f; mov.b32 f, u;",
     "fma of pairs": "mov.b32 u, f; fma.rn.bf16x2 u, u, u, u; mov.b32 f, u;",
+    "product of pairs": "mov.b32 u, f; mul.rn.bf16x2 u, u, u; mov.b32 f, u;",
+    "tanh of pairs": "mov.b32 u, f; tanh.approx.bf16x2 u, u; mov.b32 f, u;",
 }
+GELUS = {"each": "w_gelu2_each(", "sums": "w_gelu2_sums(", "mixed": "w_gelu2_mixed(half, "}
+WAYS = """
+W_FN u32 w_gelu2_each(w_f32 a, w_f32 b) {
+  return w_narrow2_bf16(w_mlp_gelu_of_half(a, 0.70710677f), w_mlp_gelu_of_half(b, 0.70710677f));
+}
+W_FN u32 w_gelu2_sums(w_f32 a, w_f32 b) {  // a (1 + t), (1 + t) / 2 a polynomial of a clipped to [0, 1]: off by 5e-4
+  u32 h;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(b), "f"(a));
+  asm("{ .reg .b32 s, q; mul.rn.f16x2 s, %0, %0; fma.rn.f16x2 q, %1, s, %2; fma.rn.f16x2 q, q, s, %3;"
+      "fma.rn.f16x2 q, q, s, %4; fma.rn.f16x2 q, q, s, %5; fma.rn.sat.f16x2 q, %0, q, %6;"
+      "fma.rn.f16x2 %0, q, %7, %8; }"
+      : "+r"(h)
+      : "r"(0x1f6f1f6f), "r"(0xac27ac27), "r"(0x33b133b1), "r"(0xb800b800), "r"(0x3a5a3a5a), "r"(0x38003800),
+        "r"(0x40004000), "r"(0xbc00bc00));
+  const float2 t = w_unpack_f16(h);
+  return w_narrow2_bf16(fmaf(a, t.x, a), fmaf(b, t.y, b));
+}
+W_FN u32 w_gelu2_mixed(int half, w_f32 a, w_f32 b) { return half ? w_gelu2_sums(a, b) : w_gelu2_bf16(a, b); }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +83,8 @@ class Variant:
     shape: Shape
     without: str = ""
     """An ablation: its results are wrong."""
+    way: str = ""
+    """Another way to the same result."""
 
     @property
     def name(self) -> str:
@@ -64,7 +92,7 @@ class Variant:
         s = self.shape
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
         words += ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
-        return " ".join([*words, f"[{self.without}]" if self.without else ""])
+        return " ".join([*words, *([self.way] if self.way else []), f"[{self.without}]" if self.without else ""])
 
 
 def variants(facts: GpuFacts) -> Iterator[Variant]:
@@ -80,10 +108,16 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
     for case in cases:
         shapes = [s for s in offered(case, facts) if s.group]
         if case.width == 128 and case.act != "relu":
-            shapes += [replace(shapes[0], warps=16, turns=t, flow=0, pace=0) for t in (False, True)]
+            plain = replace(shapes[0], flow=0, pace=0, turns=False)
+            shapes += [replace(plain, warps=16), replace(plain, warps=12, turns=True)]
         if case.width <= 64:
             shapes += [group, replace(group, flow=1, pace=1), replace(group, warps=12, flow=1, pace=1)]
-        yield from (Variant(case, s) for s in dict.fromkeys(shapes))
+        for shape in dict.fromkeys(shapes):
+            yield Variant(case, shape)
+            if shape.turns:
+                yield Variant(case, shape, way="late")
+            if case.act == "gelu" and (shape.turns if case.width > 128 else shape.warps == 12):
+                yield from (Variant(case, shape, way=way) for way in ("each", "mixed", "sums"))
         if case.act == "silu" and case.width >= 128 and case.depth == 4:
             yield Variant(case, shapes[0], "no products")
             yield Variant(replace(case, act="none"), shapes[0])
@@ -99,10 +133,16 @@ def offered(case: Case, facts: GpuFacts) -> list[Shape]:
 
 def made(v: Variant) -> CudaSource | None:
     """Its kernel."""
-    source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
+    with patch.object(mlp_text, "LATE", v.way == "late"):
+        source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
     if not isinstance(source, CudaSource):
         return None
     text = source.text
+    if v.way in GELUS:
+        head = mlp_header()
+        text = text.replace("w_gelu2_bf16(", GELUS[v.way]).replace(
+            head.replace("w_gelu2_bf16(", GELUS[v.way]), head + WAYS
+        )
     if v.without == "no products":
         sink = 'asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "f"(d[0]));\n'
         text = re.sub(

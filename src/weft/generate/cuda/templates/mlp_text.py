@@ -6,6 +6,7 @@ The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,8 +27,13 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 _PERIODIC = {Prim.SIN: "w_mlp_sin({0})", Prim.COS: "w_mlp_cos({0})"}
+_GELU = f"w_mlp_gelu_of_half({{0}}, {literal(struct.unpack('f', struct.pack('f', 0.5**0.5))[0], DType.F32)})"
+"""Of the half of a sum, as the graph has it."""
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
+LATE = False
+"""The next warpgroup gets its turn when half of the products, or all but the last panel, are done, not when all are
+issued."""
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
 
@@ -415,17 +421,21 @@ class Kernel:
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
+            half = count // 2 if LATE and give else 0
+            lines += [f"{take}w_group_begin();"]
+            if half:
+                lines += [*calls(0, half, at), "w_group_commit();"]
+                give = f" w_group_wait<1>();{give}"
+            lines += [*calls(half, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
             for i in range(panels):
                 first, last = i * 4, min(count, i * 4 + 4)
                 lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
-                lines += [
-                    *calls(first, last, "w, k % 4 * 32"),
-                    f"w_group_commit();{give if i == panels - 1 else ''} }}",
-                ]
-                lines += ["w_group_wait<1>();", self._panel_read()] if i else []
+                early = give if i == panels - 1 and not (LATE and i) else ""
+                lines += [*calls(first, last, "w, k % 4 * 32"), f"w_group_commit();{early} }}"]
+                late = give if i == panels - 1 and not early else ""
+                lines += [f"w_group_wait<1>();{late}", self._panel_read()] if i else []
                 lines += self._next_panel(i == 0)
             lines += ["w_group_wait<0>();", self._panel_read()]
             lines = ["{", *lines, "}"]
@@ -525,17 +535,25 @@ class Kernel:
         earlier, found = self._earlier(part)
         width = p.layers[part - 1].n
         lines = [f"{head} {{", *self._vector_loads(part), f"{each('half', 2)} {{", *earlier]
-        relus = {node: z for node in p.kept[part] if (z := self._relu(part, node)) is not None}
-        wanted = [relus.get(node, self._narrowed(part, node, p.dtype)) for node in p.kept[part]]
+        ends = [self._ending(part, node, p.dtype) for node in p.kept[part]]
+        wanted = [source for source, _ in ends]
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, wanted)
         lines += text
-        for node, source in zip(p.kept[part], wanted, strict=True):
-            ends = [self._masked(values[source][e].name, width, e) for e in range(2)]
-            name = "relu2" if node in relus else "narrow2"
-            lines.append(
-                f"{self._name(node)}[m][j / 2][j % 2 * 2 + half] = w_{name}_{p.dtype.value}({ends[0]}, {ends[1]});"
-            )
+        for node, (source, name) in zip(p.kept[part], ends, strict=True):
+            pair = ", ".join(self._masked(values[source][e].name, width, e) for e in range(2))
+            lines.append(f"{self._name(node)}[m][j / 2][j % 2 * 2 + half] = w_{name}_{p.dtype.value}({pair});")
         return [*lines, "}\n}"]
+
+    def _ending(self, part: int, node: NodeId, dtype: DType) -> tuple[NodeId, str]:
+        """(what is narrowed, the function that does it by pairs): some activations are part of that."""
+        relu = self._relu(part, node)
+        if relu is not None:
+            return relu, "relu2"
+        source = self._narrowed(part, node, dtype)
+        form = self._of_half(part, source) if part in self.image.halved and dtype is DType.BF16 else None
+        if form is not None and form[0] == _GELU:
+            return form[1][0], "gelu2"
+        return source, "narrow2"
 
     def _relu(self, part: int, node: NodeId) -> NodeId | None:
         """What a kept value is the positive part of: narrowing does that by the way."""
@@ -571,8 +589,8 @@ class Kernel:
             f"{each('half', 2)} {{",
             *earlier,
         ]
-        relu = self._relu(part, p.out) if v > 1 and dtype in NARROW and self._out is p.dtype else None
-        end = self._narrowed(part, p.out, dtype) if relu is None else relu
+        wide = v > 1 and dtype in NARROW and dtype is p.dtype
+        end, name = self._ending(part, p.out, dtype) if wide else (self._narrowed(part, p.out, dtype), "narrow2")
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, (end,))
         lines += [*text, *(f"y[half][2 * i + {e}] = {values[end][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
@@ -581,7 +599,7 @@ class Kernel:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]
             stored = wide_store(names, dtype, f"to + q * {v}")
-            lines += [guard, *(x if relu is None else x.replace("w_narrow2_", "w_relu2_") for x in stored), "}"]
+            lines += [guard, *(x.replace("w_narrow2_", f"w_{name}_") for x in stored), "}"]
         else:
             for e in range(2):
                 lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
