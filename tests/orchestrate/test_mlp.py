@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.mlp_match import Chain, chain
@@ -111,6 +112,55 @@ def test_two_inputs_are_none_of_its_business():
     one, two = (b.input(TensorType(DType.F16, (64, 32))) for _ in range(2))
     h = b.apply(Prim.MUL, layer(b, one, 32), layer(b, two, 32))
     assert not chains(b.build([layer(b, h, 8)]))
+
+
+def test_a_chain_begins_where_a_second_input_comes_in():
+    """A radiance field: the direction beside the features of the position."""
+    b = GraphBuilder()
+    x, direction = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 16)))
+    features = layer(b, layer(b, x, 64), 64)
+    h = b.add(Prim.CONCAT, features, direction, attrs=a.ConcatAttrs(1))
+    graph = b.build([layer(b, layer(b, layer(b, h, 64), 64), 3)])
+    found = {products(graph, c): c for c in chains(graph)}
+    assert set(found) == {2, 3}
+    assert matched(graph, found[3]).x == 0
+    assert h in found[3].inputs
+    assert found[2].outputs == (features,)
+    assert direction not in found[2].inputs
+
+
+def test_a_second_input_that_scales_a_value_ends_the_chain_before_it():
+    b = GraphBuilder()
+    x, scale = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 32)))
+    scaled = b.apply(Prim.MUL, layer(b, layer(b, x, 32), 32), scale)
+    graph = b.build([layer(b, layer(b, scaled, 32), 8)])
+    assert sorted(products(graph, c) for c in chains(graph)) == [2, 2]
+    for c in chains(graph):
+        matched(graph, c)
+
+
+def test_an_encoding_is_offered_inside_and_outside():
+    """Sines of frequencies in front of the first layer: the template does not take them, so they may stand apart."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 3)))
+    bands = b.constant((2.0 ** np.arange(4)).astype(np.float16))
+    t = b.reshape(b.apply(Prim.MUL, b.reshape(x, (64, 3, 1)), bands), (64, 12))
+    h = b.add(Prim.CONCAT, b.apply(Prim.SIN, t), b.apply(Prim.COS, t), attrs=a.ConcatAttrs(1))
+    graph = b.build([layer(b, layer(b, layer(b, h, 64), 64), 3)])
+    bare = [c for c in chains(graph) if h in c.inputs]
+    assert len(chains(graph)) == 2 and len(bare) == 1
+    assert products(graph, bare[0]) == 3
+    matched(graph, bare[0])
+
+
+@pytest.mark.parametrize(("rows", "columns", "hidden"), [(0, 32, 32), (4, 0, 32), (4, 32, 0)])
+def test_layers_without_elements_are_in_no_chain(rows: int, columns: int, hidden: int):
+    b = GraphBuilder()
+    h = b.input(TensorType(DType.F16, (rows, columns)))
+    graph = b.build([layer(b, layer(b, layer(b, layer(b, h, 16), hidden), 16), 8)])
+    for c in chains(graph):
+        assert all(graph.type_of(m).size for m in bits(c.members))
+        assert all(graph.type_of(i).size for m in bits(c.members) for i in graph.nodes[m].inputs)
 
 
 def test_not_in_f32_and_not_without_the_limit():

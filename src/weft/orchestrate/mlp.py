@@ -33,12 +33,20 @@ def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
         if covered >> last & 1:
             continue
         for sink in reversed(_sinks(graph, stored, last)):
-            members = _chain(graph, stored, layers, last, sink)
-            whole = members >> last & 1 and (members & layers).bit_count() > 1
-            if whole and stored.dag.written(members, stored.results) == 1 << sink and not stored.dag.missing(members):
+            found = [m for m in _chains(graph, stored, layers, last, sink) if _is_whole(stored, layers, last, sink, m)]
+            for members in found:
                 covered |= members & layers
                 yield members, sink
+            if found:
                 break
+
+
+def _is_whole(stored: Stored, layers: Mask, last: NodeId, sink: NodeId, members: Mask) -> bool:
+    """Whether a set holds two layers or more and writes nothing but the sink."""
+    chained = members >> last & 1 and (members & layers).bit_count() > 1
+    return bool(
+        chained and stored.dag.written(members, stored.results) == 1 << sink and not stored.dag.missing(members)
+    )
 
 
 def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
@@ -52,7 +60,7 @@ def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
     constant = graph.nodes[root].prim is Prim.CONSTANT or is_weight(graph, root)
     return (
         constant
-        and right.size == k * cols
+        and n.type.size > 0 < right.size == k * cols
         and cols <= WIDEST
         and k <= WIDEST_INPUT
         and not stored.dag.producers[v] >> root & 1
@@ -74,42 +82,59 @@ def _rows(graph: Graph, layer: NodeId) -> int:
     return t.size // max(1, t.shape[-1])
 
 
-def _chain(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId) -> Mask:
-    """What a sink is made of, layers and elementwise values: as far back as only they read each other."""
+def _chains(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId) -> list[Mask]:
+    """What a sink is made of, with one input: whole, else from where others come in.
+
+    Where it is whole and not simple in front of the first layer, also from there on: not every kernel takes that.
+    """
+    members = _grown(graph, stored, layers, last, sink, 0)
+    front = _front(stored, layers, members)
+    bare = members & ~front
+    if _reads_one(graph, stored, members):
+        (x,) = bits(stored.inputs_of(members) & ~_constants(graph, stored, members))
+        size = graph.type_of(x).size
+        simple = not any(_joins(graph, v) or graph.type_of(v).size != size for v in bits(front))
+        return [members] if simple or not _reads_one(graph, stored, bare) else [members, bare]
+    if _reads_one(graph, stored, bare):
+        return [bare]
+    given = stored.inputs_of(members) & ~_constants(graph, stored, members)
+    joined = sum(1 << v for v in bits(members & ~layers & ~(1 << sink)) if stored.reads[v] & given)
+    members = _grown(graph, stored, layers, last, sink, joined)
+    members &= ~_front(stored, layers, members)
+    return [members] if joined and _reads_one(graph, stored, members) else []
+
+
+def _grown(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId, apart: Mask) -> Mask:
+    """Layers and elementwise values behind a sink, as far back as only they read each other; none of `apart`."""
     rows = _rows(graph, last)
     members = 1 << sink
     while True:
         grown = 0
         for v in bits(members):
-            for u in bits(stored.dag.producers[v] & ~members):
+            for u in bits(stored.dag.producers[v] & ~members & ~apart):
                 inner = layers >> u & 1 and _rows(graph, u) == rows
                 plain = _is_plain(graph, u) and graph.type_of(u).size % rows == 0
                 alone = not stored.dag.consumers[u] & ~members and not stored.results >> u & 1
                 if (inner or plain) and alone:
                     grown |= 1 << u
         if not grown:
-            return _one_input(graph, stored, layers, members)
+            return members
         members |= grown
 
 
-def _one_input(graph: Graph, stored: Stored, layers: Mask, members: Mask) -> Mask:
-    """Without what stands in front of the first layer where that has several inputs, or does not end in one value."""
+def _constants(graph: Graph, stored: Stored, members: Mask) -> Mask:
+    """Constants among what a set reads."""
+    return sum(1 << i for i in bits(stored.inputs_of(members)) if graph.nodes[i].prim is Prim.CONSTANT)
 
-    def reads(found: Mask) -> Mask:
-        inputs = stored.inputs_of(found)
-        for i in bits(inputs):
-            if graph.nodes[i].prim is Prim.CONSTANT:
-                inputs &= ~(1 << i)
-        return inputs
 
-    front = 0
-    for v in bits(members & ~layers):
-        if not _depends_on(stored, members, layers, v):
-            front |= 1 << v
-    for found in (members, members & ~front):
-        if reads(found).bit_count() == 1:
-            return found
-    return 0
+def _reads_one(graph: Graph, stored: Stored, members: Mask) -> bool:
+    """Whether a set reads one value beside constants."""
+    return (stored.inputs_of(members) & ~_constants(graph, stored, members)).bit_count() == 1
+
+
+def _front(stored: Stored, layers: Mask, members: Mask) -> Mask:
+    """What stands in front of the first layer."""
+    return sum(1 << v for v in bits(members & ~layers) if not _depends_on(stored, members, layers, v))
 
 
 def _depends_on(stored: Stored, members: Mask, layers: Mask, start: NodeId) -> bool:

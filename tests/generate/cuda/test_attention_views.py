@@ -25,6 +25,11 @@ def positions(view: View) -> np.ndarray:
     return (view.offset + np.asarray(view.strides, np.int64) @ index).reshape(view.shape)
 
 
+def test_a_view_of_nothing_has_any_shape_of_nothing():
+    for shape, into in (((4, 0), (0, 9)), ((0,), (3, 0, 2)), ((5, 0, 2), (0,))):
+        assert positions(dense(shape).reshape(into)).shape == into
+
+
 def test_reshape_agrees_with_numpy_or_is_refused():
     rng = random.Random(0)
     said = refused = 0

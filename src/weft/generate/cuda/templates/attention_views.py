@@ -58,6 +58,8 @@ class View:
         Raises:
             NotStridedError: no strides say that.
         """
+        if 0 in shape:
+            return View(tuple(shape), (0,) * len(shape), self.offset)
         runs: list[tuple[int, int]] = []  # (size, step) of dimensions that act as one, slowest first
         for n, step in zip(self.shape, self.strides, strict=True):
             if n == 1:
