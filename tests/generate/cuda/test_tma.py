@@ -309,6 +309,8 @@ def test_every_role_compiles():
         [
             made(relu, linear(128, 256, groups=2, stages=4, blocks=132), "k0"),
             made(turned, linear(128, 192, groups=2, turns=True, stages=4), "k1"),
+            made(relu, linear(192, 192, groups=3, stages=4, blocks=132), "k3"),
+            made(turned, linear(192, 128, groups=3, stages=4, pair=3), "k4"),
             made(
                 convolution(16, 128, 28, 28, 128, 3, 1, 1, residual=True),
                 pixels(128, 64, (1, 14, 8), groups=2, fields=2, split=2, stages=4),
@@ -426,6 +428,13 @@ def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int):
     assert starts[0] == 0
     assert starts[-1] == e.shared * steps
     assert max(b - a for a, b in pairwise(starts)) - min(b - a for a, b in pairwise(starts)) <= 1
+
+
+def test_rows_within_sectors_are_offered_clusters_of_four():
+    problem = product((968, 2616), (1376, 2616), weight=False, bias=False, turn_right=True)
+    found = [s for _, s in tma_choose.shapes(contraction(problem), GpuFacts(), 12)]
+    assert any(s.together == 4 for s in found), found
+    assert all(s.blocks <= 30 * 4 for s in found if s.together == 4)
 
 
 def test_large_products_are_offered_pairs_and_even_shares():
