@@ -19,7 +19,7 @@ from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
 from weft.orchestrate.narrow import narrow_groups
 from weft.orchestrate.opaque import call_members
 from weft.orchestrate.separable import separable_groups
-from weft.orchestrate.stored import Stored, stored_root
+from weft.orchestrate.stored import Stored, stored_root, tables_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class _Found:
         if (members, written) in self.candidates:
             return False
         classes = self.alternatives.classes
-        inputs = tuple(sorted({classes.get(i, i) for i in bits(stored.inputs_of(members))}))
+        read = stored.inputs_of(members) & ~tables_inside(self.graph, members)
+        inputs = tuple(sorted({classes.get(i, i) for i in bits(read)}))
         self.candidates[members, written] = (rank, Candidate(members, inputs, written, kind))
         return True
 

@@ -21,7 +21,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import origin_cover
 from weft.orchestrate.images import formats_in
-from weft.orchestrate.stored import Stored, is_leaf
+from weft.orchestrate.stored import Stored, is_leaf, tables_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,7 @@ class _Cut:
         self.members, self.inside, walked = _walked(graph, candidate, self.classes)
         self.read = formats.keys() - self.members
         """What is read from memory."""
+        self.tables = frozenset(bits(tables_inside(graph, candidate.members)))
         self.shared = _shared(graph)
         self.settled: dict[NodeId, tuple[NodeId, ...]] = {}
         """Operands in their final order."""
@@ -301,7 +302,7 @@ class _Cut:
         if node in self.read:
             weight = "weight" if shared.constant[node] else ""
             text = f"input {shared.types[node]} {self.format_texts[node]} {weight}".encode()
-        elif shared.leaves[node] or (not shared.free[node] and node not in self.members):
+        elif node not in self.tables and (shared.leaves[node] or (not shared.free[node] and node not in self.members)):
             raise InvalidGraphError(problem=f"%{node} is read by the candidate and neither member nor input")
         else:
             text = shared.hashed[node]

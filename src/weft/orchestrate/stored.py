@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import FREE, Prim
@@ -25,6 +26,32 @@ def is_weight(graph: Graph, node: NodeId) -> bool:
 def is_leaf(graph: Graph, node: NodeId) -> bool:
     """True for a value that stands in memory before any kernel runs: a graph input or a weight."""
     return graph.nodes[node].prim is Prim.INPUT or is_weight(graph, node)
+
+
+def tables_inside(graph: Graph, members: Mask) -> Mask:
+    """Constants that a kernel of these members holds itself: where a convolution's image is read (upsampling).
+
+    A template must know them to write addresses; as weights, which are read from memory, they would be of no use to it.
+    """
+    tables, readers, convolutions = _image_tables(graph)
+    if not members & convolutions or not members & readers:
+        return 0
+    return mask_of(
+        t for t, gathers, all_readers in tables if members & gathers and not members & all_readers & ~gathers
+    )
+
+
+@lru_cache(maxsize=8)
+def _image_tables(graph: Graph) -> tuple[tuple[tuple[NodeId, Mask, Mask], ...], Mask, Mask]:
+    """(table, the gathers whose indices it is, all its readers) of constants; those gathers; all convolutions."""
+    users = graph.users()
+    gathers: dict[NodeId, Mask] = {}
+    for i, n in enumerate(graph.nodes):
+        if n.prim is Prim.GATHER and is_weight(graph, n.inputs[1]) and n.inputs[0] != n.inputs[1]:
+            gathers[n.inputs[1]] = gathers.get(n.inputs[1], 0) | 1 << i
+    tables = tuple((t, mask, mask_of(users[t])) for t, mask in gathers.items())
+    convolutions = mask_of(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV)
+    return tables, mask_of(i for _, mask, _ in tables for i in bits(mask)), convolutions
 
 
 def stored_root(graph: Graph, node: NodeId) -> NodeId:
