@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,27 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mma
 from weft.generate.cuda.templates.tma_shape import PAIRS, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 
 Patch = Callable[[str], str]
-Variant = tuple[str, Shape, Patch | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """A shape of products on CUDA cores."""
+
+    shape: mma.Shape
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.shape.schedule("simt")
+
+
+Variant = tuple[str, Shape | Cores, Patch | None, int]
 """Name, schedule, change of the text, promotion into the L2 cache."""
 ROUNDS = 5
 
@@ -88,8 +102,21 @@ def clocked(text: str) -> str:
     )
 
 
-RACES = "released"
+RACES = ("released", "no barrier")
 """What is wrong only where copies are faster than products."""
+
+
+def clocked_cores(text: str) -> str:
+    """The same for kernels of CUDA cores: the first thread tells of the first block."""
+    now = 'clock64(); unsigned long long {}; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"({}));'
+    text = _replaced(r"(const int t = threadIdx.x,[^;]*;)", rf"\1 const long long c0 = {now.format('g0', 'g0')}")(text)
+    store = f"if (blockIdx.x == 0 && t == 0) {{ const long long c1 = {now.format('g1', 'g1')}"
+    store += " w_ticks[0] = c1 - c0; w_ticks[1] = (long long)(g1 - g0); }"
+    text = _replaced(r"(w_arrived<0>\(\); __syncthreads\(\);)", rf"\1 {store}")(text)
+    head, mark, tail = text.rpartition('extern "C" __global__')
+    return f"{head}__device__ long long w_ticks[2];\n{mark}{tail}"
+
+
 WRONG: dict[str, Patch] = {
     "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
@@ -196,6 +223,29 @@ def staggered(step: int) -> Patch:
     return _replaced(r"const int kb = st;", f"const int kb = (st + (tm + tn) * {step}) % last;")
 
 
+def cores() -> Iterator[tuple[Gemm, list[Variant]]]:
+    """A product of f32 on CUDA cores: what bounds it?"""
+    found = [
+        Cores(mma.Shape(bm, bn, bk, 64, 64, 1, stages, 1, False))
+        for bm, bn, bk, stages in ((64, 128, 16, 4), (128, 128, 16, 4), (128, 128, 16, 5), (128, 128, 32, 3))
+    ]
+    found += [
+        Cores(mma.Shape(128, 256, 16, 64, 64, 1, 4, 1, False)),
+        Cores(mma.Shape(64, 64, 32, 64, 64, 1, 3, 1, False)),
+    ]
+    found += [
+        Cores(mma.Shape(128, 128, 32, 32, 64, 1, 3, 1, False)),
+        Cores(mma.Shape(128, 128, 16, 32, 64, 1, 4, 1, False)),
+    ]
+    no_copies = _replaced(r"w_copy16\((?!u32)[^;]*;", ";")
+    no_barrier = _replaced(r"(w_arrived<\d>\(\);)\n__syncthreads\(\);", r"\1")
+    patched: list[Variant] = [("clock", s, clocked_cores, 2) for s in found[:2]]
+    patched += [("no copies", s, no_copies, 2) for s in found[:2]]
+    patched += [("no barrier", s, no_barrier, 2) for s in found[:2]]
+    g = Gemm(4096, 4096, 4096, layout="nn", dtype=DType.F32)
+    yield g, [("", s, None, 2) for s in found] + patched
+
+
 def in_batches(count: int, stages: int) -> Patch:
     """So many stages are copied one right after the other: neighbouring lines of every row at nearly the same time."""
     last = f"it + {count - 1}u"
@@ -273,6 +323,7 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
         + stagger([replace(square, blocks=132)], 1, 4),
     )
     yield nt(4096, 4096, 4096), _all([large, replace(square, blocks=132)]) + stagger([large], 1, 4, 16)
+    yield from cores()
 
 
 def built(
@@ -295,7 +346,7 @@ def built(
         declined = gate(made, source.launches[0], facts)
         if isinstance(declined, Declined):
             return f"{g.name} {name}: {declined.reason}"
-        return name, source, made, label not in WRONG and label != RACES, promotion
+        return name, source, made, label not in WRONG and label not in RACES, promotion
 
     with ThreadPoolExecutor(14 if cache else 1) as pool:
         found = list(pool.map(one, variants))
@@ -305,7 +356,10 @@ def built(
     return [x for x in found if not isinstance(x, str)]
 
 
-def _short(s: Shape) -> str:
+def _short(s: Shape | Cores) -> str:
+    if isinstance(s, Cores):
+        x = s.shape
+        return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
     for name, usual in (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False)):
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
