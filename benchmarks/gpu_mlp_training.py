@@ -1,6 +1,6 @@
 """Training of fully connected networks: `weft.nn.FusedMLP` against eager and torch.compile, on an NVIDIA GPU.
 
-    python -m benchmarks.gpu_mlp_training [--only TEXT] [--seconds S] [--check] [--no-compile] [--host] [--dry]
+    python -m benchmarks.gpu_mlp_training [--only TEXT] [--seconds S] [--check] [--no-compile] [--host] [--wide] [--dry]
 
 First the gradients of networks of many kinds, remainders of rows among them, against float64 and beside those of eager
 in the same 16-bit type; twice the same bits. Then times of the forward pass, and of forward and backward pass together,
@@ -9,7 +9,9 @@ together, the median over rounds of a few calls between two synchronisations; we
 training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
 compiles for sm_80 and sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where
 the host's time of a step goes, function by function (each with those that it calls), and trains with an optimizer that
-changes parameters without a new version. Nothing is written but standard output.
+changes parameters without a new version. `--wide` checks and times networks with layers of 257 to 512 columns;
+`--products` says what the kernels tried for each of their products take, beside torch's. Nothing is written but
+standard output.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ import torch
 from torch import nn
 
 from weft.device.cuda.facts import gpu_facts, profile
-from weft.device.cuda.nvrtc import CompileJob, find_nvrtc
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp
-from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, shapes
+from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
-from weft.nn import FusedMLP, Sine
+from weft.nn import FusedMLP, Sine, fused_mlp, timing
+from weft.nn.layered import TRIED, Trial
 from weft.nn.layers import Layers, layers_of
 from weft.options import Options
 
@@ -100,6 +104,22 @@ TIMES = (
     *(Case(1 << 18, (w,) * 5, act) for w in (64, 128) for act in ("silu", "gelu")),
     Case(1 << 18, (16,) * 5), Case(1 << 18, (256,) * 5), Case(1 << 18, (2, *(64,) * 4, 3), "sin"),
     Case(1 << 18, (63, *(128,) * 4, 4)),
+)  # fmt: skip
+
+
+WIDE_CHECKS = (
+    Case(1000, (300,) * 4), Case(4097, (512,) * 4, "silu"), Case(333, (48, 512, 384, 5), "gelu", "f16"),
+    Case(1, (384, 384, 384), "tanh"), Case(15, (300, 257, 500, 1), "sin", "f16"),
+    Case(65, (3, 301, 400, 300, 1), "snake"), Case(5003, (784, 512, 10), "relu", "f16"),
+    Case(127, (257, 511, 299), "elu"),
+    Case(2001, (16, 512, 40, 512, 8), "sigmoid", autocast=False),
+    Case(3000, (384,) * 5, "gelu_tanh", "f16", autocast=False),
+    Case(70_001, (512,) * 3, "leaky_relu"), Case(999, (320, 24, 320), "softplus"), Case(129, (512, 400, 512), "wave"),
+    Case(500, (1000, 64, 64, 10), "mish"),
+)  # fmt: skip
+WIDE_TIMES = (
+    Case(1 << 18, (512,) * 5), Case(1 << 18, (384,) * 5), Case(1 << 18, (512,) * 5, "silu"), Case(1 << 15, (512,) * 5),
+    Case(1 << 18, (63, 300, 300, 300, 4)), Case(1 << 16, (784, 512, 256, 10)),
 )  # fmt: skip
 
 
@@ -382,6 +402,8 @@ def measure(c: Case, *, compiled: bool) -> dict[str, object]:
                 "failed": (str(error).splitlines() or [""])[0][:90],
             }
     row["parts"] = parts(c, x)
+    with torch.autocast("cuda", TYPES[c.dtype]):
+        row["why_not"] = cast("FusedMLP", ways["fused"]).why_not(x)
     return row
 
 
@@ -405,7 +427,7 @@ def parts(c: Case, x: torch.Tensor) -> dict[str, float]:
         name = str(event.key)
         short = name.rsplit("_", 1)[-1] if name.startswith("k") and name[1:5].isalnum() else name[:28]
         if name.startswith("k") and "_" not in name:
-            short = "forward"
+            short = "forward" if max(c.widths) <= 256 else name[:6]
         found[short] = round(found.get(short, 0.0) + float(event.device_time_total) / 3, 1)
     return dict(sorted(found.items(), key=lambda x: -x[1])[:7])
 
@@ -437,6 +459,49 @@ def compile_all(cases: Sequence[Case], *, wide: bool = True) -> int:
     return len(texts)
 
 
+def judged(*, yes: bool) -> None:
+    """Whether wide networks whose training is faster by torch's operations are left to them."""
+    fused_mlp.least = timing.least if yes else lambda call: 0.0
+
+
+def products(c: Case, seconds: float) -> None:
+    """Prints what the kernels take that were tried for each product of a wide network, and torch's product alone."""
+    started = time.perf_counter()
+    layers = layers_of(list(network(c)))
+    nvrtc = find_nvrtc()
+    assert isinstance(layers, Layers)
+    assert isinstance(nvrtc, Nvrtc)
+    facts = gpu_facts(None, calibrate=False)
+    net = Network(layers.widths, layers.acts, layers.biases, DType(c.dtype), DType(c.dtype), DType.F32)
+    seen: set[str] = set()
+    both = layered.forward(net, c.rows), layered.backward(net, c.rows, inputs=True, parameters=True, dtype=DType.F32)
+    for p in (*both[0], *both[1]):
+        if p.problem.key in seen or time.perf_counter() - started > seconds:
+            continue
+        seen.add(p.problem.key)
+        found = templates.schedules(p.problem, facts)
+        sources = [] if isinstance(found, Declined) else [templates.emit(p.problem, s) for s in found]
+        emitted = [s for s in sources if isinstance(s, CudaSource)]
+        jobs = [CompileJob(s.text, facts.arch, s.flags) for s in emitted]
+        results = nvrtc.compile_many(jobs, cache_dir=Options().cache)
+        trial = Trial(net, p)
+        times = []
+        for source, made in zip(emitted, results, strict=True):
+            if isinstance(made, CompiledCubin):
+                times.append((trial.of(source, made)[0] * 250, dict(source.schedule.params)))
+        left, right = trial.inputs[:2]
+        plain = (lambda a=left, b=right: a.t() @ b) if p.role == "weights" else (lambda a=left, b=right: a @ b.t())
+        shape = f"{p.role} {p.layer}: {tuple(left.shape)} {tuple(right.shape)}"
+        print(f"{shape}; torch's product alone {timing.least(plain) * 250:.1f} us", flush=True)
+        for number, (us, known) in enumerate(times):
+            if us == min(x for x, _ in times) or number < 4:
+                names = ("template", "bm", "bn", "split", "turns", "pair", "even", "stages", "blocks")
+                print(
+                    f"    {number}: {us:8.1f}  " + " ".join(f"{n}={known[n]}" for n in names if known.get(n)),
+                    flush=True,
+                )
+
+
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Ratios to FusedMLP."""
     lines = [f"{'case':52} {'fused us':>18} {'eager x':>14} {'compile x':>14}   (forward, step; host included; graph)"]
@@ -458,12 +523,46 @@ def table(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def dry() -> int:
+def dry_layers(c: Case, nvrtc: Nvrtc) -> int:
+    """Compile what is tried for a wide network; returns how many spill or fail, which are printed."""
+    layers = layers_of(list(network(c)))
+    assert isinstance(layers, Layers)
+    given, masters = (DType.F32, DType.F32) if c.autocast else (DType(c.dtype), None)
+    net = Network(layers.widths, layers.acts, layers.biases, DType(c.dtype), given, masters)
+    sums, bad, count = masters or DType(c.dtype), 0, 0
+    for facts in (profile("h200"), profile("a100")):
+        back = layered.backward(net, c.rows, inputs=True, parameters=True, dtype=sums)
+        problems = {p.problem.key: p for p in (*layered.forward(net, c.rows), *back)}
+        texts: dict[str, tuple[tuple[str, ...], str]] = {layered.layered(net, facts.sms, sums).text: ((), "beside")}
+        for p in problems.values():
+            found = templates.schedules(p.problem, facts)
+            if isinstance(found, Declined):
+                print(f"{c.name}: {facts.arch}: {p.role} {p.layer}: {found.reason}")
+                bad += 1
+                continue
+            for number, s in enumerate(found[:TRIED]):
+                source = templates.emit(p.problem, s)
+                if isinstance(source, CudaSource):
+                    texts[source.text] = (source.flags, f"{p.role} {p.layer} {number} {s}")
+        for text, (flags, label) in texts.items():
+            made = nvrtc.compile(text, arch=facts.arch, flags=flags, cache_dir=Options().cache)
+            wrong = [r for _, r in made.resources if r.spill_stores or r.stack_bytes]
+            count += 1
+            if wrong or made.warnings:
+                print(f"{c.name}: {facts.arch}: {label}: {wrong} {made.warnings}", flush=True)
+            bad += bool(wrong or made.warnings)
+    print(f"{c.name}: {count} texts", flush=True)
+    return bad
+
+
+def dry(*, wide: bool = False, only: str = "") -> int:
     """Compile the kernels of all cases; returns how many spill or fail."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)
         return 1
+    if wide:
+        return sum(dry_layers(c, nvrtc) for c in (*WIDE_CHECKS, *WIDE_TIMES) if only in c.name)
     bad = 0
     for c in (*CHECKS, *TIMES[:3]):
         layers = layers_of(list(network(c)))
@@ -497,10 +596,12 @@ def main() -> int:
     parser.add_argument("--compiled", type=int, default=3, help="torch.compile in the first so many cases (3)")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--host", action="store_true", help="where the host's time goes, and a silent optimizer")
+    parser.add_argument("--wide", action="store_true", help="layers of 257 to 512 columns")
+    parser.add_argument("--products", action="store_true", help="with --wide: what each product takes, first")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     if given.dry:
-        return int(dry() > 0)
+        return int(dry(wide=given.wide, only=given.only) > 0)
     started = time.perf_counter()
     if given.host:
         right = silent_optimizer()
@@ -508,8 +609,11 @@ def main() -> int:
             print(c.name, json.dumps(host(c)), flush=True)
         return 0 if right else 1
     right = True
-    checks = [] if given.times else [c for c in CHECKS if given.only in c.name]
-    count = compile_all(checks)
+    if given.wide and given.products:
+        products(WIDE_TIMES[0], 0.3 * given.seconds)
+    checks = [] if given.times else [c for c in (WIDE_CHECKS if given.wide else CHECKS) if given.only in c.name]
+    judged(yes=False)
+    count = 0 if given.wide else compile_all(checks)
     print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
     for c in checks:
         try:
@@ -526,7 +630,7 @@ def main() -> int:
             f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
             flush=True,
         )
-    for test in () if given.times else (changed_weights_are_seen, silent_optimizer, second_derivatives):
+    for test in () if given.times or given.wide else (changed_weights_are_seen, silent_optimizer, second_derivatives):
         try:
             good = test()
         except Exception as error:
@@ -534,8 +638,10 @@ def main() -> int:
             good = False
         right = right and good
     rows = []
-    timed = [] if given.check else [c for c in TIMES if given.only in c.name][: given.cases]
-    count = compile_all(timed, wide=False)
+    cases = WIDE_TIMES if given.wide else TIMES
+    timed = [] if given.check else [c for c in cases if given.only in c.name][: given.cases]
+    judged(yes=True)
+    count = 0 if given.wide else compile_all(timed, wide=False)
     print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
     for i, c in enumerate(timed):
         if time.perf_counter() - started > given.seconds:

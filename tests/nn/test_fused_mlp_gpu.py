@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu_mlp_training import ACTS as ACTS_OF
 from benchmarks.gpu_mlp_training import (
     CHECKS,
+    WIDE_CHECKS,
     Case,
     changed_weights_are_seen,
     check,
@@ -23,7 +24,7 @@ from torch import nn
 from weft.device.cuda.facts import gpu_facts
 from weft.generate.cuda.training import Activation, Network, shapes
 from weft.ir.types import DType
-from weft.nn import FusedMLP, kernels
+from weft.nn import FusedMLP, fused_mlp, kernels
 from weft.nn.kernels import Backward, kernels_of
 
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
@@ -101,7 +102,7 @@ def test_training_with_a_gradient_scaler():
 
 @pytest.mark.parametrize("widths", [(48, 512, 384, 5), (300, 300, 300), (784, 512, 10), (3, 272, 272, 272, 1)])
 def test_wide_layers(widths: tuple[int, ...]):
-    """Forward near float64; with gradients the modules, and why."""
+    """Forward near float64, without gradients."""
     net = network(Case(1, widths, "silu")).cuda()
     fused = FusedMLP(net).requires_grad_(False)
     x = torch.randn(3001, widths[0], device="cuda").bfloat16().float()
@@ -115,8 +116,79 @@ def test_wide_layers(widths: tuple[int, ...]):
     error, own = (float((y - exact).norm() / exact.norm()) for y in (got, eager))
     assert error <= 1.2 * own + 1e-3 and torch.equal(got, again)
     assert reason is None or "faster one by one" in reason
+
+
+@pytest.fixture
+def never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training by kernels for each layer, also where torch's operations are faster."""
+    monkeypatch.setattr(fused_mlp, "least", lambda call: 0.0)
+
+
+@pytest.mark.parametrize("case", WIDE_CHECKS, ids=lambda c: c.name)
+def test_training_of_wide_layers(case: Case, never_judged: None):
+    row = check(case)
+    assert row["why_not"] is None and row["backward"] is None
+    assert row["right"] and row["equal_bits"] and row["types"], row
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_training_of_wide_layers_with_each_activation(act: str, never_judged: None):
+    row = check(Case(333, (40, 320, 264, 300, 9), act, "f16" if len(act) % 2 else "bf16"))
+    assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
+
+
+@pytest.mark.parametrize("asked", ["x", "parameters", "one"])
+def test_some_gradients_of_wide_layers(asked: str, never_judged: None):
+    net = FusedMLP(network(Case(1, (24, 384, 384, 8), "silu")).cuda())
+    x = torch.randn(700, 24, device="cuda", requires_grad=asked == "x")
+    wanted = {"x": [x], "parameters": list(net.parameters()), "one": [net[2].weight]}[asked]
     with torch.autocast("cuda", torch.bfloat16):
-        assert "registers or shared memory" in (fused.why_not(x.clone().requires_grad_()) or "")
+        y = net(x)
+        eager = nn.Sequential(*net)(x)
+    found, other = (torch.autograd.grad(t.float().square().sum(), wanted) for t in (y, eager))
+    for a, b in zip(found, other, strict=True):
+        assert float((a - b).norm()) < 3e-2 * float(b.norm())
+
+
+def test_second_gradients_of_wide_layers(never_judged: None):
+    net = FusedMLP(network(Case(1, (3, 300, 300, 300, 1), "softplus")).cuda())
+    x = torch.randn(500, 3, device="cuda")
+    found = []
+    for way in (net, nn.Sequential(*net)):
+        point = x.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = way(point)
+        (slope,) = torch.autograd.grad(y.float().sum(), point, create_graph=True)
+        found.append(torch.autograd.grad((slope.norm(dim=1) - 1).square().mean(), net[0].weight)[0])
+    assert float((found[0] - found[1]).norm()) < 5e-2 * float(found[1].norm())
+
+
+def test_a_step_of_wide_layers_in_a_graph(never_judged: None):
+    net = FusedMLP(network(Case(1, (16, 384, 384, 8))).cuda())
+    x = torch.randn(2000, 16, device="cuda")
+
+    def step() -> torch.Tensor:
+        net.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(x).float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    with torch.no_grad():
+        net[0].weight.mul_(0.5)
+    graph.replay()
+    replayed, gradient = float(loss), net[2].weight.grad.clone()
+    wanted = float(step())
+    assert abs(replayed - wanted) < 1e-6 * abs(wanted) + 1e-12 and torch.equal(net[2].weight.grad, gradient)
 
 
 @pytest.mark.parametrize("act", ["snake", "bump"])

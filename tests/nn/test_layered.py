@@ -122,7 +122,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layered, "CompiledCubin", Cubin)
     monkeypatch.setattr(layered, "BoundCuda", Bound)
     monkeypatch.setattr(layered, "Module", Loaded)
-    monkeypatch.setattr(layered, "_TRIED", 1)
+    monkeypatch.setattr(layered, "TRIED", 1)
 
 
 def _run(net: nn.Sequential, dtype: torch.dtype, given: torch.dtype, *, masters: bool) -> fused_mlp._Run:

@@ -28,7 +28,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 from weft.nn.timing import least, near, stream
 
-_TRIED = 6
+TRIED = 6
 """Schedules of a product that are measured."""
 _SPILLED = 16
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
@@ -184,7 +184,7 @@ class ByLayers:
                 found[key] = schedules
                 continue
             found[key] = Declined(f"no product of layer {p.layer} compiles and is right")
-            emitted = (templates.emit(p.problem, s) for s in schedules[:_TRIED])
+            emitted = (templates.emit(p.problem, s) for s in schedules[:TRIED])
             sources += [(key, x) for x in emitted if isinstance(x, CudaSource)]
         jobs = [CompileJob(s.text, self.facts.arch, s.flags) for _, s in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
