@@ -34,6 +34,20 @@ def test_times_errors_and_reasons(
     assert data["error"]["weft"] == data["error"]["eager"] < 0.05
 
 
+def test_each_layer_its_own_activation_and_float32_under_autocast(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acts = ("--activation", "sin,silu,sigmoid")
+    code, out, _ = run(
+        monkeypatch, capsys, *SMALL, *acts, "--dtype", "f32", "--backward", "--against", "eager", "--format", "json"
+    )
+    data = json.loads(out)
+    assert code == 0 and (data["activation"], data["dtype"], data["graph"]) == ("sin,silu,sigmoid", "f32", False)
+    assert 1e-5 < data["error"]["weft"] == data["error"]["eager"] < 0.05, "products are those of bf16"
+    wide = run(monkeypatch, capsys, *SMALL, *acts, "--dtype", "f16", "--format", "json")
+    assert wide[0] == 0 and json.loads(wide[1])["error"]["weft"] < data["error"]["weft"]
+
+
 def test_people_are_told_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(monkeypatch, capsys, *SMALL, "--backward")
     assert code == 0 and "not fused" in out and "the input is on cpu" in out and "eager" in out
@@ -46,6 +60,9 @@ def test_people_are_told_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (("--widths", "64,x"), 2, "not a list"),
         (("--widths", "64,0"), 2, "two numbers or more"),
         (("--widths", "4,4", "--activation", "step"), 2, "'step' is not one of relu"),
+        (("--widths", "4,4,4", "--activation", "relu,step"), 2, "'step' is not one of relu"),
+        (("--widths", "4,4,4,4", "--activation", "relu,relu"), 2, "2 activations for 3 layers"),
+        (("--widths", "4,4", "--graph"), 2, "only a CUDA device has graphs"),
         (("--widths", "4,4", "--against", "eager,\x1b[31m"), 2, "is not one of eager, compile, cublas"),
         (("--widths", "4,4", "--against", "cublas", "--backward"), 2, "no backward pass"),
         (("--widths", "4,4", "--device", "tpu"), 2, "none of cuda"),

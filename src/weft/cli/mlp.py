@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from weft.cli.show import Screen, microseconds, plain, print_pairs, visible
 from weft.errors import DeviceError, OptionError
 
 PEERS = ("eager", "compile", "cublas")
-_STEPS = 4
+_STEPS, _MOST_STEPS = 4, 400
+"""Calls of a round."""
+_ROUND_US = 2000.0
 _WARM = 3
 _LIMIT = 1 << 16
-_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -36,10 +39,17 @@ def _activations() -> dict[str, Callable[[], nn.Module]]:
 def mlp_command(
     widths: Annotated[str, typer.Option(help="columns of the input and of each layer's result, comma separated")],
     rows: Annotated[int, typer.Option(min=1, help="rows of the input")] = 1 << 20,
-    activation: Annotated[str, typer.Option(help="behind every layer but the last: relu, silu, sin, ...")] = "relu",
-    dtype: Annotated[Literal["bf16", "f16"], typer.Option(help="of input, parameters and result")] = "bf16",
+    activation: Annotated[
+        str, typer.Option(help="behind every layer but the last: relu, silu, sin, ...; or a list, one for each layer")
+    ] = "relu",
+    dtype: Annotated[
+        Literal["bf16", "f16", "f32"], typer.Option(help="of input and parameters; f32: under autocast to bf16")
+    ] = "bf16",
     against: Annotated[str, typer.Option(help=f"comma separated: {', '.join(PEERS)}")] = "eager",
     backward: Annotated[bool, typer.Option("--backward", help="also gradients of input and parameters")] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="replay each from a CUDA graph: what the device takes")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds of a few calls")] = 9,
     device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu")] = "cuda",
     format: Annotated[
@@ -50,7 +60,7 @@ def mlp_command(
 
     Example: weft mlp --widths 64,64,64,64 --activation relu --rows 1048576 --against eager,compile,cublas. `cublas` is
     one library call per layer, with bias and ReLU inside where the activation is that. Times are those of calls from
-    Python, medians; errors are norms against float64 on the first rows.
+    Python, or of CUDA graphs, medians; errors are norms against float64 on the first rows.
     """
     screen = Screen(format)
     sizes, names = _widths(widths), [n for n in dict.fromkeys(against.split(",")) if n]
@@ -59,8 +69,11 @@ def mlp_command(
             raise OptionError(option="--against", problem=f"{visible(name)!r} is not one of {', '.join(PEERS)}")
     if backward and "cublas" in names:
         raise OptionError(option="--against", problem="cublas has no backward pass")
+    acts = _acts(activation, len(sizes) - 1)
     place = _place(device)
-    net = _network(sizes, activation, place, _TYPES[dtype])
+    if graph and place.type != "cuda":
+        raise OptionError(option="--graph", problem="only a CUDA device has graphs")
+    net = _network(sizes, acts, place, _TYPES[dtype])
     x = torch.randn(rows, sizes[0], generator=torch.Generator().manual_seed(1)).to(place, _TYPES[dtype])
     x.requires_grad_(backward)
     from weft.nn import FusedMLP
@@ -73,14 +86,16 @@ def mlp_command(
         "cublas": lambda: _by_library(net),
     }
     ways |= {name: makers[name]() for name in names}
-    medians = _medians({k: _step(run, x, net, backward=backward) for k, run in ways.items()}, rounds, place)
-    result = {
-        "widths": list(sizes), "activation": activation, "rows": rows, "dtype": dtype, "backward": backward,
-        "median_us": medians,
-        "ratio": {k: v / medians["weft"] for k, v in medians.items() if k != "weft"},
-        "error": _errors(ways, net, x),
-        "not_fused": fused.why_not(x), "backward_not_fused": fused.why_no_fused_backward(x) if backward else None,
-    }  # fmt: skip
+    with torch.autocast(place.type, torch.bfloat16) if dtype == "f32" else contextlib.nullcontext():
+        steps = {k: _step(run, x, net, backward=backward) for k, run in ways.items()}
+        medians = _medians({k: _recorded(v) for k, v in steps.items()} if graph else steps, rounds, place)
+        result = {
+            "widths": list(sizes), "activation": activation, "rows": rows, "dtype": dtype, "backward": backward,
+            "graph": graph, "median_us": medians,
+            "ratio": {k: v / medians["weft"] for k, v in medians.items() if k != "weft"},
+            "error": _errors(ways, net, x),
+            "not_fused": fused.why_not(x), "backward_not_fused": fused.why_no_fused_backward(x) if backward else None,
+        }  # fmt: skip
     if screen.json:
         screen.data(result)
     else:
@@ -118,15 +133,26 @@ def _place(device: str) -> torch.device:
     return place
 
 
-def _network(widths: tuple[int, ...], activation: str, place: torch.device, dtype: torch.dtype) -> nn.Sequential:
-    acts = _activations()
-    if activation not in acts:
-        raise OptionError(option="--activation", problem=f"{visible(activation)!r} is not one of {', '.join(acts)}")
+def _acts(text: str, layers: int) -> list[nn.Module]:
+    """The module behind each layer."""
+    known, names = _activations(), text.split(",")
+    for name in names:
+        if name not in known:
+            raise OptionError(option="--activation", problem=f"{visible(name)!r} is not one of {', '.join(known)}")
+    if len(names) not in (1, layers):
+        problem = f"{len(names)} activations for {layers} layers: one is wanted for each, or one for all but the last"
+        raise OptionError(option="--activation", problem=problem)
+    return [known[n]() for n in (names if len(names) > 1 else [*names * (layers - 1), "none"])]
+
+
+def _network(widths: tuple[int, ...], acts: list[nn.Module], place: torch.device, dtype: torch.dtype) -> nn.Sequential:
     torch.manual_seed(0)
     modules: list[nn.Module] = []
-    for k, n in pairwise(widths):
-        modules += [nn.Linear(k, n), acts[activation]()]
-    return nn.Sequential(*modules[:-1]).to(place, dtype)
+    for (k, n), act in zip(pairwise(widths), acts, strict=True):
+        modules += [nn.Linear(k, n), act]
+    if isinstance(modules[-1], nn.Identity):
+        modules.pop()
+    return nn.Sequential(*modules).to(place, dtype)
 
 
 def _by_library(net: nn.Sequential) -> Run:
@@ -162,25 +188,41 @@ def _step(run: Run, x: torch.Tensor, net: nn.Module, *, backward: bool) -> Calla
     return lambda: torch.autograd.grad(run(x), wanted, dy)
 
 
+def _recorded(step: Callable[[], object]) -> Callable[[], object]:
+    """A replay of what a call puts on the device."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
+
+
 def _medians(steps: dict[str, Callable[[], object]], rounds: int, place: torch.device) -> dict[str, float]:
     """Microseconds of a call, host included; all take turns."""
 
-    def wait() -> None:
+    def sample(step: Callable[[], object], calls: int) -> float:
         if place.type == "cuda":
             torch.cuda.synchronize(place)
+        start = time.perf_counter()
+        for _ in range(calls):
+            step()
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+        return (time.perf_counter() - start) / calls * 1e6
 
     for step in steps.values():
         for _ in range(_WARM):
             step()
+    calls = {k: min(_MOST_STEPS, max(_STEPS, int(_ROUND_US / sample(step, _STEPS)))) for k, step in steps.items()}
     samples: dict[str, list[float]] = {k: [] for k in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            wait()
-            start = time.perf_counter()
-            for _ in range(_STEPS):
-                step()
-            wait()
-            samples[name].append((time.perf_counter() - start) / _STEPS * 1e6)
+            samples[name].append(sample(step, calls[name]))
     return {k: statistics.median(v) for k, v in samples.items()}
 
 
