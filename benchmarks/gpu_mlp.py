@@ -95,6 +95,8 @@ class Candidate:
     def brief(self) -> str:
         """For people."""
         p = dict(self.kernel.source.schedule.params)
+        if p["template"] == "mlp_pair":
+            return f"pair s{p['stages']}"
         what = "group" if p["group"] else "warp"
         if p["template"] == "mlp_wide":
             return f"{what} w{p['warps']} s{p['stages']} c{p['columns']}"
@@ -104,6 +106,8 @@ class Candidate:
     def ran(self, c: Case, us: float, clock_ghz: float, launch_us: float) -> Ran:
         """What its time is judged by."""
         p = cast("dict[str, int]", dict(self.kernel.source.schedule.params))
+        if self.kernel.source.schedule.param("template") == "mlp_pair":  # two multiprocessors share 64 rows
+            return Ran(us, clock_ghz, launch_us, True, 32, 1, self.registers, c.width**2 * c.depth)
         group, warps = bool(p["group"]), p["warps"]
         resident, tiles = p.get("resident", 1), p.get("tiles", 1)
         streamed = 0

@@ -36,7 +36,8 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp_text
+from weft.generate.cuda.templates import mlp_pair, mlp_text
+from weft.generate.cuda.templates.mlp_match import chain
 from weft.generate.cuda.templates.mlp_shapes import Shape
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.ir.declined import Declined
@@ -80,7 +81,7 @@ class Variant:
     """One line."""
 
     case: Case
-    shape: Shape
+    shape: Shape | mlp_pair.Shape
     without: str = ""
     """An ablation: its results are wrong."""
     way: str = ""
@@ -90,6 +91,8 @@ class Variant:
     def name(self) -> str:
         """For people."""
         s = self.shape
+        if isinstance(s, mlp_pair.Shape):
+            return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
         words += ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         return " ".join([*words, *([self.way] if self.way else []), f"[{self.without}]" if self.without else ""])
@@ -103,7 +106,8 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
         *(Case(18, 128, 4, act) for act in acts),
         *(Case(18, width, 4, act) for width in (256, 192) for act in acts),
         *(Case(18, 128, 8, act) for act in acts),
-        *(Case(18, 64, 8), Case(20, 32, 8), Case(20, 16, 8), Case(18, 64, 4, "silu"), Case(12, 256, 4)),
+        *(Case(18, 64, 8), Case(20, 32, 8), Case(20, 16, 8), Case(18, 64, 4, "silu")),
+        *(Case(12, w, d) for d in (4, 8) for w in (256, 128)),
     ]
     for case in cases:
         shapes = [s for s in offered(case, facts) if s.group]
@@ -112,6 +116,11 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
             shapes += [replace(plain, warps=16), replace(plain, warps=12, turns=True)]
         if case.width <= 64:
             shapes += [group, replace(group, flow=1, pace=1), replace(group, warps=12, flow=1, pace=1)]
+        chained = chain(problem_of(case, DType.BF16))
+        if case.log_rows == 12 and not isinstance(chained, Declined):
+            pair = mlp_pair.fitting(chained, facts)
+            without = ("", "no exchange", "no products") if case.depth == 4 else ("",)
+            yield from () if pair is None else (Variant(case, pair, w) for w in without)
         for shape in dict.fromkeys(shapes):
             yield Variant(case, shape)
             if shape.turns:
@@ -143,6 +152,8 @@ def made(v: Variant) -> CudaSource | None:
         text = text.replace("w_gelu2_bf16(", GELUS[v.way]).replace(
             head.replace("w_gelu2_bf16(", GELUS[v.way]), head + WAYS
         )
+    if v.without == "no exchange":
+        text = re.sub(r"\bw_mail_(send|wait)\((to|mail) \+ [^;]*;", ";", text)
     if v.without == "no products":
         sink = 'asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "f"(d[0]));\n'
         text = re.sub(

@@ -68,6 +68,16 @@ inline void w_shared_by(u32 mask, std::function<void()> what) {
   if (mask == 0 || mask >> w_cluster->size()) w_fail("a mask of blocks that are not there");
   for (u32 i = 0; i < w_cluster->size(); ++i) if (mask >> i & 1) w_as((*w_cluster)[i], what);
 }
+inline void w_mail_send(u32 to, uint4 v, u32 bar, u32 rank) {  // lands at once: waits are for all of it
+  w_as((*w_cluster)[rank], [=] {
+    if (to % 16 || to + 16 > w_self->block->shared_bytes) w_fail("mail beyond shared memory");
+    memcpy(w_self->block->shared + to, &v, 16);
+    Arrivals& b = w_bar(bar);
+    b.bytes -= 16;
+    w_settle(b);
+  });
+}
+inline void w_mail_wait(u32 at, u32 parity) { w_bar_wait(at, parity); }
 inline void w_bar_arrive_at(u32 at, u32 rank) { w_as((*w_cluster)[rank], [=] { w_bar_arrive(at); }); }
 inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swizzle) {
   u32 at = to + place;

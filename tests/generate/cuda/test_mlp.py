@@ -13,7 +13,7 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp as mlp_template
-from weft.generate.cuda.templates import mlp_wide
+from weft.generate.cuda.templates import mlp_pair, mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
@@ -47,8 +47,10 @@ FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
 GROUPS = mlp_wide.Shape(True, 4, 6, 128, 1)
 SMALL = mlp_wide.Shape(True, 8, 4, 32, 2)
 OTHER = mlp_wide.Shape(True, 4, 5, 64, 2)
+TWO = mlp_pair.Shape(4, 2)
+TWOS = mlp_pair.Shape(9, 4)
 
-CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
+CASES: dict[str, tuple[Net, tuple[Shape | mlp_pair.Shape | mlp_wide.Shape, ...]]] = {
     "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP, FLOW, TURNS)),
     "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
     "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP, FLOWS)),
@@ -84,6 +86,10 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_wide.Shape, ...]]] = {
     "wide, input beside": (Net(150, (40, 288, 288, 288, 5), "gelu", skip=(2,), last=False), (PIECES, SMALL)),
     "wider input": (Net(37, (784, 96, 10), "relu", given=F32, last=False), (PIECES, GROUPS)),
     "wider input, odd": (Net(70, (1001, 64, 257), "tanh", BF16), (FEW, OTHER)),
+    "two blocks": (Net(200, (128,) * 5, "gelu", BF16), (TWO, TWOS)),
+    "two blocks, wide": (Net(130, (40, 256, 256, 128), "relu"), (TWO, TWOS)),
+    "two blocks, two layers": (Net(64, (3, 128, 256), "silu", given=F32), (TWO,)),
+    "two blocks, odd": (Net(65, (257 - 1, *(128,) * 4), ("tanh", "sin", "none", "relu"), BF16, bias=False), (TWO,)),
     "widest": (Net(20, (512, 512, 512), "relu"), (PIECES, GROUPS)),
     "in pieces though small": (Net(33, (3, 24, 17, 1), "sigmoid"), (FEW, SMALL)),
     "infinite, in pieces": (Net(16, (16, 20, 12, 16), "reciprocal"), (FEW, SMALL)),

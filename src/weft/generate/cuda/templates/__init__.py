@@ -132,7 +132,7 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
     if schedule.param("template") in attention.TEMPLATES:
         return attention.emit(problem, schedule)
-    if schedule.param("template") in ("mlp", "mlp_wide"):
+    if schedule.param("template") in ("mlp", "mlp_pair", "mlp_wide"):
         return mlp.emit(problem, schedule)
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "separable":

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import mlp_image, mlp_wide
+from weft.generate.cuda.templates import mlp_image, mlp_pair, mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import chain, padded
 from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
@@ -34,7 +34,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     p = chain(problem)
     if isinstance(p, Declined):
         return p
-    return [s.schedule() for s in shapes(p, facts)] or mlp_wide.schedules(p, facts)
+    narrow = [s.schedule() for s in shapes(p, facts)]
+    return [*mlp_pair.schedules(p, facts), *narrow] if narrow else mlp_wide.schedules(p, facts)
 
 
 def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
@@ -44,6 +45,8 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     """
     if schedule.param("template") == "mlp_wide":
         return mlp_wide.emit(problem, schedule, masters)
+    if schedule.param("template") == "mlp_pair":
+        return mlp_pair.emit(problem, schedule, masters)
     p = chain(problem)
     if isinstance(p, Declined):
         return p

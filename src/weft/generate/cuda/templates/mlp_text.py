@@ -288,8 +288,17 @@ class Kernel:
             if at != part or folded == node:
                 continue
             place = f"{self.image.place(part, node) + ring}{self._vector_turn(part)}"
-            lines.append(f"const float2 b{node} = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4); (void)b{node};")
+            at = f"sm + {place} + ({self._columns(part)}) * 4"
+            lines.append(f"const float2 b{node} = *(const float2*)({at}); (void)b{node};")
         return lines
+
+    def _columns(self, part: int) -> str:  # noqa: ARG002 - of other kernels
+        """The columns of a lane in chunk j, counted in the result of a part."""
+        return "j * 8 + 2 * q"
+
+    def _row(self, width: int) -> str:
+        """Where this block's columns of row r of the result begin."""
+        return f"out + (u64)r * {width}"
 
     @property
     def _vectors_at(self) -> int:
@@ -355,7 +364,7 @@ class Kernel:
         lines = [f"{each('j', chunks)} {{"]
         if bias is not None:
             place = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)}"
-            lines.append(f"const float2 b = *(const float2*)(sm + {place} + (j * 8 + 2 * q) * 4);")
+            lines.append(f"const float2 b = *(const float2*)(sm + {place} + ({self._columns(part)}) * 4);")
             value = ["b.x", "b.y"]
         elif self.s.group:
             return []  # the first product overwrites
@@ -594,7 +603,7 @@ class Kernel:
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, (end,))
         lines += [*text, *(f"y[half][2 * i + {e}] = {values[end][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
-        lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = out + (u64)r * {width} + c * {8 * group};")
+        lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = {self._row(width)} + c * {8 * group};")
         if v > 1:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]

@@ -20,6 +20,23 @@ W_FN u32 w_mlp_tanh2_bf16(u32 a) {
 }
 W_FN u64 w_behind(u64 descriptor, u32 bytes) { return w_descriptor((u32)descriptor + bytes); }
 #else
+// 16 bytes to the same place of another block's shared memory; its barrier counts them
+W_FN void w_mail_send(u32 to, uint4 v, u32 bar, u32 rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %6; mapa.shared::cluster.u32 b, %5, %6;\n"
+               " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [a], {%1, %2, %3, %4}, [b]; }"
+               ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar), "r"(rank) : "memory");
+#endif
+}
+W_FN void w_mail_wait(u32 at, u32 parity) {  // until all of a phase is there
+#if __CUDA_ARCH__ >= 900
+  u32 done;
+  do {
+    asm volatile("{ .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 " selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at), "r"(parity) : "memory");
+  } while (!done);
+#endif
+}
 // the descriptor of what lies some bytes behind: two instructions instead of a chain of five
 W_FN u64 w_behind(u64 descriptor, u32 bytes) {
   return (descriptor & 0xffffffff00000000ull) | (u32)((u32)descriptor + (bytes >> 4));
