@@ -340,6 +340,56 @@ def host(c: Case, steps: int = 100) -> dict[str, float]:
     }
 
 
+def pieces(c: Case, steps: int = 100) -> dict[str, float]:
+    """Microseconds of the host for what a step is made of, by itself; `alone`: backward on the calling thread."""
+    net = FusedMLP(network(c).cuda())
+    eager = nn.Sequential(*net)
+    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=TYPES[c.dtype])
+    dy = torch.randn(c.rows, c.widths[-1], device="cuda", dtype=TYPES[c.dtype])
+    parameters = list(net.parameters())
+
+    def step(way: nn.Module, *, back: bool = True) -> None:
+        for p in parameters:
+            p.grad = None
+        with torch.autocast("cuda", TYPES[c.dtype]):
+            y = way(x)
+        if back:
+            y.backward(dy)
+
+    def alone(way: nn.Module) -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            step(way)
+
+    def nothing() -> None:
+        with torch.autocast("cuda", TYPES[c.dtype]):
+            pass
+
+    def inference() -> None:
+        with torch.no_grad():
+            step(net, back=False)
+
+    one = torch.ones(8, device="cuda", requires_grad=True)
+    weight = torch.ones(8, device="cuda")
+    ways: dict[str, Callable[[], object]] = {
+        "autocast": nothing, "no grad": inference, "forward": lambda: step(net, back=False), "step": lambda: step(net),
+        "step alone": lambda: alone(net), "eager forward": lambda: step(eager, back=False),
+        "eager step": lambda: step(eager), "eager step alone": lambda: alone(eager),
+        "least backward": lambda: (one * weight).backward(weight), "empty": lambda: torch.empty(64, device="cuda"),
+        "capturing": torch.cuda.is_current_stream_capturing, "stream": timing.stream, "product": lambda: one * weight,
+    }  # fmt: skip
+    found = {}
+    for name, call in ways.items():
+        samples = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(steps // 4):
+                call()
+            samples.append((time.perf_counter() - start) / (steps // 4) * 1e6)
+        found[name] = round(statistics.median(samples), 1)
+    return found
+
+
 def silent_optimizer() -> bool:
     """Whether training with an optimizer in one kernel, which leaves versions alone, goes as that of the modules."""
     c = Case(3000, (8, 64, 64, 2), "sin", "f16")
@@ -604,6 +654,7 @@ def main() -> int:
         return int(dry(wide=given.wide, only=given.only) > 0)
     started = time.perf_counter()
     if given.host:
+        print("pieces", TIMES[4].name, json.dumps(pieces(TIMES[4])), flush=True)
         right = silent_optimizer()
         for c in (TIMES[0], TIMES[4]):
             print(c.name, json.dumps(host(c)), flush=True)
