@@ -57,7 +57,7 @@ class Activation:
 ACTIVATIONS = {
     "relu": Activation(nn.ReLU, relu, 0, 1.5),
     "silu": Activation(nn.SiLU, silu, 1, 3.5),
-    "gelu": Activation(nn.GELU, gelu, 1, 6.5),
+    "gelu": Activation(nn.GELU, gelu, 1, 5.0),
     "tanh": Activation(nn.Tanh, tanh, 1, 2.5),
     "sigmoid": Activation(nn.Sigmoid, sigmoid, 1, 5.5),
     "sin": Activation(Sin, lambda b, x: b.apply(Prim.SIN, x), 0, 15.0),
