@@ -321,7 +321,11 @@ class _Run:
         make_current(x.device)
         addresses = self.reads(parameters)
         found = layers.forward(x, addresses, self._memory_of_layers, self._stamp)
-        return (self.composite(x, parameters), ()) if isinstance(found, Declined) else found
+        if not isinstance(found, Declined):
+            return found
+        if not torch.cuda.is_current_stream_capturing():
+            layers.refuse(len(x), found)
+        return self.composite(x, parameters), ()
 
     def _type(self, parameters: Sequence[torch.Tensor]) -> torch.dtype:
         """Of the gradients of the parameters as kernels write them."""

@@ -108,6 +108,7 @@ class ByLayers:
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None) -> None:
         self.net, self.facts, self.nvrtc, self._cache = net, facts, nvrtc, cache
         self._chosen: OrderedDict[str, Chosen | Declined] = OrderedDict()
+        self._plans: OrderedDict[object, list[tuple[Product, Chosen]]] = OrderedDict()
         self._beside: dict[DType, Beside | Declined] = {}
         self._refusals: dict[int, Declined | None] = {}
         self._known: set[tuple[int, bool, bool, DType]] = set()
@@ -175,6 +176,19 @@ class ByLayers:
             self._chosen.popitem(last=False)
         return found
 
+    def _planned(self, key: object, products: Callable[[], list[Product]]) -> list[tuple[Product, Chosen]] | Declined:
+        """Products and their kernels, the same list as before for the same key."""
+        if key not in self._plans:
+            made = products()
+            found = self.chosen(made)
+            if isinstance(found, Declined):
+                return found
+            while len(self._plans) >= _REMEMBERED:
+                self._plans.popitem(last=False)
+            self._plans[key] = list(zip(made, found, strict=True))
+        self._plans.move_to_end(key)
+        return self._plans[key]
+
     def _made(self, new: dict[str, Product]) -> dict[str, Chosen | Declined]:
         sources: list[tuple[str, CudaSource]] = []
         found: dict[str, Chosen | Declined] = {}
@@ -216,12 +230,11 @@ class ByLayers:
         """(result, what `backward` wants); x is dense."""
         net, rows = self.net, len(x)
         beside = self.beside(DType.F32)
-        products = text.forward(net, rows)
-        chosen = self.chosen(products)
+        plan = self._planned(rows, lambda: text.forward(net, rows))
         if isinstance(beside, Declined):
             return beside
-        if isinstance(chosen, Declined):
-            return chosen
+        if isinstance(plan, Declined):
+            return plan
         image = self.pack(beside, addresses, memory, stamp)
         h = x
         kept: list[torch.Tensor] = []
@@ -230,7 +243,7 @@ class ByLayers:
             chunks = -(-rows * h.shape[1] // 2048)
             beside.launch(beside.plan.take, chunks, x.data_ptr(), h.data_ptr(), rows)
             kept.append(h)
-        for layer, kernel in enumerate(chosen):
+        for layer, (_, kernel) in enumerate(plan):
             last = layer == net.depth - 1
             shape = rows, net.widths[-1] if last else padded(net.widths[layer + 1])
             places = beside.plan.image
@@ -278,19 +291,22 @@ class ByLayers:
         """Dense dy and x; dx and the parameters' gradients `sums`, in `dtype`, are written where they are given."""
         net, rows = self.net, len(x)
         beside = self.beside(dtype)
-        products = text.backward(net, rows, inputs=dx is not None, parameters=sums is not None, dtype=dtype)
-        chosen = self.chosen(products)
+        inner, outer = dx is not None, sums is not None
+        products = self._planned(
+            (rows, inner, outer, dtype),
+            lambda: text.backward(net, rows, inputs=inner, parameters=outer, dtype=dtype),
+        )
         if isinstance(beside, Declined):
             return beside
-        if isinstance(chosen, Declined):
-            return chosen
+        if isinstance(products, Declined):
+            return products
         plan = beside.plan
         image = self.pack(beside, addresses, memory, stamp)
         inputs, marks = self._values(x, kept)
         shares = max(1, min(plan.columns.blocks, rows // _ROWS_OF_A_SHARE))
         partial = torch.empty(plan.partial_floats * shares, dtype=torch.float32, device=x.device)
         dz = self._last(beside, dy, marks[-1])
-        for product, kernel in zip(products, chosen, strict=True):
+        for product, kernel in products:
             layer, state = product.layer, memory.state(kernel)
             turned = image + plan.image.turned[layer]
             if product.role == "weights":
