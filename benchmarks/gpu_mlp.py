@@ -428,6 +428,7 @@ def main() -> int:
         ready = [(c, way) for c, way in jobs if flag(cache, c, way).exists()]
         after = time.perf_counter() - started
         print(f"{len(ready)} of {len(jobs)} for torch.compile compiled after {after:.1f} s", file=sys.stderr)
+        torch.zeros(1, device="cuda")  # makes the primary context current
         probes = Probes(nvrtc, facts.arch)
         for c in cases:
             if time.perf_counter() - started > given.seconds:
