@@ -1,10 +1,11 @@
-"""Two small networks that have what the large ones are made of, and what their outputs must be."""
+"""Two small networks that have what the large ones are made of, what their outputs must be, and networks of nothing."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -116,3 +117,26 @@ def check(got: torch.Tensor, module: nn.Module, inputs: Sequence[torch.Tensor]) 
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = saved
     assert as_good(kind, mine, plain, truth), found
+
+
+def _layers(*widths: int) -> nn.Sequential:
+    return nn.Sequential(*(m for k, n in pairwise(widths) for m in (nn.Linear(k, n), nn.ReLU())))
+
+
+def _words() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+
+def _images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), _layers(392, 4))
+
+
+EMPTY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "no rows": (lambda: _layers(24, 64, 64, 3), (0, 24)),
+    "no columns": (lambda: _layers(0, 64, 3), (4, 0)),
+    "nothing in between": (lambda: _layers(24, 32, 0, 8), (4, 24)),
+    "no sentences": (_words, (0, 16, 64)),
+    "no words": (_words, (2, 0, 64)),
+    "no images": (_images, (0, 3, 16, 16)),
+}
+"""Networks in which some value has no elements, and the shape of their input."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu import small_networks
 from tests.gpu.conftest import Compile, Tell
 from tests.gpu.small_networks import DTYPES, network
 from torch import nn
@@ -248,6 +249,22 @@ def test_zero_sized_dimensions_are_tuned(shape: tuple[int, int], shared_cache: P
     exe = weft.compile(Sums(), (x, w), options=options)
     check_sums(exe.executable, x, w)
     check_sums(exe, x, w)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("name", list(small_networks.EMPTY))
+def test_networks_of_nothing(name: str, shared_cache: Path) -> None:
+    """Layers without rows or columns: untuned plans and tuned ones give what eager gives."""
+    make, shape = small_networks.EMPTY[name]
+    module, x = make().eval().half().cuda(), torch.zeros(shape, device="cuda").half()
+    with torch.no_grad():
+        want = module(x)
+    options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
+    tuned = weft.compile(module, x, options=options)
+    plans = own_plans(of_module(module, x), shared_cache)
+    for got in (tuned(x), *(plan(x)[0] for plan in plans.values())):
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
 
 
 class Values(nn.Module):

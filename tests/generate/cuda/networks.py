@@ -1,34 +1,42 @@
-"""The problems that a benchmark network poses to the generator: what `weft.compile` would ask, without measuring."""
+"""The kernels that a benchmark network's plan on a GPU has, without a GPU: what is generated, nothing measured."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from benchmarks.models import load
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc
 from weft.frontends.torch import import_exported
 from weft.ir.passes import clean_up
-from weft.ir.prims import CATEGORY, Category
-from weft.kernels.candidate import Problem
-from weft.orchestrate.alternatives import find_alternatives
+from weft.kernels.plan import Plan
+from weft.kernels.source import CudaSource
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.orchestrate.legality import EnumerationLimits
+from weft.pipeline import Setting, limits_of
 from weft.pipeline.problems import collect
+from weft.pipeline.untuned import plan_in
 
 
-def group_problems(name: str, batch: int, dtype: torch.dtype = torch.float16) -> list[Problem]:
-    """Distinct problems without contraction and framework operators, of one network in one type."""
+def graph_of(name: str, batch: int = 1, dtype: torch.dtype = torch.float16) -> Alternatives:
+    """The network as a graph, with all that may be computed instead."""
     module, inputs = load(name, batch)
-    cast = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+    cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
     with torch.no_grad():
-        program = torch.export.export(module.eval().to(dtype), tuple(cast))
-    graph = clean_up(import_exported(program).graph, strict=False).graph
-    alternatives = find_alternatives(graph, strict=False)
-    found = enumerate_candidates(alternatives.graph, EnumerationLimits(), alternatives)
-    problems = collect(alternatives.graph, found.candidates, alternatives, GpuFacts())
-    excluded = (Category.LINEAR, Category.OPAQUE)
-    return [
-        e.problem
-        for e in problems.entries.values()
-        if not any(CATEGORY[n.prim] in excluded for n in e.problem.graph.nodes)
-    ]
+        program = torch.export.export(module.eval().to(dtype), cast)
+    return find_alternatives(clean_up(import_exported(program).graph, strict=False).graph, strict=False)
+
+
+def plan_of(found: Alternatives, facts: GpuFacts, nvrtc: Nvrtc, way: str = "fused") -> Plan:
+    """The plan of few large kernels by estimates, for a GPU of these facts."""
+    setting = Setting(Options(device="cuda"), facts, nvrtc, {}, torch.device("cuda", 0))
+    candidates = enumerate_candidates(found.graph, limits_of(setting.options), found).candidates
+    return plan_in(way, collect(found.graph, candidates, found, facts), found, setting)
+
+
+def texts_of(plan: Plan) -> Mapping[str, CudaSource]:
+    """Distinct generated kernels."""
+    return {s.kernel.sha256: s.kernel for s in plan.steps if isinstance(s.kernel, CudaSource)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -177,3 +178,38 @@ def test_a_module_becomes_one_kernel(tmp_path):
     steps = fused.executable.plan.steps
     assert len(steps) == 1, [str(s.kernel.schedule) for s in steps]
     assert steps[0].kernel.schedule.param("template") == "mlp"
+
+
+class _Radiance(torch.nn.Module):
+    """An encoding of the position, features of it, and the direction beside them: two inputs, two kernels of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bands", 2.0 ** torch.arange(4))
+        self.below = torch.nn.Sequential(*_linear(24, 64, 64, 64))
+        self.above = torch.nn.Sequential(*_linear(64 + 16, 64, 64), torch.nn.Linear(64, 3), torch.nn.Sigmoid())
+
+    def forward(self, x, direction):
+        t = (x[..., None] * self.bands).flatten(-2)
+        features = self.below(torch.cat([torch.sin(t), torch.cos(t)], -1))
+        return self.above(torch.cat([features, direction], -1))
+
+
+def _linear(*widths: int) -> list[torch.nn.Module]:
+    return [m for k, n in pairwise(widths) for m in (torch.nn.Linear(k, n), torch.nn.ReLU())]
+
+
+def test_layers_around_a_second_input_are_two_kernels(tmp_path):
+    torch.manual_seed(0)
+    net = _Radiance().half().cuda().eval()
+    rows = 1 << 18
+    inputs = tuple(torch.randn(rows, n, device="cuda").half() for n in (3, 16))
+    fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=10.0, cache_dir=tmp_path))
+    with torch.no_grad():
+        got, eager = fused(*inputs).double(), net(*inputs).double()
+        exact = net.double()(*(x.double() for x in inputs))
+    # sines of rounded angles err alike on both sides; what counts is the layers
+    error, own = (float((y - exact).norm() / exact.norm()) for y in (got, eager))
+    assert error <= 1.2 * own + 1e-4, (error, own)
+    kinds = [dict(s.kernel.schedule.params).get("template") for s in fused.executable.plan.steps]
+    assert sum(str(k).startswith("mlp") for k in kinds) == 2, kinds
