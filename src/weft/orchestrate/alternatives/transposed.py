@@ -1,0 +1,154 @@
+"""Transposed convolutions as convolutions of the input: kernels of convolutions take them, with what follows.
+
+Along one dimension with stride s, dilation d and low padding p, result y is a sum over taps t of x[i] w[t] with
+i s + t d - p = y. Results y = s q + r - e of one phase r read x[q + j] with j = (r - e + p - t d) / s for those taps
+where that is whole: a convolution of step 1. If all phases read the same j for some shift e, phases become channels of
+one convolution; otherwise each is a convolution of its own. No tap is added, so values that are not finite go where
+they go in the original. Source: index arithmetic; known as sub-pixel convolution (Shi et al. 2016, arXiv:1609.05158).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.ir import attrs as a
+from weft.ir.graph import NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import Array
+from weft.orchestrate.alternatives.union import Maker
+
+MAX_PHASES = 16
+"""Phases of all dimensions together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """One phase of one dimension: which weights it takes, ascending by the place that they read."""
+
+    weights: tuple[int, ...]
+    first: int
+    """j of the first."""
+    step: int
+    """Between neighbours; 1 for a single one."""
+
+    @property
+    def last(self) -> int:
+        """j of the last."""
+        return self.first + self.step * (len(self.weights) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """The phases of one dimension."""
+
+    phases: tuple[_Taps, ...]
+    shift: int
+    """Results that come before the first, of phase 0."""
+    count: int
+    """Results of each phase."""
+    together: bool
+    """All phases read the same places."""
+
+    def pads(self, size: int) -> tuple[int, int]:
+        """Fewest zeros before and behind an input of `size` for a phase; negative: it leaves input out."""
+        return -max(t.first for t in self.phases), self.count + min(t.last for t in self.phases) - size
+
+
+def convolve_instead(m: Maker) -> None:
+    """transposed conv(x, w) → convolutions of x with parts of w, whose results are put side by side.
+
+    Conditions: one or two spatial dimensions, a constant weight, a tap in every phase, no part of the input cut off.
+    """
+    for i, node in enumerate(m.graph.nodes):
+        attrs = node.attrs
+        if isinstance(attrs, a.ConvAttrs) and attrs.transposed and m.room and node.type.size:
+            _replace(m, i, attrs)
+
+
+def _replace(m: Maker, i: NodeId, c: a.ConvAttrs) -> None:
+    node, x = m.graph.nodes[i], m.graph.nodes[i].inputs[0]
+    spatial = len(c.strides)
+    if spatial > 2 or m.graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT or math.prod(c.strides) > MAX_PHASES:
+        return
+    weight = m.graph.constant(node.inputs[1])
+    sizes, results = m.graph.type_of(x).shape[2:], node.type.shape[2:]
+    found = [_dim(c, axis, weight.shape[axis + 2], results[axis]) for axis in range(spatial)]
+    dims = [d for d in found if d is not None]
+    if len(dims) < spatial or any(min(d.pads(size)) < 0 for d, size in zip(dims, sizes, strict=True)):
+        return
+    separate = itertools.product(*(range(1 if d.together else len(d.phases)) for d in dims))
+    parts = [_part(m, x, weight, c.groups, dims, chosen) for chosen in separate]
+    whole = parts[0] if max(c.strides) == 1 else _interleaved(m, parts, dims, c.groups)
+    if max(c.strides) > 1:  # also where it takes all: a reshape is no primitive of its own, so it stands for nothing
+        cut = a.SliceAttrs((0, 0, *(d.shift for d in dims)), node.type.shape, (1,) * (spatial + 2))
+        whole = m.b.add(Prim.SLICE, whole, attrs=cut)
+    m.stands_for(whole, i)
+
+
+def _dim(c: a.ConvAttrs, axis: int, taps: int, results: int) -> _Dim | None:
+    """The phases of a dimension, together if some shift allows that; None if one has no tap."""
+    s, d, p = c.strides[axis], c.dilations[axis], c.pads_lo[axis]
+    for shift in range(s):
+        phases = [_phase([(r - shift + p - t * d, t) for t in range(taps)], s) for r in range(s)]
+        have = [t for t in phases if t is not None]
+        if len(have) < s:
+            return None
+        if len({(t.first, t.step, len(t.weights)) for t in have}) == 1:
+            return _Dim(tuple(have), shift, -(-(results + shift) // s), True)
+    have = [t for r in range(s) if (t := _phase([(r + p - t * d, t) for t in range(taps)], s)) is not None]
+    return _Dim(tuple(have), 0, -(-results // s), False)
+
+
+def _phase(places: Sequence[tuple[int, int]], stride: int) -> _Taps | None:
+    """Of (place in strides, tap) those that are whole; None if none is."""
+    found = sorted((place // stride, tap) for place, tap in places if place % stride == 0)
+    if not found:
+        return None
+    step = found[1][0] - found[0][0] if len(found) > 1 else 1
+    return _Taps(tuple(tap for _, tap in found), found[0][0], step)
+
+
+def _part(m: Maker, x: NodeId, weight: Array, groups: int, dims: Sequence[_Dim], chosen: tuple[int, ...]) -> NodeId:
+    """The convolution of some phases: (n, groups x phases together x channels, results of a phase)."""
+    ins, channels = weight.shape[0] // groups, weight.shape[1]
+    together = [range(len(d.phases)) if d.together else (at,) for d, at in zip(dims, chosen, strict=True)]
+    blocks = []
+    for phases in itertools.product(*together):
+        taps = [d.phases[r].weights for d, r in zip(dims, phases, strict=True)]
+        blocks.append(weight[np.ix_(range(weight.shape[0]), range(channels), *taps)])
+    kernel = blocks[0].shape[2:]
+    made = np.stack(blocks).reshape(len(blocks), groups, ins, channels, *kernel)
+    order = (1, 0, 3, 2, *range(4, 4 + len(dims)))
+    made = made.transpose(order).reshape(groups * len(blocks) * channels, ins, *kernel)
+    sizes = m.graph.type_of(x).shape[2:]
+    lo, hi, step = [], [], []
+    for d, at, size in zip(dims, chosen, sizes, strict=True):
+        phase = d.phases[at]
+        lo.append(-phase.first)
+        hi.append(d.count + phase.last - size)
+        step.append(phase.step)
+    attrs = a.ConvAttrs((1,) * len(dims), tuple(lo), tuple(hi), tuple(step), groups)
+    constant = m.b.constant(np.ascontiguousarray(made), m.graph.type_of(x).dtype)
+    return m.b.add(Prim.CONV, x, constant, attrs=attrs)
+
+
+def _interleaved(m: Maker, parts: Sequence[NodeId], dims: Sequence[_Dim], groups: int) -> NodeId:
+    """The results of all phases in their places: (n, channels, phases x results of each)."""
+    b, count = m.b, len(dims)
+    y = parts[0] if len(parts) == 1 else b.add(Prim.CONCAT, *parts, attrs=a.ConcatAttrs(1))
+    n, channels, *results = b.type_of(y).shape
+    apart = [f"phases {i}" for i, d in enumerate(dims) if not d.together]
+    together = [f"phases {i}" for i, d in enumerate(dims) if d.together]
+    places = [f"results {i}" for i in range(count)]
+    axes = ("n", *apart, "groups", *together, "channels", *places)
+    sizes = {f"phases {i}": len(d.phases) for i, d in enumerate(dims)} | dict(zip(places, results, strict=True))
+    sizes |= {"n": n, "groups": groups, "channels": channels // groups // math.prod(len(d.phases) for d in dims)}
+    wanted = ["n", "groups", "channels", *(f"{what} {i}" for i in range(count) for what in ("results", "phases"))]
+    y = b.transpose(b.reshape(y, [sizes[x] for x in axes]), [axes.index(x) for x in wanted])
+    whole = (len(d.phases) * size for d, size in zip(dims, results, strict=True))
+    return b.reshape(y, (n, groups * sizes["channels"], *whole))
