@@ -7,10 +7,10 @@ its products at a time; `flow k` begins a product when k fragments of its left o
 `no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
 activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. GELU in other
 ways than pairs of bf16 and one tanh each: `each` in f32, `sums` a polynomial in pairs of f16 without a tanh, `mixed`
-every other row so. `late` turns are given when half of the products are done. The first lines count operations per
-clock of one multiprocessor. Errors are norms of the error over the norm of the result, against float64 on the first
-4096 rows; `ratio` is the time over that of the fastest ReLU network of that size so far. A kernel that does not end
-within 12 seconds ends the program.
+every other row so. SiLU in `pairs` is made like GELU. `late` turns are given when half of the products are done. The
+first lines count operations per clock of one multiprocessor. Errors are norms of the error over the norm of the result,
+against float64 on the first 4096 rows; `ratio` is the time over that of the fastest ReLU network of that size so far. A
+kernel that does not end within 12 seconds ends the program.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
             yield Variant(case, shape)
             if shape.turns:
                 yield Variant(case, shape, way="late")
+            if case.act == "silu" and not shape.flow:
+                yield Variant(case, shape, way="pairs")
             if case.act == "gelu" and (shape.turns if case.width > 128 else shape.warps == 12):
                 yield from (Variant(case, shape, way=way) for way in ("each", "mixed", "sums"))
         if case.act == "silu" and case.width >= 128 and case.depth == 4:
@@ -142,7 +144,8 @@ def offered(case: Case, facts: GpuFacts) -> list[Shape]:
 
 def made(v: Variant) -> CudaSource | None:
     """Its kernel."""
-    with patch.object(mlp_text, "LATE", v.way == "late"):
+    pairs = {**mlp_text.PAIRS, mlp_text.SILU: "silu2"} if v.way == "pairs" else mlp_text.PAIRS
+    with patch.object(mlp_text, "LATE", v.way == "late"), patch.object(mlp_text, "PAIRS", pairs):
         source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
     if not isinstance(source, CudaSource):
         return None

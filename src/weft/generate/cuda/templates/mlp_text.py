@@ -29,6 +29,9 @@ from weft.ir.types import DType
 _PERIODIC = {Prim.SIN: "w_mlp_sin({0})", Prim.COS: "w_mlp_cos({0})"}
 _GELU = f"w_mlp_gelu_of_half({{0}}, {literal(struct.unpack('f', struct.pack('f', 0.5**0.5))[0], DType.F32)})"
 """Of the half of a sum, as the graph has it."""
+SILU = "w_mlp_silu_of_half({0})"
+PAIRS = {_GELU: "gelu2"}
+"""Activations of halves that are computed for two values at once, in 16 bits."""
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
 LATE = False
@@ -288,8 +291,8 @@ class Kernel:
             if at != part or folded == node:
                 continue
             place = f"{self.image.place(part, node) + ring}{self._vector_turn(part)}"
-            at = f"sm + {place} + ({self._columns(part)}) * 4"
-            lines.append(f"const float2 b{node} = *(const float2*)({at}); (void)b{node};")
+            source = f"sm + {place} + ({self._columns(part)}) * 4"
+            lines.append(f"const float2 b{node} = *(const float2*)({source}); (void)b{node};")
         return lines
 
     def _columns(self, part: int) -> str:  # noqa: ARG002 - of other kernels
@@ -560,8 +563,8 @@ class Kernel:
             return relu, "relu2"
         source = self._narrowed(part, node, dtype)
         form = self._of_half(part, source) if part in self.image.halved and dtype is DType.BF16 else None
-        if form is not None and form[0] == _GELU:
-            return form[1][0], "gelu2"
+        if form is not None and form[0] in PAIRS:
+            return form[1][0], PAIRS[form[0]]
         return source, "narrow2"
 
     def _relu(self, part: int, node: NodeId) -> NodeId | None:
@@ -727,7 +730,7 @@ class Kernel:
             exponential = self._share_of(record.inputs[1])
             negative = None if exponential is None else p.graph.nodes[p.value(p.graph.nodes[exponential].inputs[0])]
             if negative is not None and negative.prim is Prim.NEG and self._wide(negative.inputs[0]) == z:
-                return "w_mlp_silu_of_half({0})", (z,)
+                return SILU, (z,)
         if record.prim is Prim.MUL and (gated := self._gated(node, rough)) is not None:
             text, (value, rest) = gated
             half = p.graph.nodes[p.value(value)]

@@ -106,6 +106,10 @@ W_FN u32 w_gelu2_bf16(w_f32 lo, w_f32 hi) {
   const u32 p = w_mlp_fma2_bf16(w_mlp_fma2_bf16(h, h, none), 0x3e8e3e8eu, 0x3fcd3fcdu);
   return w_mlp_fma2_bf16(h, w_mlp_tanh2_bf16(w_mlp_fma2_bf16(h, p, none)), h);
 }
+W_FN u32 w_silu2_bf16(w_f32 lo, w_f32 hi) {
+  const u32 h = w_narrow2_bf16(lo, hi);
+  return w_mlp_fma2_bf16(h, w_mlp_tanh2_bf16(h), h);
+}
 W_FN w_f32 w_mlp_tanh_f16(w_f32 x) {  // within 2^-16 of the result
   const w_f32 s = x * x, e = w_rough_exp(2.0f * x);
   const w_f32 near = x * fmaf(s, fmaf(s, 0.13333334f, -0.33333334f), 1.0f);
