@@ -6,6 +6,7 @@ import copy
 import ctypes
 import hashlib
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,31 +29,35 @@ from weft.nn import fused_mlp, kernels, layered, timing
 from weft.nn.autograd import fused
 from weft.nn.layers import Layers, layers_of
 
-texts: dict[Path, str] = {}
-libraries: dict[str, Any] = {}
+ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(k[0-9a-f]{16}\w*)\s*\(([^)]*)\)')
+libraries: dict[Path, Any] = {}
 
 
 class Cubin:
     """A compiled text, which is run by emulation."""
 
-    def __init__(self, job: CompileJob) -> None:
-        self.path = Path(hashlib.sha256(job.text.encode()).hexdigest())
-        texts[self.path] = job.text
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.resources = (("k", SimpleNamespace(spill_stores=0)),)
 
 
 class Compiler:
-    """Keeps texts."""
+    """Compiles for the host, all texts at once."""
 
     def compile_many(self, jobs: Sequence[CompileJob], cache_dir: object = None) -> list[Cubin]:
-        return [Cubin(job) for job in jobs]
+        paths = [Path(hashlib.sha256(j.text.encode()).hexdigest()) for j in jobs]
+        new = {p: j.text for p, j in zip(paths, jobs, strict=True) if p not in libraries}
+        if new:
+            library = Emulated([_text(t) for t in new.values()]).library  # type: ignore[misc]
+            library.add_buffer(ctypes.c_void_p(1), ctypes.c_long(2**62))
+            libraries.update(dict.fromkeys(new, library))
+        return [Cubin(p) for p in paths]
 
 
-def _library(text: str, launches: Sequence[Launch]) -> Any:
-    if text not in libraries:
-        libraries[text] = Emulated([Text(text, tuple(launches))]).library  # type: ignore[list-item]
-        libraries[text].add_buffer(ctypes.c_void_p(1), ctypes.c_long(2**62))
-    return libraries[text]
+def _text(text: str) -> Text:
+    alone = (1, 1, 1)
+    found = ENTRY.findall(text)
+    return Text(text, tuple(Launch(e, alone, alone, (Pointer("in", 0),) * (1 + x.count(",")), 0) for e, x in found))
 
 
 def _start(library: Any, launch: Launch, values: Sequence[int]) -> None:
@@ -67,11 +72,9 @@ class Bound:
     """As `BoundCuda`."""
 
     def __init__(self, source: CudaSource, path: Path) -> None:
-        self.source = source
+        self.source, self.library = source, libraries[path]
 
     def prepare(self, addresses: bind.Addresses) -> Any:
-        library = _library(self.source.text, self.source.launches)
-
         def run(stream: int) -> None:
             for launch in self.source.launches:
                 values, maps = [], []
@@ -81,7 +84,7 @@ class Bound:
                         maps.append(_record(x, at))
                         at = ctypes.addressof(maps[-1])
                     values.append(at)
-                _start(library, launch, values)
+                _start(self.library, launch, values)
 
         return run
 
@@ -90,18 +93,11 @@ class Loaded:
     """As `Module`."""
 
     def __init__(self, path: Path) -> None:
-        self.text = texts[path]
+        self.library = libraries[path]
 
     def function(self, name: str) -> Any:
-        def count(entry: str) -> int:
-            return self.text.split(f"{entry}(", 1)[1].split(")", 1)[0].count(",") + 1
-
         def launch(grid: Any, block: Any, arguments: Sequence[int], **options: object) -> None:
-            stem = name.rsplit("_", 1)[0]
-            entries = [f"{stem}_{x}" for x in ("pack", "take", "ending", "columns", "total")]
-            alone = (1, 1, 1)
-            launches = [Launch(e, alone, block, (Pointer("in", 0),) * count(e), 0) for e in entries]
-            _start(_library(self.text, launches), Launch(name, grid, block, (), 0), arguments)
+            _start(self.library, Launch(name, grid, block, (), 0), arguments)
 
         return SimpleNamespace(launch=launch)
 
