@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 import pytest
 
 from weft.ir.graph import digest_of
-from weft.ir.large import PIECE, STRIP_BYTES, hash_bytes, in_strips, row_major
+from weft.ir.large import PIECE, STRIP_BYTES, InStrips, hash_all, hash_bytes, in_strips, row_major
 from weft.ir.types import DType
 
 ROWS, COLS = 1100, 2080  # 9 MB of f32: more than a piece
@@ -80,5 +81,29 @@ def test_strips_cover_every_row_once(rows, num_bytes):
     def count(first, end):
         seen[first:end] += 1
 
-    in_strips(rows, num_bytes, count)
+    in_strips([InStrips(rows, num_bytes, count)])
     assert (seen == 1).all()
+
+
+def test_strips_of_several_parts_are_all_done():
+    seen = np.zeros((3, 50), np.int64)
+
+    def count(part, first, end):
+        seen[part, first:end] += 1
+
+    in_strips([InStrips(50, (k + 1) * STRIP_BYTES, partial(count, k)) for k in range(3)])
+    assert (seen == 1).all()
+
+
+def test_hashing_many_is_hashing_each(large):
+    rng = np.random.default_rng(0)
+    arrays = [rng.random(n) for n in (0, 1, 7, 9_000, 200_000)] + [large, large.T, np.float32(2).reshape(())]
+    items = [(f"{k}:".encode(), x) for k, x in enumerate(arrays)]
+    plain = [np.ascontiguousarray(x).tobytes() for x in arrays]
+    found = hash_all(items)
+    for digest, (header, data), raw in zip(found, items, plain, strict=True):
+        assert digest == hash_bytes(header, data)
+        if len(raw) <= PIECE:
+            assert digest == hashlib.sha256(header + raw).hexdigest()
+    pieces = [hashlib.sha256(plain[5][k : k + PIECE]).digest() for k in range(0, len(plain[5]), PIECE)]
+    assert found[5] == hashlib.sha256(b"5:in pieces:" + b"".join(pieces)).hexdigest()

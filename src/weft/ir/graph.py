@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
-from weft.ir.large import hash_bytes, row_major
+from weft.ir.large import hash_all, row_major
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, broadcast_shapes, infer
 from weft.ir.types import Array, DType, TensorType, round_held
@@ -60,6 +60,10 @@ class Node:
     type: TensorType
     origin: int = field(default=-1, compare=False)
     """Index into `Graph.origins`; -1 if none."""
+
+    def __hash__(self) -> int:
+        """Of what nodes mostly differ in: enumerations are slow to hash, and every clean-up hashes every node."""
+        return hash((self.inputs, self.attrs, self.type.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +125,12 @@ def mask_of(nodes: Iterable[NodeId]) -> Mask:
 
 def digest_of(dtype: DType, data: Array) -> str:
     """Identity of a constant: SHA-256 over element type, shape and row-major bytes (`large.hash_bytes`)."""
-    return hash_bytes(f"{dtype.value}:{','.join(map(str, data.shape))}:".encode(), data)
+    return digests_of([(dtype, data)])[0]
+
+
+def digests_of(constants: Sequence[tuple[DType, Array]]) -> list[str]:
+    """The identities of many constants, side by side."""
+    return hash_all([(f"{t.value}:{','.join(map(str, x.shape))}:".encode(), x) for t, x in constants])
 
 
 class GraphBuilder:
@@ -161,13 +170,16 @@ class GraphBuilder:
         self._input_names.append(name)
         return len(self._nodes) - 1
 
-    def constant(self, data: Array, dtype: DType | None = None) -> NodeId:
-        """A constant; `dtype` is needed only where NumPy has none: data are exact float32. The array is not copied."""
+    def constant(self, data: Array, dtype: DType | None = None, *, digest: str = "") -> NodeId:
+        """A constant; `dtype` is needed only where NumPy has none: data are exact float32. The array is not copied.
+
+        `digest` is what `digest_of` gives for it, where the caller has that already.
+        """
         dtype = dtype or DType.from_numpy(data.dtype)
         if data.dtype != dtype.numpy:
             raise InvalidGraphError(problem=f"constant of {data.dtype} given as {dtype.value}")
         data = row_major(data)
-        digest = digest_of(dtype, data)
+        digest = digest or digest_of(dtype, data)
         if digest not in self._constants:
             view = data.view()
             view.flags.writeable = False
@@ -202,7 +214,8 @@ class GraphBuilder:
 
         It keeps its number of origin: see `adopt_origins`.
         """
-        return self._intern(Node(node.prim, inputs, node.attrs, node.type, node.origin))
+        same = inputs == node.inputs
+        return self._intern(node if same else Node(node.prim, inputs, node.attrs, node.type, node.origin))
 
     def adopt_copy(self, node: Node, inputs: tuple[NodeId, ...], identity: int) -> NodeId:
         """As `adopt`, without an origin, for a builder whose nodes but for inputs and constants all come through here.
@@ -224,19 +237,23 @@ class GraphBuilder:
     @contextmanager
     def within(self, origin: int) -> Iterator[None]:
         """Nodes added inside are marked as parts of an origin that exists; -1 for none."""
-        outer, self._origin = self._origin, origin
+        outer = self.enter(origin)
         try:
             yield
         finally:
-            self._origin = outer
+            self.enter(outer)
+
+    def enter(self, origin: int) -> int:
+        """Mark nodes added from now on as parts of an origin that exists, -1 for none; gives back the one before."""
+        outer, self._origin = self._origin, origin
+        return outer
 
     def _intern(self, node: Node) -> NodeId:
-        found = self._interned.get(node)
-        if found is not None:
-            return found
-        self._nodes.append(node)
-        self._interned[node] = len(self._nodes) - 1
-        return len(self._nodes) - 1
+        end = len(self._nodes)
+        found = self._interned.setdefault(node, end)
+        if found == end:
+            self._nodes.append(node)
+        return found
 
     @contextmanager
     def origin(self, origin: Origin) -> Iterator[int]:

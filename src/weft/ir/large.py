@@ -10,6 +10,8 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,9 +22,11 @@ T = TypeVar("T")
 PIECE = 8 << 20
 """Bytes that are hashed, or copied, as one."""
 STRIP_BYTES = 1 << 20
-"""Bytes of results for which another thread pays."""
+"""Of results: what one thread does as one."""
 _STRIP = 32
 """Elements of a row that a transposing copy writes at once: two cache lines of f32."""
+_SMALL = 1 << 16
+"""Bytes for which no other thread pays."""
 _MAX_THREADS = 8
 
 
@@ -32,12 +36,33 @@ def hash_bytes(header: bytes, data: Array) -> str:
     Above `PIECE` it is that of the header, a mark and the SHA-256 of each piece in order, so that pieces can be hashed
     side by side.
     """
-    raw = row_major(data).reshape(-1).view(np.uint8)
-    if raw.nbytes <= PIECE:
-        return hashlib.sha256(header + raw.tobytes()).hexdigest()
-    pieces = [raw[start : start + PIECE] for start in range(0, raw.nbytes, PIECE)]
-    digests = _side_by_side([lambda p=p: hashlib.sha256(p.data).digest() for p in pieces])  # type: ignore[misc]
+    return hash_all([(header, data)])[0]
+
+
+def hash_all(items: Sequence[tuple[bytes, Array]]) -> list[str]:
+    """`hash_bytes` of many headers and arrays, those that are not small side by side."""
+    found: list[list[bytes]] = [[b""] * max(1, -(-x.nbytes // PIECE)) for _, x in items]
+    jobs: list[Callable[[], None]] = []
+    for digests, (header, data) in zip(found, items, strict=True):
+        raw = row_major(data).reshape(-1).view(np.uint8)
+        for k in range(len(digests)):
+            piece = raw[k * PIECE : (k + 1) * PIECE]
+            job = partial(_hash_piece, digests, k, header if len(digests) == 1 else b"", piece)
+            jobs.append(job) if piece.nbytes > _SMALL else job()
+    _side_by_side(jobs)
+    return [_joined(digests, header) for digests, (header, _) in zip(found, items, strict=True)]
+
+
+def _joined(digests: Sequence[bytes], header: bytes) -> str:
+    if len(digests) == 1:
+        return digests[0].hex()
     return hashlib.sha256(header + b"in pieces:" + b"".join(digests)).hexdigest()
+
+
+def _hash_piece(digests: list[bytes], k: int, header: bytes, piece: Array) -> None:
+    state = hashlib.sha256(header)
+    state.update(piece.data)
+    digests[k] = state.digest()
 
 
 def row_major(x: Array) -> Array:
@@ -61,11 +86,25 @@ def row_major(x: Array) -> Array:
     return out
 
 
-def in_strips(rows: int, num_bytes: int, work: Callable[[int, int], None]) -> None:
-    """`work(first, end)` for strips of rows that make up all of them; several at once where there is enough to do."""
-    count = min(rows, -(-num_bytes // STRIP_BYTES), _MAX_THREADS)
-    edges = [rows * k // max(count, 1) for k in range(count + 1)]
-    _side_by_side([lambda a=a, b=b: work(a, b) for a, b in itertools.pairwise(edges)])  # type: ignore[misc]
+@dataclass(frozen=True, slots=True)
+class InStrips:
+    """Work over rows that may be done strip by strip."""
+
+    rows: int
+    num_bytes: int
+    """Of its results."""
+    work: Callable[[int, int], None]
+    """Of (first, end)."""
+
+
+def in_strips(parts: Sequence[InStrips]) -> None:
+    """All parts, in strips that make up all of their rows; several at once where there is enough to do."""
+    jobs: list[Callable[[], None]] = []
+    for part in parts:
+        count = min(part.rows, -(-part.num_bytes // STRIP_BYTES))
+        edges = [part.rows * k // max(count, 1) for k in range(count + 1)]
+        jobs += [partial(part.work, a, b) for a, b in itertools.pairwise(edges)]
+    _side_by_side(jobs)
 
 
 def _side_by_side(jobs: Sequence[Callable[[], T]]) -> list[T]:

@@ -56,6 +56,11 @@ class Rewriter:
         Raises:
             InvalidGraphError: a replacement of another type than the node it replaces [W901].
         """
+        self.walk(visit)
+        return self.finish()
+
+    def walk(self, visit: Visit) -> None:
+        """Fill the builder; the first half of `run`, after which `num_replaced` is known."""
         live = live_nodes(self.graph)
         for position in self.graph.inputs:
             # inputs go first and in the order of the signature, which numbers them
@@ -63,7 +68,6 @@ class Rewriter:
         for position, node in enumerate(self.graph.nodes):
             if live[position] and node.prim is not Prim.INPUT:
                 self.mapped[position] = self._step(position, node, visit)
-        return self._finish()
 
     def _copy_input(self, position: NodeId) -> None:
         node, names = self.graph.nodes[position], self.graph.input_names
@@ -73,10 +77,11 @@ class Rewriter:
         self.mapped[position] = self.builder.input(node.type, name, is_weight=is_weight)
 
     def _step(self, position: NodeId, node: Node, visit: Visit) -> NodeId:
-        inputs = tuple(self.mapped[j] for j in node.inputs)
+        inputs = tuple([self.mapped[j] for j in node.inputs])
         self.position = position
-        with self.builder.within(node.origin):
-            found = visit(self.builder, node, inputs)
+        outer = self.builder.enter(node.origin)
+        found = visit(self.builder, node, inputs)
+        self.builder.enter(outer)
         if found is None:
             return self.copy(node, inputs)
         if self.builder.type_of(found) != node.type:
@@ -92,7 +97,8 @@ class Rewriter:
             return self.builder.adopt_constant(digest, self.graph.constants[digest], node.type)
         return self.builder.adopt(node, inputs)
 
-    def _finish(self) -> Graph:
+    def finish(self) -> Graph:
+        """What was filled in as a graph; the second half of `run`."""
         graph = self.graph
         outputs = [self.mapped[i] for i in graph.outputs]
         built = self.builder.build(outputs, graph.output_names)
@@ -103,12 +109,15 @@ class Rewriter:
 
 
 def _map_nodes(nodes: Sequence[NodeId], mapped: dict[NodeId, NodeId]) -> tuple[NodeId, ...]:
-    return tuple(mapped.get(j, GONE) for j in nodes)
+    return tuple([mapped.get(j, GONE) for j in nodes])
 
 
 def _map_origin(origin: Origin, mapped: dict[NodeId, NodeId]) -> Origin:
-    operands = tuple(j if j < 0 else mapped.get(j, LOST) for j in origin.operands)
-    return replace(origin, operands=operands, results=_map_nodes(origin.results, mapped))
+    operands = tuple([j if j < 0 else mapped.get(j, LOST) for j in origin.operands])
+    results = _map_nodes(origin.results, mapped)
+    if operands == origin.operands and results == origin.results:
+        return origin
+    return Origin(origin.rule, origin.params, operands, results, origin.source, origin.location)
 
 
 def compact(graph: Graph) -> Graph:
@@ -127,7 +136,7 @@ def compact(graph: Graph) -> Graph:
         if k in used or any(result != GONE for result in moved.results):
             renumbered[k] = len(origins)
             origins.append(moved)
-    nodes = tuple(Node(n.prim, tuple(mapped[j] for j in n.inputs), n.attrs, n.type, renumbered[n.origin]) for n in kept)
+    nodes = tuple([_renumbered(n, tuple([mapped[j] for j in n.inputs]), renumbered[n.origin]) for n in kept])
     digests = dict.fromkeys(n.attrs.digest for n in nodes if isinstance(n.attrs, a.ConstantAttrs))
     return replace(
         graph,
@@ -139,11 +148,17 @@ def compact(graph: Graph) -> Graph:
     )
 
 
+def _renumbered(node: Node, inputs: tuple[NodeId, ...], origin: int) -> Node:
+    if inputs == node.inputs and origin == node.origin:
+        return node
+    return Node(node.prim, inputs, node.attrs, node.type, origin)
+
+
 def rewrite(graph: Graph, visit: Visit) -> tuple[Graph, int]:
     """The rewritten graph and the number of nodes that `visit` replaced; the old graph itself if that is none."""
     rewriter = Rewriter(graph)
-    rewritten = rewriter.run(visit)
-    return (rewritten, rewriter.num_replaced) if rewriter.num_replaced else (graph, 0)
+    rewriter.walk(visit)
+    return (rewriter.finish(), rewriter.num_replaced) if rewriter.num_replaced else (graph, 0)
 
 
 Replacement = Callable[[GraphBuilder, Mapping[NodeId, NodeId]], NodeId]

@@ -7,7 +7,7 @@ Source: Jacob et al., arXiv:1712.05877, section 3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder, NodeId
-from weft.ir.large import in_strips
+from weft.ir.graph import Graph, GraphBuilder, NodeId, digests_of
+from weft.ir.large import InStrips, in_strips
 from weft.ir.passes.protocol import PassResult, needs_any
 from weft.ir.prims import Prim
 from weft.ir.reference import round_to
@@ -164,8 +164,20 @@ def _extend(chain: _Chain, prim: Prim, values: _F64) -> bool:
 _BLOCK = 1 << 16
 
 
-def scale_weight(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | None) -> Array | Declined:
-    """Weight of a linear primitive whose results are scaled channel by channel.
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A weight times factors that can be held; not computed yet."""
+
+    weight: Array
+    factor: _F64
+    """Broadcasts to the weight."""
+    dtype: DType
+    shape: tuple[int, ...]
+    """Of the result."""
+
+
+def scaling_of(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | None) -> Scaling | Declined:
+    """What makes the weight of a linear primitive whose results are scaled channel by channel.
 
     Shapes: scale (channels,); weight (o, c/groups, *k), transposed (c, o/groups, *k), or (…, k, n) with `conv` None.
     """
@@ -184,7 +196,7 @@ def scale_weight(weight: Array, scale: _F64, dtype: DType, conv: a.ConvAttrs | N
         return Declined(f"a scaled weight is not finite in {dtype.value}")
     if np.any((greatest < _LEAST_NORMAL[dtype]) & (size > 0) & (factor != 0)):
         return Declined(f"scaled weights lose bits: too small for {dtype.value}")
-    return _scaled(grouped, factor, dtype).reshape(weight.shape)
+    return Scaling(grouped, factor, dtype, weight.shape)
 
 
 def _magnitudes(weight: Array, axes: tuple[int, ...]) -> _F64:
@@ -203,26 +215,39 @@ def _magnitudes(weight: Array, axes: tuple[int, ...]) -> _F64:
     return cast("_F64", found.astype(np.float64))
 
 
-def _scaled(weight: Array, factor: _F64, dtype: DType) -> Array:
-    """weight · factor in float64, rounded once; block by block, since the whole wide product leaves the caches."""
-    out = np.empty(weight.shape, dtype.numpy)
-    rows = max(1, _BLOCK // math.prod(weight.shape[1:]))
+def scaled(scalings: Sequence[Scaling]) -> list[Array]:
+    """The scaled weights: products in float64, rounded once; all of them side by side."""
+    results: list[Array] = [np.empty(s.weight.shape, s.dtype.numpy) for s in scalings]
+    in_strips([_strips(s, out) for s, out in zip(scalings, results, strict=True)])
+    return [out.reshape(s.shape) for s, out in zip(scalings, results, strict=True)]
+
+
+def _strips(s: Scaling, out: Array) -> InStrips:
+    rows = max(1, _BLOCK // math.prod(s.weight.shape[1:]))  # the whole wide product would leave the caches
 
     def scale(first: int, end: int) -> None:
         for start in range(first, end, rows):
             here = slice(start, min(start + rows, end))
-            part = factor[here] if len(factor) > 1 else factor
-            out[here] = round_to(np.multiply(weight[here], part, dtype=np.float64), dtype)
+            part = s.factor[here] if len(s.factor) > 1 else s.factor
+            out[here] = round_to(np.multiply(s.weight[here], part, dtype=np.float64), s.dtype)
 
-    in_strips(len(weight), out.nbytes, scale)
-    return out
+    return InStrips(len(s.weight), out.nbytes, scale)
 
 
-def _emit(graph: Graph, chain: _Chain, weight: Array) -> Replacement:
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """A chain that will go, and how its weight is scaled."""
+
+    chain: _Chain
+    scaling: Scaling | None
+    """None: the weight stays as it is."""
+
+
+def _emit(graph: Graph, chain: _Chain, weight: Array, digest: str) -> Replacement:
     n = graph.nodes[chain.linear]
 
     def make(b: GraphBuilder, mapped: Mapping[NodeId, NodeId]) -> NodeId:
-        w = b.constant(weight, n.type.dtype)
+        w = b.constant(weight, n.type.dtype, digest=digest)
         with b.within(n.origin):
             y = b.add(n.prim, mapped[n.inputs[0]], w, attrs=n.attrs)
         dtype = n.type.dtype if chain.rounds else chain.wide
@@ -238,21 +263,35 @@ def _emit(graph: Graph, chain: _Chain, weight: Array) -> Replacement:
     return make
 
 
-def _replacement(graph: Graph, chain: _Chain) -> Replacement | None:
+def _fold(graph: Graph, chain: _Chain) -> _Fold | None:
     if chain.num_scales == 0 and chain.num_shifts < 2:
         return None  # a bias by itself is where it should be
     n = graph.nodes[chain.linear]
-    weight = graph.constant(n.inputs[1])
+    scaling: Scaling | Declined | None = None
     if chain.num_scales:
         conv = n.attrs if isinstance(n.attrs, a.ConvAttrs) else None
-        scaled = scale_weight(weight, chain.scale, n.type.dtype, conv)
-        if isinstance(scaled, Declined):
-            return None
-        weight = scaled
+        scaling = scaling_of(graph.constant(n.inputs[1]), chain.scale, n.type.dtype, conv)
+    if isinstance(scaling, Declined):
+        return None
     with np.errstate(over="ignore"):
         if not np.all(np.isfinite(round_to(chain.shift, n.type.dtype).astype(np.float64))):
             return None  # the shift overflows the element type
-    return _emit(graph, chain, weight)
+    return _Fold(chain, scaling)
+
+
+def _replacements(graph: Graph, folds: Mapping[NodeId, _Fold]) -> dict[NodeId, Replacement]:
+    """What stands for the top of every chain; the weights of all are computed and hashed together."""
+    given = [graph.nodes[f.chain.linear] for f in folds.values()]
+    products = iter(scaled([f.scaling for f in folds.values() if f.scaling is not None]))
+    weights = [
+        graph.constant(n.inputs[1]) if f.scaling is None else next(products)
+        for f, n in zip(folds.values(), given, strict=True)
+    ]
+    digests = digests_of([(n.type.dtype, w) for n, w in zip(given, weights, strict=True)])
+    return {
+        top: _emit(graph, f.chain, weight, digest)
+        for (top, f), weight, digest in zip(folds.items(), weights, digests, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +314,13 @@ class FoldScalesPass:
         finder = _Finder(graph)
         live = live_nodes(graph)
         inside: set[NodeId] = set()
-        found: dict[NodeId, Replacement] = {}
+        found: dict[NodeId, _Fold] = {}
         for top in reversed(range(len(graph))):
             if top in inside or not live[top] or graph.nodes[top].prim not in _AFFINE:
                 continue  # part of a longer chain, dead, or no end of one
             chain = finder.chain(top)
-            replacement = None if chain is None else _replacement(graph, chain)
-            if replacement is not None and chain is not None:
-                found[top] = replacement
-                inside.update(chain.members)
-        return PassResult(*replace_nodes(graph, found))
+            fold = None if chain is None else _fold(graph, chain)
+            if fold is not None:
+                found[top] = fold
+                inside.update(fold.chain.members)
+        return PassResult(*replace_nodes(graph, _replacements(graph, found)))
