@@ -24,6 +24,7 @@ from weft.frontends.imported import Imported
 from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline import Compilation, compile_imported
+from weft.pipeline.collector import put_off
 from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
@@ -199,7 +200,8 @@ def _compile_onnx(
     def build(examples: Sequence[torch.Tensor] | None) -> tuple[Compilation, Imported]:
         arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
         say("import", "")
-        imported = import_onnx(source, limits=bounds, dims=dims, example_inputs=arrays)
+        with put_off():
+            imported = import_onnx(source, limits=bounds, dims=dims, example_inputs=arrays)
         label = name if isinstance(source, bytes) else source.stem
         return compile_imported(imported, options, example_inputs=examples, model=label, say=say), imported
 
@@ -225,12 +227,13 @@ def _compile_torch(
 
     def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
         say("import", "")
-        if isinstance(model, torch.export.ExportedProgram):
-            program = model
-        else:
-            with torch.no_grad():
-                program = torch.export.export(placed, tuple(x.to(device) for x in examples), strict=False)
-        imported = import_exported(program, device=device)
+        with put_off():
+            if isinstance(model, torch.export.ExportedProgram):
+                program = model
+            else:
+                with torch.no_grad():
+                    program = torch.export.export(placed, tuple(x.to(device) for x in examples), strict=False)
+            imported = import_exported(program, device=device)
         label = name if name != "model" or module is None else type(module).__name__
         return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported
 

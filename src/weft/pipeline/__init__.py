@@ -34,7 +34,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
-from weft.pipeline import choose, finish, reference, summary, warm
+from weft.pipeline import choose, collector, finish, reference, summary, warm
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
@@ -121,11 +121,12 @@ def compile_imported(
     setting = stages.run("survey", survey, options)
     if setting.on_gpu:
         setting = replace(setting, lease=Lease(setting.device))
-    cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
-    alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
-    graph = alternatives.graph
-    key = warm.plan_key(graph, options, setting.environment)
-    stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
+    with collector.put_off():
+        cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
+        alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
+        graph = alternatives.graph
+        key = warm.plan_key(graph, options, setting.environment)
+        stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
     if stored is not None:
         plan, old = stored
         executable = stages.run("link", link, graph, plan, setting)
