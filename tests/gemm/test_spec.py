@@ -17,7 +17,7 @@ from weft.gemm.spec import LARGEST, LAYOUTS, THIRTEEN, TYPES, Gemm, Search, read
 from weft.ir.types import DType
 
 BASE = Gemm()
-TOKEN = re.compile(r"([MNKtO|]+)=([0-9]+)")
+TOKENS = re.compile(r"([MNKtO|]+=[0-9]+ *)+")
 
 
 @given(
@@ -34,9 +34,18 @@ def test_later_tokens_win_letter_by_letter(pairs: list[tuple[str, int]]) -> None
     assert {"M": found.m, "N": found.n, "K": found.k, "t": found.most} == wanted
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["MN=1024", "K=2048", "t=64"], ["MN=1024 K=2048 t=64"], ["MN=1024K=2048t=64"], ["M|N=1024", "K=7  K=2048t=64"]],
+)
+def test_a_word_may_hold_several(words: list[str]) -> None:
+    found = read_tokens(words, BASE)
+    assert (found.m, found.n, found.k, found.most) == (1024, 1024, 2048, 64)
+
+
 @given(st.text(max_size=20))
 def test_any_text_is_read_or_refused_in_words(text: str) -> None:
-    if TOKEN.fullmatch(text):
+    if TOKENS.fullmatch(text):
         return  # see above
     with pytest.raises(OptionError, match=re.escape("[W001]")) as raised:
         read_tokens([text], BASE)
@@ -47,7 +56,8 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
 @pytest.mark.parametrize(
     "token",
     ["", "M", "M=", "=4", "M=-1", "M=1.5", "X=4", "MNX=4", "M= 4", "M=4 ", "m=4", "|=4", "M=0", "t=0", "O=3", "O=9",
-     f"M={LARGEST + 1}", "M=" + "9" * 40, "M=4\n", "O=65539"],
+     f"M={LARGEST + 1}", "M=" + "9" * 40, "M=4\n", "O=65539",
+     " M=4", "M=4 K", "M=4 |=2", "M=4,N=5", "M=4\tN=5", "M=4 X=1", "M=4 5", "MN=4 K=0"],
 )  # fmt: skip
 def test_malformed_tokens_are_refused(token: str) -> None:
     with pytest.raises(OptionError, match=re.escape("[W001]")):

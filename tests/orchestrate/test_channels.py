@@ -283,8 +283,12 @@ def test_a_slice_goes_first_where_it_leaves_less():
 def test_products_that_do_more_than_mix_channels_stay(attrs):
     net, x = candidate()
     weight = net.weight(12, 12 // attrs.groups, 1, 1)
-    y = net.b.add(Prim.CONV, upsample(net, x, 2), weight, attrs=attrs)
-    assert not found_in(net, y).classes
+    image = upsample(net, x, 2)
+    found = found_in(net, net.b.add(Prim.CONV, image, weight, attrs=attrs))
+    assert all(
+        found.graph.nodes[i].inputs[0] == image for i in found.classes
+    )  # a transposed one, as a convolution there
+    assert bool(found.classes) == attrs.transposed
 
 
 def test_a_kernel_of_three_by_three_stays():

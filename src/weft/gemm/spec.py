@@ -46,6 +46,8 @@ MOST_ELEMENTS = 1 << 31
 MOST_LINES = 10_000
 FOREGROUND = 65536
 _TOKEN = re.compile(r"([MNKtO|]+)=([0-9]{1,12})")
+_TOKENS = re.compile(rf"{_TOKEN.pattern}(?: *{_TOKEN.pattern})*")
+"""Several in one word, with or without blanks between them."""
 _SIZES = {"M": "m", "N": "n", "K": "k"}
 _WORD = re.compile(r"(layout|dtype|epilogue)=(.*)", re.DOTALL)
 THIRTEEN = (
@@ -144,20 +146,19 @@ class Gemm:
 
 
 def read_tokens(tokens: Sequence[str], base: Gemm) -> Gemm:
-    """What tokens make of a product.
+    """What tokens make of a product; a word may hold several, as in `MN=1024 K=2048` and `MN=1024K=2048`.
 
     Raises:
         OptionError: a token that does not parse, or a size out of range [W001].
     """
     found = base
-    for token in tokens:
-        match = _TOKEN.fullmatch(token)
-        letters = match[1].replace("|", "") if match else ""
-        if match is None or not letters:
-            raise _bad(f"{_short(token)} is not letters of M, N, K, t, O, then = and a number, as in MN=1024")
-        number = int(match[2])
-        for letter in letters:
-            found = _with(found, letter, number)
+    for word in tokens:
+        pairs = [(m[1].replace("|", ""), int(m[2])) for m in _TOKEN.finditer(word)] if _TOKENS.fullmatch(word) else []
+        if not pairs or not all(letters for letters, _ in pairs):
+            raise _bad(f"{_short(word)} is not letters of M, N, K, t, O, then = and a number, as in MN=1024")
+        for letters, number in pairs:
+            for letter in letters:
+                found = _with(found, letter, number)
     return checked(found)
 
 
