@@ -30,7 +30,8 @@ class FusedMLP(nn.Sequential):
     It holds the modules that the given one holds, under the same names: parameters, `state_dict`, hooks of the whole
     and `.to(...)` are as before. On a GPU of compute capability 8.0 or more, with 16-bit parameters or under
     `torch.autocast`, its forward pass is one kernel and its backward pass is three more, which keep no activations in
-    between; gradients are the same bits in every run. Everywhere else it is the module that it was made from:
+    between; layers too wide for that are trained by a few kernels each, which do. Gradients are the same bits in every
+    run. Everywhere else it is the module that it was made from:
     `why_not(x)` says why. Gradients of gradients are taken through torch's operations.
 
     Parameters that require gradients are read in every call. Changes of others are noticed by their version, as
