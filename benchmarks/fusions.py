@@ -21,8 +21,11 @@ MOST_CUTS = 400
 
 def fusions(cases: Sequence[Case], problems: Sequence[Problem]) -> tuple[tuple[int, ...], ...]:
     """Numbers of (a case, and two that do the same one after the other), all that are found."""
-    known = {_bare(case.text): k for k, case in reversed(list(enumerate(cases)))}
-    found = ((whole, *parts) for whole, problem in enumerate(problems) for parts in _Cuts(problem, known).all())
+    known: dict[bool, dict[str, int]] = {False: {}, True: {}}  # by what products of f32 may do
+    for k, case in reversed(list(enumerate(cases))):
+        known[case.tf32][_bare(case.text)] = k
+    of = [known[case.tf32] for case in cases]
+    found = ((whole, *parts) for whole, problem in enumerate(problems) for parts in _Cuts(problem, of[whole]).all())
     return tuple(dict.fromkeys(found))
 
 

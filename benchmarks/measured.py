@@ -11,7 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,6 +59,8 @@ class Case:
     network: str
     """For which it was first measured."""
     kernels: tuple[Timed, ...]
+    tf32: bool = False
+    """Whether products of f32 were allowed to round their operands to TF32."""
 
     @property
     def best_us(self) -> float:
@@ -75,6 +77,10 @@ class Table:
     fusions: tuple[tuple[int, ...], ...] = ()
     """Numbers of cases: one, and those that do the same one after the other; see `benchmarks.fusions`."""
 
+    def facts_of(self, case: Case) -> GpuFacts:
+        """The GPU, and the numeric policy that a case was measured with."""
+        return replace(self.facts, tf32=True) if case.tf32 else self.facts
+
     def to_json(self) -> str:
         """Lines of problems (without their numbers, operands counted backwards) and schedules stand there once each."""
         lines: dict[str, int] = {}
@@ -83,7 +89,8 @@ class Table:
         for case in self.cases:
             text = [lines.setdefault(line, len(lines)) for line in _relative(case.text)]
             kernels = [[schedules.setdefault(k.schedule, len(schedules)), round(k.us, 3)] for k in case.kernels]
-            cases.append({"network": case.network, "text": text, "kernels": kernels})
+            row: dict[str, Any] = {"network": case.network, "text": text, "kernels": kernels}
+            cases.append(row | {"tf32": True} if case.tf32 else row)
         head = {
             "format": FORMAT,
             "facts": self.facts.to_json(),
@@ -111,9 +118,12 @@ class Table:
                     _absolute([str(lines[i]) for i in row["text"]]),
                     str(row["network"]),
                     tuple(Timed(schedules[i], float(us)) for i, us in row["kernels"]),
+                    row.get("tf32", False),
                 )
                 for row in data["cases"]
             ]
+            if not all(isinstance(case.tf32, bool) for case in cases):
+                raise ValueError("a policy that is neither true nor false")
             found = [tuple(int(i) for i in numbers) for numbers in data["fusions"]]
             if any(len(numbers) < 3 or not all(0 <= i < len(cases) for i in numbers) for numbers in found):
                 raise ValueError("a fusion of cases that are not there")
@@ -152,18 +162,20 @@ def table_of(records: Iterable[Record], facts: GpuFacts, networks: Sequence[str]
     `networks` names what was tuned, in order; a new one begins where nothing was measured for `BREAK_S`. Unnamed
     ones are numbered.
     """
-    found: dict[str, dict[Schedule, float]] = {}
-    network: dict[str, str] = {}
+    found: dict[tuple[str, bool], dict[Schedule, float]] = {}
+    network: dict[tuple[str, bool], str] = {}
     number, last = 0, None
     for record in sorted(records, key=lambda r: r.started):
         number += last is not None and record.started - last > BREAK_S
         last = record.started
         m = record.measurement
         if m.verdict is Verdict.OK:
-            network.setdefault(m.problem_key, networks[number] if number < len(networks) else str(number))
-            found.setdefault(m.problem_key, {})[m.schedule] = m.median_us
+            key = m.problem_key, json.loads(record.environment).get("allow_tf32") is True
+            network.setdefault(key, networks[number] if number < len(networks) else str(number))
+            found.setdefault(key, {})[m.schedule] = m.median_us
     cases = (
-        Case(text, network[text], tuple(Timed(s, us) for s, us in kernels.items())) for text, kernels in found.items()
+        Case(key[0], network[key], tuple(Timed(s, us) for s, us in kernels.items()), key[1])
+        for key, kernels in found.items()
     )
     return Table(facts, tuple(cases))
 

@@ -16,6 +16,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -24,7 +25,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.measured import Case, Table, Timed, load_table, problem_of
-from benchmarks.model_quality import LATER, NOTICED, RECORDED, family, quantile
+from benchmarks.model_quality import LATER, NOTICED, RECORDED, TYPES, family, quantile
 from benchmarks.recorded import kernels_of_then
 from weft.device.cuda import blocks
 from weft.device.cuda.facts import GpuFacts
@@ -53,13 +54,15 @@ BLOCKS = {
     "MEETING_BYTES": 8.0,
 }  # fmt: skip
 """Constants of products, and what the notes and the data sheets would make them."""
+SIMT = {"RATE.simt": 250.0, "CHAIN.simt": 200.0, "SIMT_READ": 2.0, "SIMT_EXPOSED": 0.3}
+"""The same of products on CUDA cores alone."""
 POINTWISE = {
     "BLOCK": 150.0, "RESULT": 5.0, "VALUE": 3.0, "SPECIAL": 20.0, "TAP": 3.0, "APART": 20.0, "THREAD_SLOTS": 20.0,
     "RESULT_SLOTS": 5.0, "VALUE_SLOTS": 1.5, "SPECIAL_SLOTS": 2.0, "TAP_SLOTS": 3.0, "SHARED_SLOTS": 5.0,
     "TILE": 1000.0, "GATHER": 400.0, "PORT_BYTES": 64.0, "SCATTERED": 0.3, "SCATTERED_TILE": 0.3, "SECTORS": 0.3,
     "MEMORY": 1.0, "SHOWN": 0.1, "IN_STEP": 1.0,
 }  # fmt: skip
-"""The same of elementwise kernels."""
+"""Of elementwise kernels."""
 TMA = {
     "PORT": 50.0, "BUSY": 0.9, "START": 950.0, "LATENCY": 950.0, "AGAIN": 60.0, "FIELD": 100.0, "LATE": 300.0,
     "VECTOR": 60.0, "STEPS": 8.0, "SPECIALS": 40.0, "CLIPPED": 800.0, "DIVIDED": 320.0, "EXACT": 80.0, "RESULT": 0.93,
@@ -85,6 +88,8 @@ SEARCHES = (
     *("inception_v3",) * 2, *("yolov4",) * 2, *("vit_b16",) * 2, *("vgg16",) * 3, *("efficientvit_b1",) * 2,
 )  # fmt: skip
 """What the searches of the later table, which are numbered there, were for: batch 1, then 16 (one was interrupted)."""
+CASES = 10**5
+"""More than a table has."""
 WITHIN = 2.0
 """Weight of errors between kernels of one problem over those that all of them share."""
 PRIOR = 0.05
@@ -107,12 +112,12 @@ def network_of(case: Case) -> str:
     return SEARCHES[int(case.network)] if case.network.isdigit() else case.network
 
 
-def product_kernels(table: Table) -> list[Kernel]:
-    """Those of the mma and wgmma templates."""
+def product_kernels(table: Table, templates: Sequence[str] = ("mma", "wgmma")) -> list[Kernel]:
+    """Those of templates that `blocks` ranks."""
     found = []
     for number, case in enumerate(table.cases):
-        chosen = _of(case, "mma", "wgmma")
-        p = product(problem_of(case.text)) if chosen else Declined("no such kernel")
+        chosen = _of(case, *templates)
+        p = product(problem_of(case.text), tf32="simt" not in templates) if chosen else Declined("no such kernel")
         if isinstance(p, Declined):
             continue
         sizes = cost.sizes_of(p)
@@ -127,7 +132,7 @@ def template_kernels(table: Table, template: str) -> list[Kernel]:
     found = []
     for number, case in enumerate(table.cases):
         chosen = _of(case, template)
-        p = product(problem_of(case.text)) if chosen else Declined("no such kernel")
+        p = product(problem_of(case.text), tf32=True) if chosen else Declined("no such kernel")
         if isinstance(p, Declined):
             continue
         for k in chosen:
@@ -261,20 +266,29 @@ def report(name: str, module: ModuleType, guesses: Mapping[str, float], kernels:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit the models of some families, or all."""
-    first, later = load_table(RECORDED), load_table(LATER)
-    both = [replace(k, case=k.case + len(first.cases)) for k in pointwise_kernels(later)]
+    tables = [load_table(RECORDED), load_table(LATER), load_table(TYPES)]
+
+    def of(kernels: Callable[[Table], list[Kernel]], *numbers: int) -> list[Kernel]:
+        """Those of the tables with these numbers, each table's by the kernels of its time."""
+        found: list[Kernel] = []
+        for number in numbers:
+            with nullcontext() if number == 2 else kernels_of_then():
+                found += [replace(k, case=k.case + number * CASES) for k in kernels(tables[number])]
+        return found
+
     families = {
-        "products": (blocks, BLOCKS, lambda: product_kernels(first)),
-        "pointwise": (pointwise, POINTWISE, lambda: pointwise_kernels(first) + both),
-        "tma": (tma_cost, TMA, lambda: template_kernels(later, "tma")),
-        "depthwise": (depthwise, DEPTHWISE, lambda: template_kernels(later, "depthwise")),
-        "halo": (halo_choose, HALO, lambda: template_kernels(later, "halo")),
+        "products": (blocks, BLOCKS, lambda: of(product_kernels, 0, 1, 2)),
+        "simt": (blocks, SIMT, lambda: of(partial(product_kernels, templates=("simt",)), 2)),
+        "pointwise": (pointwise, POINTWISE, lambda: of(pointwise_kernels, 0, 1, 2)),
+        "tma": (tma_cost, TMA, lambda: of(partial(template_kernels, template="tma"), 1, 2)),
+        "depthwise": (depthwise, DEPTHWISE, lambda: of(partial(template_kernels, template="depthwise"), 1)),
+        "halo": (halo_choose, HALO, lambda: of(partial(template_kernels, template="halo"), 1, 2)),
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_fit", description=__doc__)
     parser.add_argument("family", nargs="*", choices=[*families, []], help="default: all")
     for name in parser.parse_args(arguments).family or families:
         module, guesses, kernels = families[name]
-        with kernels_of_then():
+        with kernels_of_then() if name == "depthwise" else nullcontext():  # its model looks at ends by itself
             report(name, module, guesses, kernels())
 
 

@@ -1,10 +1,11 @@
 """How good the model of a GPU is, judged by what was measured: ranks, regret, bounds and the sign of fusions.
 
-    python -m benchmarks.model_quality [--later] [--today]                 recorded tables, which `make test` replays
-    python -m benchmarks.model_quality --database F --facts F [--record F] [--networks A,B,...]
+    python -m benchmarks.model_quality [first|later|types]                 recorded tables, which `make test` replays
+    python -m benchmarks.model_quality --database F... --facts F [--record F] [--networks A,B,...]
 
-`F` is a tuning database (`tuning.sqlite3`) and the record of the GPU it belongs to (`facts/gpu-*.json`), both as they
-lie in a cache directory. Source of the figures and of their targets: performance notes, section 8.
+`F` are tuning databases (`tuning.sqlite3`) and the record of the GPU they belong to (`facts/gpu-*.json`), as they lie
+in a cache directory; a recorded table of that GPU has its facts too. Source of the figures and of their targets:
+performance notes, section 8.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,15 +30,23 @@ from benchmarks.measured import Table, Timed, load_table, problem_of, table_of
 from benchmarks.recorded import kernels_of_then
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.predict import predicted_us
+from weft.generate.cuda.templates import TENSOR
 from weft.ir import attrs as a
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
-from weft.tune.store import FILE_NAME, Database
+from weft.tune.store import FILE_NAME, Database, Record
 
 RECORDED = Path(__file__).parent / "results" / "nvidia-h200" / "kernels.json"
 LATER = RECORDED.with_name("kernels-later.json")
 """Of twenty searches that had more templates to choose from."""
+TYPES = RECORDED.with_name("kernels-types.json")
+"""Of searches in f16, TF32 and f32, by kernels that end as today's do."""
+TABLES = {"types": TYPES, "later": LATER, "first": RECORDED}
+PLACES = {"first": "model-quality", "later": "model-quality-later", "types": "model-quality-types"}
+"""Where the figures of a table stand in the document."""
+OVERVIEW = "model-quality-tables"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance-model.md"
 NOTICED = 0.05
 """Differences below this are noise."""
@@ -114,9 +124,9 @@ def family(problem: Problem) -> str:
 def judge(table: Table) -> Quality:
     """The figures of a table."""
     problems = [problem_of(case.text) for case in table.cases]
-    facts = table.facts
-    bounds = [gpu_lower_bound_us(p, facts) for p in problems]
-    guesses = [gpu_estimate_us(p, facts) for p in problems]
+    facts = [table.facts_of(case) for case in table.cases]
+    bounds = [gpu_lower_bound_us(p, f) for p, f in zip(problems, facts, strict=True)]
+    guesses = [gpu_estimate_us(p, f) for p, f in zip(problems, facts, strict=True)]
     families = [family(p) for p in problems]
     signs = _signs(table, guesses)
     timed = [(k, b, c.best_us) for c, b in zip(table.cases, bounds, strict=True) for k in c.kernels]
@@ -132,10 +142,10 @@ def judge(table: Table) -> Quality:
     )
 
 
-def judge_recorded(table: Table) -> Quality:
-    """The figures of a recorded table, the models speaking of the kernels that it was measured of."""
-    with kernels_of_then():
-        return judge(table)
+def judge_recorded(name: str) -> Quality:
+    """The figures of one of `TABLES`, the models speaking of the kernels that it was measured of."""
+    with nullcontext() if name == "types" else kernels_of_then():
+        return judge(load_table(TABLES[name]))
 
 
 def _signs(table: Table, guesses: Sequence[float]) -> list[bool]:
@@ -158,19 +168,24 @@ def _rankings(table: Table, problems: Sequence[Problem]) -> dict[str, Ranking]:
         by_kind: dict[str, list[Timed]] = defaultdict(list)
         for kernel in case.kernels:
             if kernel.schedule.generator == "cuda":
-                by_kind[_kind(kernel, problem)].append(kernel)
+                by_kind[_kind(kernel, problem, tf32=case.tf32)].append(kernel)
         for kind, kernels in by_kind.items():
-            groups[kind].append(_predicted(problem, kernels, table.facts))
+            groups[kind].append(_predicted(problem, kernels, table.facts_of(case)))
         if by_kind and "rows" not in by_kind:
             together = [k for found in by_kind.values() for k in found]
-            groups["all that a model ranks"].append(_predicted(problem, together, table.facts))
+            groups["all that a model ranks"].append(_predicted(problem, together, table.facts_of(case)))
     return {kind: _ranking(groups[kind]) for kind in sorted(groups)}
 
 
-def _kind(kernel: Timed, problem: Problem) -> str:
-    """Its template, or what its loops are over."""
-    loops = "rows" if family(problem) == "rows" else "pointwise"
-    return str(dict(kernel.schedule.params).get("template", loops))
+def _kind(kernel: Timed, problem: Problem, *, tf32: bool) -> str:
+    """Its template, or what its loops are over; apart where tensor cores take f32."""
+    template = dict(kernel.schedule.params).get("template")
+    if template is None:
+        return "rows" if family(problem) == "rows" else "pointwise"
+    wide = (
+        tf32 and template in TENSOR and any(problem.graph.type_of(i).dtype is DType.F32 for i in problem.graph.inputs)
+    )
+    return f"{template}, TF32" if wide else str(template)
 
 
 def _predicted(problem: Problem, kernels: Sequence[Timed], facts: GpuFacts) -> list[tuple[float, float]]:
@@ -263,16 +278,8 @@ TARGETS = (
 def markdown(quality: Quality) -> str:
     """The figures as tables, targets beside them."""
     q = quality
-    everything = q.ranking["all that a model ranks"]
-    found = (
-        f"{q.violations} of {q.candidates}",
-        f"{_percent(everything.regret_8)}; {_percent(everything.regret_8_p90)}",
-        "none" if math.isnan(everything.spearman) else f"{everything.spearman:.2f}",
-        _percent(everything.recall_8),
-        f"{_percent(q.fusions_right)} of {q.fusions}",
-    )
     lines = ["| figure | target | found |", "|---|---:|---:|"]
-    lines += [f"| {name} | {target} | {value} |" for (name, target), value in zip(TARGETS, found, strict=True)]
+    lines += [f"| {name} | {target} | {value} |" for (name, target), value in zip(TARGETS, _found(q), strict=True)]
     lines += ["", "| kernels | problems | kernels | rank correlation | pairs in order | regret of first | of first 3 |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     for name, r in q.ranking.items():
@@ -288,6 +295,30 @@ def markdown(quality: Quality) -> str:
         lines.append(
             f"| {name} | {e.problems} | {e.spearman:.2f} | {e.ratio:.2f} | {e.error:.2f} | {e.error_p90:.2f} |"
         )
+    return "\n".join(lines)
+
+
+def _found(q: Quality) -> tuple[str, ...]:
+    """Of each of `TARGETS`."""
+    everything = q.ranking["all that a model ranks"]
+    return (
+        f"{q.violations} of {q.candidates}",
+        f"{_percent(everything.regret_8)}; {_percent(everything.regret_8_p90)}",
+        "none" if math.isnan(everything.spearman) else f"{everything.spearman:.2f}",
+        _percent(everything.recall_8),
+        f"{_percent(q.fusions_right)} of {q.fusions}",
+    )
+
+
+def overview(qualities: Mapping[str, Quality]) -> str:
+    """A row for each table."""
+    lines = ["| table | problems | " + " | ".join(name for name, _ in TARGETS) + " |"]
+    lines += [
+        "|---|" + "---:|" * (1 + len(TARGETS)),
+        "| target | | " + " | ".join(target for _, target in TARGETS) + " |",
+    ]
+    for name, q in qualities.items():
+        lines.append(f"| `{name}` ({TABLES[name].name}) | {q.problems} | " + " | ".join(_found(q)) + " |")
     return "\n".join(lines)
 
 
@@ -315,45 +346,49 @@ def to_json(quality: Quality) -> str:
     return json.dumps(data, sort_keys=True, indent=1)
 
 
-def read_database(file: Path, facts: Path, networks: Sequence[str]) -> Table:
-    """The kernels in a tuning database, which is copied first: opening one may write to it."""
+def read_databases(files: Sequence[Path], facts: Path, networks: Sequence[str]) -> Table:
+    """The kernels in tuning databases, which are copied first: opening one may write to it."""
     record = GpuFacts.from_json(json.loads(facts.read_text())["facts"])
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(file, Path(folder) / FILE_NAME)
-        with Database.open(Path(folder)) as database:
-            table = table_of(database.records(), record, networks)
-    table = Table.from_json(table.to_json())  # as it is kept
+    records: list[Record] = []
+    for file in files:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copyfile(file, Path(folder) / FILE_NAME)
+            with Database.open(Path(folder)) as database:
+                records += database.records()
+    table = Table.from_json(table_of(records, record, networks).to_json())  # as it is kept
     return replace(table, fusions=fusions(table.cases, [problem_of(c.text) for c in table.cases]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures; 1 if a kernel was faster than its bound."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_quality", description=__doc__)
-    parser.add_argument("--database", type=Path, help="a tuning.sqlite3; default: the recorded table")
-    parser.add_argument("--facts", type=Path, help="the facts/gpu-*.json beside it")
+    parser.add_argument("table", nargs="?", choices=TABLES, default="types", help="a recorded table")
+    parser.add_argument("--database", type=Path, nargs="+", help="one tuning.sqlite3 or several, instead of that")
+    parser.add_argument("--facts", type=Path, help="the facts/gpu-*.json beside them, or a table of the same GPU")
     parser.add_argument("--networks", default="", help="what was tuned, in order, separated by commas")
-    parser.add_argument("--later", action="store_true", help="the later of the two recorded tables")
-    parser.add_argument("--today", action="store_true", help="as if a recorded table's kernels ended as today's do")
     parser.add_argument("--record", type=Path, help="write the table of kernels here")
     parser.add_argument("--document", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     given = parser.parse_args(arguments)
     if (given.database is None) != (given.facts is None):
         parser.error("--database and --facts go together")
+    if given.record is not None and given.database is None:
+        parser.error("--record needs --database")
     if given.database is not None:
-        table = read_database(given.database, given.facts, [x for x in given.networks.split(",") if x])
+        table = read_databases(given.database, given.facts, [x for x in given.networks.split(",") if x])
+        if not table.cases:
+            parser.error("the database holds no kernel that was right")
+        if given.record is not None:
+            given.record.write_text(table.to_json())
+        quality = judge(table)
     else:
-        table = load_table(LATER if given.later else RECORDED)
-    if not table.cases:
-        parser.error("the database holds no kernel that was right")
-    if given.record is not None:
-        given.record.write_text(table.to_json())
-    recorded = given.database is None and not given.today
-    quality = (judge_recorded if recorded else judge)(table)
+        quality = judge_recorded(given.table)
     print(markdown(quality))
     print(to_json(quality))
     if given.document:
-        write_document(quality)
-        write_document(judge_recorded(load_table(LATER)), name="model-quality-later")
+        qualities = {name: judge_recorded(name) for name in TABLES}
+        put(overview(qualities), name=OVERVIEW)
+        for name, found in qualities.items():
+            write_document(found, name=PLACES[name])
     return int(quality.violations > 0)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,19 @@ from benchmarks.fusions import fusions
 from benchmarks.measured import Case, Table, Timed, load_table, problem_of, table_of
 from benchmarks.model_quality import (
     DOCUMENT,
-    LATER,
+    OVERVIEW,
+    PLACES,
     RECORDED,
+    TABLES,
+    TYPES,
     Quality,
     judge,
     judge_recorded,
     main,
     markdown,
+    overview,
     quantile,
-    read_database,
+    read_databases,
     spearman,
     write_document,
 )
@@ -42,44 +47,81 @@ def table() -> Table:
     return load_table(RECORDED)
 
 
+judged = cache(judge_recorded)
+
+
 @pytest.fixture(scope="module")
-def quality(table: Table) -> Quality:
-    return judge_recorded(table)
+def quality() -> Quality:
+    return judged("first")
+
+
+def written(place: str) -> str:
+    """The figures in one place of the document."""
+    found = re.search(rf"<!-- table: {place} -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 def bare(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("as "))
 
 
-def test_the_document_holds_the_figures_of_the_recorded_table(quality: Quality) -> None:
+@pytest.mark.parametrize("name", TABLES)
+def test_the_document_holds_the_figures_of_the_recorded_tables(name: str) -> None:
     """A change of a formula shows here: `python -m benchmarks.model_quality --document` writes what it leads to."""
-    found = re.search(r"<!-- table: model-quality -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
-    assert found is not None and found[1] == markdown(quality)
+    assert written(PLACES[name]) == markdown(judged(name))
 
 
-def test_the_later_table_bounds_hold_and_its_figures_stand_in_the_document() -> None:
-    quality = judge_recorded(load_table(LATER))
-    found = re.search(r"<!-- table: model-quality-later -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
-    assert found is not None and found[1] == markdown(quality)
-    ranked = quality.ranking["all that a model ranks"]
-    assert quality.candidates >= 5000 and quality.violations == 0
-    assert ranked.spearman >= 0.8 and ranked.recall_8 >= 0.7 and ranked.regret_8 <= 0.03 and ranked.regret_8_p90 <= 0.1
-    assert quality.fusions >= 400 and quality.fusions_right >= 0.9
+def test_all_tables_meet_all_targets() -> None:
+    qualities = {name: judged(name) for name in TABLES}
+    assert written(OVERVIEW) == overview(qualities)
+    for q in qualities.values():
+        ranked = q.ranking["all that a model ranks"]
+        assert q.candidates >= 300 and q.problems >= 20
+        assert q.violations == 0
+        assert ranked.spearman >= 0.8 and ranked.recall_8 >= 0.7
+        assert ranked.regret_8 <= 0.03 and ranked.regret_8_p90 <= 0.1
+        assert q.fusions_right >= 0.9
+
+
+def test_gates_of_the_later_table() -> None:
+    quality = judged("later")
+    assert quality.candidates >= 5000 and quality.fusions >= 400
     for kind in ("pointwise", "tma"):
         assert quality.ranking[kind].pairs_right >= 0.8 and quality.ranking[kind].regret_1 <= 0.03
     assert quality.estimates["all"].spearman >= 0.92
 
 
+def test_gates_of_todays_kernels() -> None:
+    quality = judged("types")
+    assert quality.candidates >= 2000 and quality.fusions >= 100
+    everything = quality.ranking["all that a model ranks"]
+    assert everything.pairs_right >= 0.8 and everything.regret_1 <= 0.04
+    assert quality.ranking["simt"].spearman >= 0.8
+    for kind in ("simt", "tma", "tma, TF32", "mma, TF32", "halo", "pointwise"):
+        assert quality.ranking[kind].pairs_right >= 0.7
+    assert quality.estimates["all"].spearman >= 0.95 and quality.estimates["all"].error <= 1.2
+
+
+def test_todays_table_tells_the_types_apart(table: Table) -> None:
+    types = load_table(TYPES)
+    assert {case.tf32 for case in types.cases} == {True, False} and not any(case.tf32 for case in table.cases)
+    of = [case for case in types.cases if case.tf32]
+    assert all(types.facts_of(case).tf32 for case in of) and not types.facts.tf32
+    texts = {case.text for case in of} & {case.text for case in types.cases if not case.tf32}
+    assert len(texts) > 50  # the same problems, measured under both policies
+    for whole, *parts in types.fusions:
+        assert len({types.cases[i].tf32 for i in (whole, *parts)}) == 1
+    assert Table.from_json(types.to_json()) == types
+    assert TYPES.stat().st_size < 500_000
+
+
 def test_gates(quality: Quality) -> None:
-    assert quality.candidates >= 300 and quality.problems >= 20
-    assert quality.violations == 0
-    ranked = quality.ranking["all that a model ranks"]
-    assert ranked.spearman >= 0.8 and ranked.recall_8 >= 0.7 and ranked.regret_8 <= 0.03 and ranked.regret_8_p90 <= 0.1
-    assert ranked.pairs_right >= 0.75
+    assert quality.ranking["all that a model ranks"].pairs_right >= 0.8
     for template in ("mma", "wgmma"):
         assert quality.ranking[template].pairs_right >= 0.78 and quality.ranking[template].regret_1 <= 0.03
     assert quality.ranking["pointwise"].pairs_right >= 0.7
-    assert quality.fusions >= 30 and quality.fusions_right >= 0.9
+    assert quality.fusions >= 30
     everything = quality.estimates["all"]
     assert everything.spearman >= 0.9 and everything.error <= 1.25 and 0.8 <= everything.ratio <= 1.25
 
@@ -127,6 +169,7 @@ def test_tables_come_back(table: Table) -> None:
         lambda data: data.pop("facts"),
         lambda data: data["cases"][0].update(text=[10**6]),
         lambda data: data["cases"][0].update(kernels=[[0, "fast"]]),
+        lambda data: data["cases"][0].update(tf32="yes"),
         lambda data: data.update(fusions=[[0, 1, 10**6]]),
         lambda data: data["schedules"].__setitem__(0, {"generator": "cuda"}),
     ],
@@ -184,10 +227,12 @@ class Nowhere:
 TEXT = "%0 = input 64xf16 row\n%1 = neg(%0) : 64xf16\nreturn %1 row"
 
 
-def record(text: str, threads: int, us: float, started: float, verdict: Verdict = Verdict.OK) -> Record:
+def record(
+    text: str, threads: int, us: float, started: float, verdict: Verdict = Verdict.OK, *, policy: str = "{}"
+) -> Record:
     schedule = Schedule("cuda", (("threads", threads),))
     samples = (us,) if verdict is Verdict.OK else ()
-    return Record(Measurement(text, schedule, verdict, samples, kernel=f"{threads}"), "{}", started, 0)
+    return Record(Measurement(text, schedule, verdict, samples, kernel=f"{threads}"), policy, started, 0)
 
 
 def test_a_table_of_records(table: Table) -> None:
@@ -208,6 +253,13 @@ def test_a_table_of_records(table: Table) -> None:
     ]
 
 
+def test_policies_are_cases_of_their_own(table: Table) -> None:
+    given = [record(TEXT, 64, 2.0, 1.0), record(TEXT, 64, 1.0, 2.0, policy='{"allow_tf32":true}')]
+    found = table_of(given, table.facts)
+    assert [(c.tf32, [k.us for k in c.kernels]) for c in found.cases] == [(False, [2.0]), (True, [1.0])]
+    assert Table.from_json(found.to_json()) == found
+
+
 def test_the_command_reads_a_database_and_leaves_it_alone(table: Table, tmp_path: Path, capsys) -> None:
     cache, facts, recorded = tmp_path / "cache", tmp_path / "facts.json", tmp_path / "kernels.json"
     with Database.open(cache) as database:
@@ -223,7 +275,9 @@ def test_the_command_reads_a_database_and_leaves_it_alone(table: Table, tmp_path
     assert [c.text for c in load_table(recorded).cases] == [c.text for c in table.cases[:4]]
     with pytest.raises(SystemExit):
         main(["--database", str(cache / "tuning.sqlite3")])
-    assert read_database(cache / "tuning.sqlite3", facts, ["net"]).cases[0].network == "net"
+    assert read_databases([cache / "tuning.sqlite3"], facts, ["net"]).cases[0].network == "net"
+    with pytest.raises(SystemExit):
+        main(["--record", str(recorded)])
 
 
 def test_a_document_without_a_place_is_refused(quality: Quality, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.device.cuda.blocks import crowded
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us, memory_us
 from weft.generate.cpp.plan import live_nodes
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.pieces import Piece, pieces_of
 from weft.ir import attrs as a
+from weft.ir.graph import Graph
 from weft.ir.prims import Prim
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
@@ -94,11 +96,21 @@ def work_of(problem: Problem) -> Work:
         special=max(x[0] for x in ends),
         gathers=max(x[1] for x in ends),
         taps=taps / max(1, len(flat)),
-        read=sum(graph.type_of(i).nbytes for i in graph.inputs),
+        read=_touched(graph),
         written=sum(graph.type_of(o).nbytes for o in graph.outputs),
         flat=flat,
         tiled=pieces_of(problem, tile=True) if any(p.apart for p in flat) else flat,
     )
+
+
+def _touched(graph: Graph) -> int:
+    """Bytes of inputs that are read at most: of those that only slices read, their parts."""
+    whole = {i: graph.type_of(i).nbytes for i in graph.inputs}
+    read = dict.fromkeys(whole, 0)
+    for node in graph.nodes:
+        for i in set(node.inputs) & whole.keys():
+            read[i] += node.type.nbytes if node.prim is Prim.SLICE else whole[i]
+    return sum(min(whole[i], n) or whole[i] for i, n in read.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +134,8 @@ def cycles(w: Work, form: Form, facts: GpuFacts) -> float:
     gaps = launches * gap_us(facts) * facts.clock_ghz * 1e3
     if not costs:
         return gaps
-    busiest = -(-sum(c.blocks for c in costs) // facts.sms)
+    blocks = sum(c.blocks for c in costs)
+    busiest = -(-blocks // facts.sms)
     registers = min(MOST_REGISTERS, max(c.registers for c in costs))
     resident = min(
         facts.threads_per_sm // form.threads,
@@ -130,16 +143,17 @@ def cycles(w: Work, form: Form, facts: GpuFacts) -> float:
         int(facts.registers_per_sm / (registers * form.threads)),
     )
     waves = -(-busiest // max(1, resident))
+    uneven = crowded(busiest, blocks, facts.sms, resident) / busiest
     l2 = facts.l2_bandwidth / facts.clock_ghz
     shares = (
         waves * max(c.thread for c in costs),
-        sum(c.issued for c in costs) / facts.sms,
-        busiest * BLOCK,
+        uneven * sum(c.issued for c in costs) / facts.sms,
+        uneven * busiest * BLOCK,
         max(
             MEMORY * memory_us(facts, w.read, w.written) * facts.clock_ghz * 1e3,
             SECTORS * sum(c.sectors for c in costs) / l2,
         ),
-        sum(c.loaded for c in costs) / facts.sms,
+        uneven * sum(c.loaded for c in costs) / facts.sms,
     )
     largest = max(shares)
     return gaps + largest + min(1.0, SHOWN + IN_STEP / busiest) * (sum(shares) - largest)

@@ -36,10 +36,12 @@ def sizes_of(p: Product) -> Sizes:
     )
 
 
-def registers(s: Shape) -> int:
-    """Rough number of registers per thread."""
+def registers(s: Shape, *, tensor: bool = True) -> int:
+    """Rough number of registers per thread: its sums, its part of a step of both operands, and others."""
     if s.group:
         return s.wm * s.wn // 128 + 56
+    if not tensor:
+        return s.wm * s.wn // 32 + (s.wm // 4 + s.wn // 8) * 4 + 40
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
@@ -48,7 +50,7 @@ def resident(p: Sizes, s: Shape, facts: GpuFacts) -> int:
     shared = shared_of(s, p.dtype.itemsize, p.tables) + 1024
     if shared > facts.shared_per_block:
         return 0
-    by_registers = facts.registers_per_sm // (min(255, -(-registers(s) // 8) * 8) * s.threads)
+    by_registers = facts.registers_per_sm // (min(255, -(-registers(s, tensor=p.tensor) // 8) * 8) * s.threads)
     return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads, facts.blocks_per_sm)
 
 

@@ -18,34 +18,36 @@ from weft.ir.work import TRANSCENDENTAL
 
 WASTE = 1.15
 """Most pixels that tiles may cover over those of the image."""
-LAUNCH, BLOCK = 1020.0, 400.0
+LAUNCH, BLOCK = 563.0, 316.0
 """Cycles to a block's first copy and back, and in which a multiprocessor starts one more. These and the constants below
-were fitted to 324 kernels of eight networks, at batch 1 and 16, measured on an NVIDIA H200."""
+were fitted to 506 kernels of nine networks, at batch 1 and 16, in f16 and TF32, measured on an NVIDIA H200."""
 CHUNK, ELEMENT, WEIGHT = 16.0, 60.0, 6.0
 """Issue slots of a copy of 16 bytes of the image, of an element by itself, and of a copy of weights."""
-PORT, SHARED_WEIGHTS = 15.7, 0.2
+PORT, SHARED_WEIGHTS = 17.6, 0.305
 """Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask; share of weights, which all ask for."""
-TENSOR, LONE, SEVERAL = 1.68, 0.93, 0.66
+TENSOR, LONE, SEVERAL = 2.01, 0.51, 0.68
 """Cycles of products over those of the peak; what up to 4 warps, and fewer than 8, reach of it."""
-FRAGMENTS = 305.0
+FRAGMENTS = 106.0
 """Bytes of fragments per cycle."""
-STEP, PRODUCT = 21.6, 7.5
+ROUND = 0.5
+"""Cycles in which a warp rounds a number of each lane to TF32: conversions have half the lanes."""
+STEP, PRODUCT = 38.3, 8.0
 """Cycles of a step of one warp, or of each of its products that do not overlap."""
-FIRST, TURN, LATENCY = 0.75, 1.23, 900.0
+FIRST, TURN, LATENCY = 0.66, 1.26, 900.0
 """Share of a load that nothing hides, cycles of a stage that is used again over its largest cost, and of a copy."""
-END = 460.0
-RESULT, PLAIN, SPECIAL, CLIPPED, EXACT, OPERAND = 20.8, 3.7, 5.7, 17.5, 10.0, 4.4
+END = 506.0
+RESULT, PLAIN, SPECIAL, CLIPPED, EXACT, OPERAND = 7.2, 1.4, 3.9, 23.5, 10.0, 3.9
 """Cycles of a thread for a result, and on its way for a step, a function, an exact division by a constant, another
 exact function (a division counts for three), and an operand."""
-RESULT_SLOTS, PLAIN_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS = 2.0, 0.66, 1.1, 12.4
+RESULT_SLOTS, PLAIN_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS = 3.4, 0.66, 1.15, 18.3
 """Issue slots of the same."""
-STORED, SINGLE = 220.0, 0.44
+STORED, SINGLE = 89.5, 0.435
 """Bytes of vectors that a multiprocessor stores in a cycle; cycles of a result by itself."""
-CLUSTER, RANK, EXCHANGE, MEETING = 155.0, 20.7, 87.5, 1800.0
+CLUSTER, RANK, EXCHANGE, MEETING = 614.0, 34.9, 63.1, 1800.0
 """A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
 CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
 """Share of the multiprocessors that clusters of so many blocks fill."""
-ALONE = 1290.0
+ALONE = 1100.0
 """Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
 
 
@@ -225,7 +227,8 @@ def _body(g: Geometry, active: int) -> float:
     used = min(1.0, together / 4) * (LONE if together <= 4 else SEVERAL if together < 8 else 1.0)
     tensor = work(g)[1] / g.deepest * TENSOR / used
     fragments = warps * steps * (mi + ni) * 512.0 / FRAGMENTS
-    compute = max(active * tensor, active * fragments, steps * max(STEP, mi * ni * 2 * PRODUCT))
+    rounded = warps * steps * mi * 4 * ROUND if w.words == 2 else 0.0
+    compute = max(active * tensor, active * fragments, steps * max(STEP, mi * ni * 2 * PRODUCT)) + active * rounded
     load = active * max(issue, arrival)
     if g.deepest == 1:
         return load + compute

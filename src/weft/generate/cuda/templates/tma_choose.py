@@ -128,15 +128,18 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
-    walks = [step.walk for _, step in epilogue.leaves(p.c) if step.walk is not None]
-    residuals = sum(any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1) for w in walks)
+    read = [(step.walk, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.walk is not None]
+    residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k))
     packed = p.w_load == "packed"
     stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     exact = epilogue.exact(p.c)
     columns = p.a_load == "columns"
     within = _within(p, rows, columns)
-    return Case(sizes, rows, stages, stride, columns, residuals, kh * kw, reach, kw, packed, stored, *exact, within)
+    return Case(
+        sizes, rows, stages, stride, columns, len(residuals), kh * kw, reach, kw, packed, stored, *exact, within,
+        beside=sum(residuals),
+    )  # fmt: skip
 
 
 def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:

@@ -57,7 +57,7 @@ CLUSTER_REGISTERS = 168
 """Registers of a thread, roughly, by which several blocks of clusters may share a multiprocessor."""
 HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
-HANDED_LATENCY = 1500.0
+HANDED_LATENCY = 4000.0
 PAIRED = 1700.0
 """Cycles in which two blocks that copy for each other start and leave together."""
 DRIFT = 1.04
@@ -113,6 +113,8 @@ class Case:
     """Whether rows of the left and the right operand begin within sectors of memory."""
     copied: int = 0
     """Bytes of operands that a launch before moves to rows of whole lines."""
+    beside: int = 0
+    """Bytes of residuals of one result."""
 
 
 def field_bytes(case: Case, box: Three, panel: int) -> int:
@@ -205,7 +207,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     each -= EXCHANGED if s.woven else 0.0
     waited = LATE + each * area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
-    shared = area / s.split * (slots / 128 + (_stored(case) + 2 * case.residuals) / STORE)
+    shared = area / s.split * (slots / 128 + (_stored(case) + case.beside) / STORE)
     if s.split > 1:
         waited += CLUSTER + RANK * s.split + area * 4 / EXCHANGE
     return waited, shared
@@ -223,7 +225,7 @@ def _memory(case: Case, facts: GpuFacts) -> float:
     """Cycles of the bytes: weights were last used a whole inference ago, the rest may be in the L2 cache."""
     p = case.sizes
     weights = p.n * p.k * p.z * 2.0
-    others = p.m * p.k * p.z * 2.0 / case.taps + p.m * p.n * p.z * (p.stored + 2.0 * case.residuals)
+    others = p.m * p.k * p.z * 2.0 / case.taps + p.m * p.n * p.z * (p.stored + case.beside)
     far = facts.read_bandwidth[-1][1]
     near = weights + others < NEAR * facts.l2_bytes
     return (weights / far + others / (facts.l2_bandwidth if near else far)) * facts.clock_ghz
