@@ -137,6 +137,21 @@ def test_training_of_wide_layers_with_each_activation(act: str, never_judged: No
     assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
 
 
+def random_wide_case(seed: int) -> Case:
+    rng = random.Random(seed)
+    widths = [rng.choice([rng.randint(257, 512), rng.randint(1, 256)]) for _ in range(rng.randint(2, 5))]
+    widths[rng.randrange(1, len(widths))] = rng.randint(273, 512)
+    rows = rng.choice([1, 17, 127, 1001, 4097, rng.randint(1, 9_000)])
+    widths.insert(0, rng.randint(1, 1000))
+    return Case(rows, tuple(widths), rng.choice(ACTS), rng.choice(["bf16", "f16"]), autocast=rng.random() < 0.7)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_training_of_random_wide_layers(seed: int, never_judged: None):
+    row = check(random_wide_case(seed))
+    assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
+
+
 @pytest.mark.parametrize("asked", ["x", "parameters", "one"])
 def test_some_gradients_of_wide_layers(asked: str, never_judged: None):
     net = FusedMLP(network(Case(1, (24, 384, 384, 8), "silu")).cuda())
