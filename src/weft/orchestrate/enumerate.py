@@ -18,6 +18,7 @@ from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
 from weft.orchestrate.narrow import narrow_groups
 from weft.orchestrate.opaque import call_members
+from weft.orchestrate.pooled import pooled_groups
 from weft.orchestrate.separable import separable_groups
 from weft.orchestrate.stored import Stored, stored_root, tables_inside
 
@@ -266,9 +267,10 @@ def _add_siblings(
 
 
 def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]) -> None:
-    """Several contractions in one kernel, or one with casts in front of it."""
+    """Several contractions in one kernel, or one with casts in front of it or a window behind it."""
     graph = found.graph
-    for members, sink in (*attention_groups(graph, stored), *separable_groups(graph, stored)):
+    pairs = (*attention_groups(graph, stored), *separable_groups(graph, stored), *pooled_groups(graph, stored))
+    for members, sink in pairs:
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1
         elif not only or members & only:

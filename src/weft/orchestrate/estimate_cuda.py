@@ -265,7 +265,10 @@ def _repetitions(problem: Problem) -> list[float]:
 def _rereads(graph: Graph, node: Node, position: int, operand: int) -> float:
     """How often a reader asks for each element of an operand that the same kernel computes."""
     if isinstance(node.attrs, a.WindowAttrs):
-        return max(1.0, math.prod(node.attrs.kernel) / math.prod(node.attrs.strides))
+        w = node.attrs
+        if _behind_contraction(graph, operand):  # a tile of results stays in shared memory
+            return max(1.0, halo_ratio((FUSED_TILE,) * len(w.kernel), w.kernel, w.strides, w.dilations))
+        return max(1.0, math.prod(w.kernel) / math.prod(w.strides))
     if isinstance(node.attrs, a.ConvAttrs) and position == 0:
         c, kernel = node.attrs, graph.type_of(node.inputs[1]).shape[2:]
         if _behind_contraction(graph, operand):

@@ -35,8 +35,8 @@ class EnumerationLimits:
     every_cut: bool = False
     """Also sets whose boundary lies between two elementwise primitives that nobody else reads."""
     attention: bool = False
-    """Also two products with a softmax between them, depthwise with 1x1 convolutions, and chains of layers, where
-    kernels for them exist (see `orchestrate.attention`, `orchestrate.separable` and `orchestrate.mlp`)."""
+    """Also two products with a softmax between them, depthwise with 1x1 convolutions, convolutions with pools, and
+    chains of layers, where kernels for them exist (see `orchestrate.attention`, `separable`, `pooled` and `mlp`)."""
 
     @staticmethod
     def complete() -> EnumerationLimits:

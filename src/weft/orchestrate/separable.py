@@ -23,11 +23,11 @@ def separable_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeI
         core = _core(graph, stored, second)
         if not core:
             continue
-        behind, sink = _behind(graph, stored, second)
-        if stored.dag.missing(core | behind):
-            behind, sink = 0, second
-        if not stored.dag.missing(core | behind):
-            yield core | behind, sink
+        after, sink = behind(graph, stored, second)
+        if stored.dag.missing(core | after):
+            after, sink = 0, second
+        if not stored.dag.missing(core | after):
+            yield core | after, sink
 
 
 def _attrs(graph: Graph, node: NodeId) -> a.ConvAttrs | None:
@@ -79,8 +79,8 @@ def _core(graph: Graph, stored: Stored, second: NodeId) -> Mask:
     return inside
 
 
-def _behind(graph: Graph, stored: Stored, second: NodeId) -> tuple[Mask, NodeId]:
-    """Elementwise values behind the 1x1 convolution as long as only they read each other; the last of them."""
+def behind(graph: Graph, stored: Stored, second: NodeId) -> tuple[Mask, NodeId]:
+    """Elementwise values behind a value, of its size, as long as only they read each other; the last of them."""
     size = graph.type_of(second).size
     found, sink = 0, second
     best = (found, sink)

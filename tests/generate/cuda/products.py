@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from weft.fission.pool import avg_pool, max_pool
 from weft.ir import attrs as a
+from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -164,5 +166,70 @@ def pair(
         y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
         formats.append(fout)
     outputs = [b.apply(Prim.MAX, y, 0.0), *([between] if shared else [])]
+    graph = b.build(outputs)
+    return Problem(graph, f"{graph}", tuple(formats), (fout,) * len(outputs))
+
+
+def pooled_convolution(
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    oc: int,
+    k: int | tuple[int, int],
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    *,
+    pool: tuple[int, int, int] = (2, 2, 0),
+    mean: bool = False,
+    ceil: bool = False,
+    pool_dilation: int = 1,
+    dtype: DType = F16,
+    fin: Format = LAST,
+    fout: Format = LAST,
+    residual: bool = False,
+    relu: bool = True,
+    behind: bool = False,
+    shared: bool = False,
+    constants: bool = False,
+) -> Problem:
+    """pool(relu(conv(x) + bias + residual)), `pool`: size, stride and padding; `mean`: the average of what is inside.
+
+    `behind`: relu(. + bias + another image) of that; `shared`: what is pooled is returned too; `constants`: weights are
+    constants of the graph.
+    """
+    b = GraphBuilder()
+
+    def weight(*shape: int) -> NodeId:
+        if constants:
+            return b.constant(np.full(shape, 1, dtype.numpy))
+        formats.append(ROW)
+        return b.input(TensorType(dtype, shape), is_weight=True)
+
+    formats = [fin]
+    x = b.input(TensorType(dtype, (n, c, h, w)))
+    kernel = (k, k) if isinstance(k, int) else k
+    attrs = a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (dilation, dilation), groups)
+    y = b.add(Prim.CONV, x, weight(oc, c // groups, *kernel), attrs=attrs)
+    y = b.apply(Prim.ADD, y, b.reshape(weight(oc), (oc, 1, 1)))
+    if residual:
+        y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
+        formats.append(LAST)
+    if relu:
+        y = b.apply(Prim.MAX, y, 0.0)
+    between = y
+    size, step, border = pool
+    window = {"kernel": (size, size), "strides": (step, step), "pads_lo": (border, border), "pads_hi": (border, border)}
+    window["dilations"] = (pool_dilation, pool_dilation)
+    found = avg_pool(b, y, **window, ceil=ceil) if mean else max_pool(b, y, **window, ceil=ceil)
+    assert not isinstance(found, Declined), found.reason
+    y = found
+    if behind:
+        y = b.apply(Prim.ADD, y, b.reshape(weight(oc), (oc, 1, 1)))
+        y = b.apply(Prim.MAX, b.apply(Prim.ADD, y, b.input(b.type_of(y))), 0.0)
+        formats.append(LAST)
+    outputs = [y, *([between] if shared else [])]
     graph = b.build(outputs)
     return Problem(graph, f"{graph}", tuple(formats), (fout,) * len(outputs))

@@ -18,6 +18,9 @@ from weft.generate.cuda.templates import (
     halo_choose,
     mlp,
     mma,
+    pooled,
+    pooled_choose,
+    pooled_match,
     separable,
     separable_match,
     tma,
@@ -36,7 +39,7 @@ _EXACT = 2
 """Of a product that may be rounded to TF32, those that do not."""
 _FIRST = 3
 """Schedules that are measured of every problem."""
-TENSOR = frozenset({"mma", "wgmma", "halo", "tma"})
+TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _OWN = 6
 """Shapes of the copy engine's template for 8-bit floats."""
@@ -49,7 +52,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
     result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
-    chains of MATMULs with constant weights; and a depthwise CONV with a 1x1 CONV behind it. Schedules carry `template`.
+    chains of MATMULs with constant weights; a depthwise CONV with a 1x1 CONV behind it; and a CONV with a window's
+    maximum or sum behind it. Schedules carry `template`.
     """
     if has_float8(problem.graph) and sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) != 1:
         return Declined("several contractions around 8-bit floats")
@@ -62,6 +66,10 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
+    if has_window(problem):
+        whole = pooled_match.pooled(problem, tf32=facts.tf32)
+        ranked_shapes = whole if isinstance(whole, Declined) else pooled_choose.shapes(whole, facts)
+        return ranked_shapes if isinstance(ranked_shapes, Declined) else [s.schedule() for _, s in ranked_shapes]
     p = product(problem, tf32=facts.tf32)
     if isinstance(p, Declined):
         return p
@@ -80,6 +88,11 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     ranked = modelled(p, facts, plain=plain)
     place = product_place(p, cost.sizes_of(p))
     return promoted(place, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
+
+
+def has_window(problem: Problem) -> bool:
+    """Whether a problem holds a window's maximum or sum."""
+    return any(CATEGORY[n.prim] is Category.WINDOW for n in problem.graph.nodes)
 
 
 def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[float, Schedule]]:
@@ -138,6 +151,9 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if schedule.param("template") == "separable":
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else separable.emit(pair, schedule, entry)
+    if schedule.param("template") == "pooled":
+        whole = pooled_match.pooled(problem, tf32=True)
+        return whole if isinstance(whole, Declined) else pooled.emit(whole, schedule, entry)
     p = product(problem, tf32=schedule.param("template") in TENSOR)
     if isinstance(p, Declined):
         return p

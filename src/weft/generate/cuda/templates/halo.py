@@ -10,8 +10,10 @@ the kernel beside them (`wide`) and add up shifted sums at the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates import epilogue, mma, tf32
 from weft.generate.cuda.templates.loaders import each, tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
@@ -75,6 +77,8 @@ class Window:
     """Bytes of shared memory for tables of rows and columns."""
     words: int = 1
     """Words of 16 bits in an element."""
+    outside: bool = False
+    """Tiles may begin in front of the first row or column."""
 
 
 def window(p: Product) -> Window | Declined:
@@ -230,55 +234,19 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("a cluster adds up four neighbouring results at once")
     by_work = s.split > 1 and not s.cluster
     args = epilogue.arguments(p, True, by_work, by_work)
-    kind = storage(p.dtype)
     nt, (tall, broad) = -(-g.columns // s.bn), g.tiles
     tiles = w.images * tall * broad * nt
     places, before, _ = tables(p, g.threads) if p.c.pack is not None and p.borders is None else ("", "", 0)
     core = mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)
-    taps, tap_table = _tap_table(g)
-    base = [str(p.c.a_walk.offset), f"img * {p.c.a_walk.dims[0]}"]
-    if w.groups > 1:
-        base.append(f"g * {p.c.a_walk.group}")
+    taps, taps_text = tap_table(g)
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({g.threads}) {entry}({", ".join(args.parameters)}) {{',
-        "W_DYNAMIC(sm);",
-        f"enum {{ TABLES = {g.stages_end}, TAPS = {g.stages_end + -(-w.tables // 16) * 16}, FLAG = {g.shared - 16} }};",
-        "const u32 sb = w_shared(sm); (void)sb;",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        *opening(g, entry, args.parameters),
         f"const int tile = blockIdx.x / {nt}, n0 = blockIdx.x % {nt} * {s.bn}, g = blockIdx.z, b = 0;",
         f"const int img = tile / {tall * broad}, y0 = tile / {broad} % {tall} * {s.th}, x0 = tile % {broad} * {s.tw};",
-        "(void)g; (void)b; (void)n0;",
-        f"const {kind}* const A = (const {kind}*){args.names[p.c.a]} + {' + '.join(base)};",
-        f"const char* const W = (const char*)pk + ((long long)g * {nt} + blockIdx.x % {nt}) * {g.blocks * g.w_bytes};",
-        f"const int first = blockIdx.y * {g.blocks} / {s.split}, last = (blockIdx.y + 1) * {g.blocks} / {s.split};",
-        f"auto fill_w = [&](int cb, u32 to) {{ {_fill_w(g)} }};",
+        *pipeline(p, g, args.names, before, taps, [] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
+        "float* const sums = (float*)sm;",
+        mma.to_shared(core),
     ]
-    refill = g.deepest > s.stages
-    stage = g.a_bytes + g.w_bytes
-    slot = f"(i % {s.stages}) * {stage}" if refill else f"i * {stage}"
-    unrolled = f'_Pragma("unroll") for (int i = 0; i < {s.stages}; ++i)'
-    lines += [
-        f"{unrolled} if (first + i < last) fill_w(first + i, sb + {slot} + {g.a_bytes});",
-        before,
-        taps,
-        "__syncthreads();" if before else "",
-        _fill_a(p, g),
-        sums(p, g),
-        *([] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
-        "w_wait(); w_release();",
-        f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
-        "#pragma unroll 1\nfor (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
-        f"w_arrived<{s.stages - 1}>(); __syncthreads();",
-        f"multiply({slot}, {slot} + {g.a_bytes});",
-    ]
-    if refill:
-        lines.append(
-            f"__syncthreads(); if (first + i + {s.stages} < last) {{"
-            f" fill_w(first + i + {s.stages}, sb + {slot} + {g.a_bytes}); fill_a(first + i + {s.stages}, {slot}); }}"
-        )
-    if g.deepest > 1:
-        lines.append("w_commit();")
-    lines += ["}", "w_arrived<0>(); __syncthreads();", "float* const sums = (float*)sm;", mma.to_shared(core)]
     if s.wide:
         lines += _finish_wide(p, g, end, args)
     else:
@@ -297,7 +265,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         + products(p.multiplied)
         + args.constants
         + places
-        + tap_table
+        + taps_text
         + "\n".join(x for x in lines if x)
         + "\n"
         + packing.text
@@ -317,7 +285,65 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
 
 
-def _tap_table(g: Geometry) -> tuple[str, str]:
+def opening(g: Geometry, entry: str, parameters: Sequence[str]) -> list[str]:
+    """The kernel's first lines: its shared memory and the place of a thread."""
+    taps = g.stages_end + -(-g.w.tables // 16) * 16
+    return [
+        f'extern "C" __global__ void __launch_bounds__({g.threads}) {entry}({", ".join(parameters)}) {{',
+        "W_DYNAMIC(sm);",
+        f"enum {{ TABLES = {g.stages_end}, TAPS = {taps}, FLAG = {g.shared - 16} }};",
+        "const u32 sb = w_shared(sm); (void)sb;",
+        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+    ]
+
+
+def pipeline(
+    p: Product, g: Geometry, names: Mapping[Source, str], before: str, taps: str, prefetch: Sequence[str]
+) -> list[str]:
+    """From the places `tile`, `img`, `y0`, `x0`, `n0` and `g` of a block to its sums in registers, stages free again.
+
+    `before` and `taps` fill tables; `prefetch` asks for what the end reads.
+    """
+    w, s = g.w, g.s
+    nt = -(-g.columns // s.bn)
+    base = [str(p.c.a_walk.offset), f"img * {p.c.a_walk.dims[0]}"]
+    if w.groups > 1:
+        base.append(f"g * {p.c.a_walk.group}")
+    kind = storage(p.dtype)
+    refill = g.deepest > s.stages
+    stage = g.a_bytes + g.w_bytes
+    slot = f"(i % {s.stages}) * {stage}" if refill else f"i * {stage}"
+    unrolled = f'_Pragma("unroll") for (int i = 0; i < {s.stages}; ++i)'
+    lines = [
+        "(void)g; (void)b; (void)n0;",
+        f"const {kind}* const A = (const {kind}*){names[p.c.a]} + {' + '.join(base)};",
+        f"const char* const W = (const char*)pk + ((long long)g * {nt} + blockIdx.x % {nt}) * {g.blocks * g.w_bytes};",
+        f"const int first = blockIdx.y * {g.blocks} / {s.split}, last = (blockIdx.y + 1) * {g.blocks} / {s.split};",
+        f"auto fill_w = [&](int cb, u32 to) {{ {_fill_w(g)} }};",
+        f"{unrolled} if (first + i < last) fill_w(first + i, sb + {slot} + {g.a_bytes});",
+        before,
+        taps,
+        "__syncthreads();" if before else "",
+        _fill_a(p, g),
+        sums(p, g),
+        *prefetch,
+        "w_wait(); w_release();",
+        f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
+        "#pragma unroll 1\nfor (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
+        f"w_arrived<{s.stages - 1}>(); __syncthreads();",
+        f"multiply({slot}, {slot} + {g.a_bytes});",
+    ]
+    if refill:
+        lines.append(
+            f"__syncthreads(); if (first + i + {s.stages} < last) {{"
+            f" fill_w(first + i + {s.stages}, sb + {slot} + {g.a_bytes}); fill_a(first + i + {s.stages}, {slot}); }}"
+        )
+    if g.deepest > 1:
+        lines.append("w_commit();")
+    return [*lines, "}", "w_arrived<0>(); __syncthreads();"]
+
+
+def tap_table(g: Geometry) -> tuple[str, str]:
     """Text that copies the places of taps to shared memory, and their constants; only where a step is four taps."""
     if not g.few:
         return "", ""
@@ -422,10 +448,15 @@ def _source(p: Product, g: Geometry) -> str:
     sh, sw = c.strides
     row_step, col_step = image_steps(p)
     here = f"const int py = y0 * {sh} + iy, px = x0 * {sw} + ix;"
+
+    def below(at: str, size: int) -> str:
+        return f"(u32){at} < {size}u" if g.w.outside else f"{at} < {size}"
+
     if c.pack is None:
         most_y = (g.w.rows - 1) * sh + (c.kernel[0] - 1) * c.dilations[0] + 1
         most_x = (g.w.cols - 1) * sw + (c.kernel[1] - 1) * c.dilations[1] + 1
-        return f"{here} {{ao}} = py < {most_y} && px < {most_x} ? py * {row_step} + px * {col_step} : -1;"
+        inside = f"{below('py', most_y)} && {below('px', most_x)}"
+        return f"{here} {{ao}} = {inside} ? py * {row_step} + px * {col_step} : -1;"
     if p.borders is not None:
         top, left = p.borders
         return (
@@ -434,7 +465,8 @@ def _source(p: Product, g: Geometry) -> str:
         )
     high, broad = len(c.pack.rows), len(c.pack.cols)
     return (
-        f"{here} const int oy = py < {high} ? w_place[py] : -1, ox = px < {broad} ? w_place[{high} + px] : -1;"
+        f"{here} const int oy = {below('py', high)} ? w_place[py] : -1,"
+        f" ox = {below('px', broad)} ? w_place[{high} + px] : -1;"
         f" {{ao}} = (oy | ox) >= 0 ? oy + ox : -1;"
     )
 

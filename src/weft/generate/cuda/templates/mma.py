@@ -451,16 +451,16 @@ def finish(
         if count % s.split:
             guard = guard[:-2] + f" && x < {count}) " if guard else f"if (x < {count}) "
         return [
-            *_fold_warps(s, pitch),
+            *fold_warps(s, pitch),
             "w_cluster_sync();",
             f"for (int i = t; i < {per}; i += {s.threads}) {{ const int x = i + (int)blockIdx.y * {per}; {where}",
             f"{guard}{{ float acc[{v}];",
-            _sum_cluster(s, v, pitch),
+            sum_cluster(s, v, pitch),
             done,
             "} }",
             "w_cluster_leave();",
         ]
-    own = _sum_warps(s, v, pitch)
+    own = sum_warps(s, v, pitch)
     if s.split == 1:
         return [
             "__syncthreads();",
@@ -514,7 +514,7 @@ def finish(
     ]
 
 
-def _sum_warps(s: Sums, v: int, row: int) -> str:
+def sum_warps(s: Sums, v: int, row: int) -> str:
     """`acc` from the copies of the warps along k, in order."""
     return "\n".join(
         [
@@ -527,7 +527,7 @@ def _sum_warps(s: Sums, v: int, row: int) -> str:
     )
 
 
-def _fold_warps(s: Sums, row: int) -> list[str]:
+def fold_warps(s: Sums, row: int) -> list[str]:
     """The copies of the warps along k into the first one, in order: other blocks read only that."""
     if s.wk == 1:
         return []
@@ -543,7 +543,7 @@ def _fold_warps(s: Sums, row: int) -> list[str]:
     ]
 
 
-def _sum_cluster(s: Sums, v: int, row: int) -> str:
+def sum_cluster(s: Sums, v: int, row: int) -> str:
     """`acc` from the tiles of all blocks of the cluster, in order."""
     adds = [f"acc[4 * i + {j}] += h.{f};" for j, f in enumerate("xyzw")]
     return (

@@ -116,8 +116,8 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines.append("}")
     order = FragmentOrder(two.n, s.bn, s.bc, g.blocks, 1, g.steps, False)
     packings = (
-        _placed(pack_fragments(two, f"{entry}_pack", order), p.second_inputs, 0),
-        _placed(pack_vectors(one, f"{entry}_vectors", 8), p.first_inputs, 1),
+        placed(pack_fragments(two, f"{entry}_pack", order), p.second_inputs, 0),
+        placed(pack_vectors(one, f"{entry}_vectors", 8), p.first_inputs, 1),
     )
     text = (
         prelude()
@@ -180,7 +180,7 @@ def _arguments(
     return names, constants, parameters, tuple(pointers)
 
 
-def _placed(packing: Packing, inputs: tuple[int, ...], number: int) -> Packing:
+def placed(packing: Packing, inputs: tuple[int, ...], number: int) -> Packing:
     """A packing of one of the two, with the whole problem's inputs and its own buffer."""
 
     def moved(x: CudaArgument) -> CudaArgument:

@@ -12,7 +12,7 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
@@ -44,13 +44,13 @@ def separable(problem: Problem) -> Separable | Declined:
         return Declined("the second convolution is not 1x1")
     if any(attrs.pads_lo) or any(attrs.pads_hi):
         return Declined("padding between the convolutions")
-    above = _above(g, (between,), stop=None)
-    if convs[0] not in above or between == second:
+    before = above(g, (between,), stop=None)
+    if convs[0] not in before or between == second:
         return Declined("convolutions that do not follow each other")
-    if between in g.outputs or any(between in g.nodes[i].inputs for i in range(len(g)) if i not in {*above, second}):
+    if between in g.outputs or any(between in g.nodes[i].inputs for i in range(len(g)) if i not in {*before, second}):
         return Declined("a value between the convolutions that others read")
-    one, first_inputs = _part(problem, (between,), None)
-    two, second_inputs = _part(problem, g.outputs, between)
+    one, first_inputs = part(problem, (between,), None)
+    two, second_inputs = part(problem, g.outputs, between)
     p1, p2 = product(one), product(two)
     for p in (p1, p2):
         if isinstance(p, Declined):
@@ -83,7 +83,7 @@ def _refuse(s: Separable) -> Declined | None:
     return None
 
 
-def _above(g: Graph, ends: Iterable[NodeId], stop: NodeId | None) -> set[NodeId]:
+def above(g: Graph, ends: Iterable[NodeId], stop: NodeId | None) -> set[NodeId]:
     """Nodes that some depend on, themselves included; nothing above `stop`."""
     found: set[NodeId] = set()
     waiting = list(ends)
@@ -95,8 +95,13 @@ def _above(g: Graph, ends: Iterable[NodeId], stop: NodeId | None) -> set[NodeId]
     return found
 
 
-def _part(problem: Problem, outputs: tuple[NodeId, ...], cut: NodeId | None) -> tuple[Problem, tuple[int, ...]]:
-    """The problem of some outputs, with `cut` as its input 0; per input its position in the whole, -1 for `cut`."""
+def part(
+    problem: Problem, outputs: tuple[NodeId, ...], cut: NodeId | None, *, as_product: bool = False
+) -> tuple[Problem, tuple[int, ...]]:
+    """The problem of some outputs, with `cut` as its input 0; per input its position in the whole, -1 for `cut`.
+
+    `as_product`: what depends on `cut`, an image, is written as if that were a 1x1 convolution of input 0 by input 1.
+    """
     g = problem.graph
     b = GraphBuilder()
     where: dict[NodeId, NodeId] = {}
@@ -106,7 +111,14 @@ def _part(problem: Problem, outputs: tuple[NodeId, ...], cut: NodeId | None) -> 
         where[cut] = b.input(g.type_of(cut))
         formats.append(Format.LAST)
         inputs.append(-1)
-    for at in sorted(_above(g, outputs, cut)):
+        if as_product:
+            image = g.type_of(cut)
+            weight = b.input(TensorType(image.dtype, (image.shape[1], image.shape[1], 1, 1)), is_weight=True)
+            attrs = a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1)
+            where[cut] = b.add(Prim.CONV, where[cut], weight, attrs=attrs)
+            formats.append(Format.ROW)
+            inputs.append(-1)
+    for at in sorted(above(g, outputs, cut)):
         node = g.nodes[at]
         if at in where:
             continue

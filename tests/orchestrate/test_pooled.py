@@ -1,0 +1,80 @@
+"""Convolutions with pools as one candidate: where it is offered, and where not; what it is estimated to cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.generate.cuda.products import LAST, ROW, convolution, pooled_convolution
+from tests.generate.cuda.test_templates import H200
+
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.pooled_match import Pooled, pooled
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, bits
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.kernels.candidate import Candidate, Problem
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
+from weft.orchestrate.extract import extract
+from weft.orchestrate.legality import EnumerationLimits
+
+WITH = EnumerationLimits(attention=True)
+
+
+def fused(graph: Graph, limits: EnumerationLimits = WITH) -> list[Candidate]:
+    found = enumerate_candidates(graph, limits).candidates
+    kinds = {Category.LINEAR, Category.WINDOW}
+    return [c for c in found if kinds <= {CATEGORY[graph.nodes[m].prim] for m in bits(c.members)}]
+
+
+def extracted(graph: Graph, candidate: Candidate) -> Problem:
+    formats = tuple(LAST if graph.nodes[v].prim is Prim.INPUT else ROW for v in candidate.inputs)
+    return extract(graph, candidate, formats, (LAST,)).problem
+
+
+def test_a_convolution_and_its_pool_are_one_candidate_and_a_problem_of_the_template():
+    graph = pooled_convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True, behind=True, constants=True).graph
+    (found,) = fused(graph)
+    assert Counter(graph.nodes[m].prim for m in bits(found.members)) == Counter(
+        {Prim.CONV: 1, Prim.ADD: 4, Prim.MAX: 2, Prim.WINDOW_MAX: 1}
+    )
+    assert found.outputs == graph.outputs
+    assert isinstance(pooled(extracted(graph, found)), Pooled)
+
+
+def test_averages_hold_the_casts_around_them():
+    graph = pooled_convolution(1, 16, 9, 9, 24, 3, 1, 1, mean=True, constants=True).graph
+    (found,) = fused(graph)
+    assert sum(graph.nodes[m].prim is Prim.CAST for m in bits(found.members)) == 2
+    assert isinstance(pooled(extracted(graph, found)), Pooled)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pooled_convolution(1, 32, 9, 9, 24, 3, 1, 1, shared=True).graph,
+        pooled_convolution(1, 32, 9, 9, 32, 3, 1, 1, groups=4).graph,
+        pooled_convolution(1, 32, 9, 9, 24, 1).graph,
+        convolution(1, 32, 9, 9, 24, 3, 1, 1).graph,
+    ],
+    ids=["read by others", "groups", "1x1", "no pool"],
+)
+def test_where_it_is_not_offered(graph: Graph):
+    assert fused(graph) == []
+
+
+def test_not_without_the_limit():
+    assert fused(pooled_convolution(1, 32, 9, 9, 24, 3, 1, 1).graph, EnumerationLimits()) == []
+
+
+def test_the_estimate_knows_what_is_computed_twice():
+    """Where windows overlap, a tile computes its border again, not each place of each window."""
+    apart = pooled_convolution(16, 64, 113, 113, 64, 3, 1, 1, pool=(2, 2, 0))
+    over = pooled_convolution(16, 64, 113, 113, 64, 3, 1, 1, pool=(3, 2, 0))
+    first, second = gpu_estimate_us(apart, H200), gpu_estimate_us(over, H200)
+    assert first < second < 1.3 * first
+    for problem, us in ((apart, first), (over, second)):
+        found = templates.schedules(problem, H200)
+        assert not isinstance(found, Declined)
+        assert gpu_lower_bound_us(problem, H200) < us
