@@ -1,6 +1,6 @@
 """Generated CUDA kernels under compute-sanitizer: memcheck and racecheck over a dozen and more, one launch each.
 
-    python -m tools.sanitize [--tools memcheck,racecheck] [--seconds 240]
+    python -m tools.sanitize [--tools memcheck,racecheck] [--seconds 240] [--only LABEL...]
 
 Each tool runs this program with `--launch`: kernels are written, compiled, bound and launched as an executable does it,
 in buffers of exactly their size, without a framework. The last launch is a planted fault that the tool must find;
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.sanitize_products import products
 from weft.device.cuda.driver import Module, primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -36,7 +37,7 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
+from weft.ir.types import DType, TensorType, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Schedule
@@ -151,6 +152,7 @@ def cases() -> Mapping[str, tuple[Problem, Schedule | None]]:
         "convolution 1x1": (convolution(96, 9, 200, 1), None),
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
+        **products(),
     }
 
 
@@ -164,10 +166,15 @@ def unlike(schedules: Sequence[Schedule], most: int) -> list[Schedule]:
     return list(found.values())[:most]
 
 
-def sources(facts: GpuFacts, most: int = 4) -> Iterator[tuple[str, Problem, CudaSource]]:
-    """Label, problem and kernel of everything that is launched; SystemExit where nothing is written for a case."""
+def sources(facts: GpuFacts, only: Sequence[str] = (), most: int = 4) -> Iterator[tuple[str, Problem, CudaSource]]:
+    """Label, problem and kernel of everything that is launched; SystemExit where nothing is written for a case.
+
+    `only`: labels begin with one of these.
+    """
     maker = CudaGenerator()
     for label, (made, schedule) in cases().items():
+        if only and not label.startswith(tuple(only)):
+            continue
         chosen = [schedule] if schedule else maker.schedules(made, facts)
         if isinstance(chosen, Declined):
             sys.exit(f"tools.sanitize: {label}: {chosen.reason}")
@@ -180,6 +187,8 @@ def sources(facts: GpuFacts, most: int = 4) -> Iterator[tuple[str, Problem, Cuda
 
 def values(t: TensorType, chance: np.random.Generator) -> bytes:
     """Random content; integers are small enough to be indices."""
+    if t.dtype.is_held:
+        return to_bits(chance.normal(size=t.shape).astype(np.float32), t.dtype).tobytes()
     if t.dtype.is_float:
         return chance.normal(size=t.shape).astype(t.dtype.numpy).tobytes()
     return chance.integers(0, 30, size=t.shape).astype(t.dtype.numpy).tobytes()
@@ -210,7 +219,7 @@ def launch(made: Problem, source: CudaSource, path: Path, stream: Stream) -> Non
         stream.synchronise()
 
 
-def launch_all(report: Path) -> None:
+def launch_all(report: Path, only: Sequence[str] = ()) -> None:
     """What a tool watches: every kernel once, then the planted fault; `report` says what was launched."""
     nvrtc = find_nvrtc()
     if not isinstance(nvrtc, Nvrtc):
@@ -219,7 +228,7 @@ def launch_all(report: Path) -> None:
     with primary_context():
         facts = gpu_facts(None, calibrate=False)
         stream = Stream()
-        for label, made, source in sources(facts):
+        for label, made, source in sources(facts, only):
             compiled = nvrtc.compile(
                 source.text, arch=facts.arch, flags=source.flags, max_registers=source.max_registers
             )
@@ -256,12 +265,14 @@ def findings(log: str, entries: Mapping[str, Sequence[str]]) -> Counter[str]:
     return found
 
 
-def watch(tool: str, program: str, seconds: float) -> tuple[dict[str, list[str]], Counter[str], str]:
+def watch(
+    tool: str, program: str, seconds: float, only: Sequence[str] = ()
+) -> tuple[dict[str, list[str]], Counter[str], str]:
     """What was launched under a tool, its findings, and why it did not run to the end (empty: it did)."""
     with tempfile.TemporaryDirectory(prefix="weft-sanitize-") as folder:
         report, log = Path(folder) / "launched.json", Path(folder) / "log.txt"
         command = [program, "--tool", tool, "--log-file", str(log), "--print-limit", "1000", sys.executable, "-m",
-                   "tools.sanitize", "--launch", str(report)]  # fmt: skip
+                   "tools.sanitize", "--launch", str(report), "--only", *only]  # fmt: skip
         said, why = Path(folder) / "said.txt", ""
         with said.open("wb") as file:
             process = subprocess.Popen(
@@ -285,17 +296,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--seconds", type=float, default=240.0, help="for each tool")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose labels begin so")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.launch is not None:
-        launch_all(given.launch)
+        launch_all(given.launch, given.only)
         return
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if program is None:
         print("tools.sanitize: compute-sanitizer is not installed (it comes with the CUDA toolkit)", file=sys.stderr)
         sys.exit(2)
     names = [t for t in given.tools.split(",") if t]
-    results = {tool: watch(tool, program, given.seconds) for tool in names}
+    results = {tool: watch(tool, program, given.seconds, given.only) for tool in names}
     status = print_table(results)
     sys.exit(status)
 

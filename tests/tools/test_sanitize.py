@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tools.sanitize import PLANTED, PLANTED_TEXT, cases, findings, print_table, sources
 
 from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.ir.types import DType, TensorType
 
 LOG = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ write of size 4 bytes
@@ -73,6 +75,26 @@ def test_every_kernel_is_written_and_compiles(tmp_path: Path) -> None:
     entries = [source.entry for _, _, source in found]
     assert len(set(entries)) == len(entries) >= 24
     templates = {dict(source.schedule.params).get("template") for _, _, source in found}
-    assert templates >= {None, "mma", "wgmma", "simt", "gemv", "halo", "depthwise"}
+    assert templates >= {None, "mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "attention", "attention_tma"}
     for text, flags in [(PLANTED_TEXT, ()), *((s.text, s.flags) for _, _, s in found[::6])]:
         assert Path(nvrtc.compile(text, arch="sm_90a", flags=flags, cache_dir=tmp_path).path).is_file()
+
+
+def test_products_are_launched_in_every_way_that_their_blocks_work_together() -> None:
+    found = {label: dict(source.schedule.params) for label, _, source in sources(GpuFacts(), ["gemm"])}
+    assert all(label.startswith("gemm") for label in found)
+    assert len(found) >= 18
+    tma = [p for p in found.values() if p["template"] == "tma"]
+    assert {int(p.get("pair", 0)) for p in tma} >= {0, 1, 3, 4}
+    for name in ("even", "turns"):
+        assert any(p.get(name) is True for p in tma)
+    assert any(int(p["split"]) > 1 for p in tma) and any(int(p.get("apart", 0)) for p in tma)
+    assert {(int(p["split"]) > 1, p["cluster"]) for p in found.values() if p["template"] == "mma"} >= {
+        (True, True), (True, False), (False, False),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F8E4M3, DType.I8, DType.F16])
+def test_values_fill_their_buffers(dtype: DType) -> None:
+    t = TensorType(dtype, (7, 5))
+    assert len(sanitize.values(t, np.random.default_rng(0))) == t.nbytes
