@@ -15,7 +15,7 @@ export PYTHONPATH := src:.
 RUN := $(PY) -m
 BASE ?= HEAD
 
-.PHONY: demo test check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
+.PHONY: demo test kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
 
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
@@ -24,7 +24,11 @@ demo: $(READY)
 	$(PY) -m benchmarks.demo
 
 test: $(READY)
-	$(RUN) pytest -m "not gpu and not multigpu" -n 2 --dist worksteal
+	$(RUN) pytest -m "not gpu and not multigpu and not whole" -n 2 --dist worksteal
+
+# every kernel of the ten networks' plans for a GPU, compiled for sm_80 and sm_90a; needs no GPU, takes minutes
+kernels: $(READY)
+	$(RUN) pytest tests/generate/cuda/test_networks.py -n 2 --dist worksteal --durations=10
 
 check: $(READY)
 	$(RUN) ruff check src tests benchmarks tools

@@ -201,6 +201,12 @@ def test_a_damaged_plan(run: Weft, saved: Path, tmp_path: Path) -> None:
     for plan in (tmp_path / "bad.weft", tmp_path / "missing.weft"):
         done = run("run", plan)
         assert done.code == 3 and "[W401]" in done.err
+    assert "missing.weft: does not exist" in done.err
+
+
+def test_a_model_is_no_plan(run: Weft, model: Path) -> None:
+    done = run("trace", model, "-o", model.parent / "trace.json")
+    assert done.code == 3 and "is no readable plan" in done.err and "weft compile model.onnx" in done.err
 
 
 # ---------------------------------------------------------------- bench, fission, check

@@ -255,8 +255,11 @@ def _read(path: Path) -> tuple[dict[str, bytes], Mapping[str, Json], str]:
             if set(listed) != set(names) - {"manifest.json"}:
                 raise _refuse(path, "does not hold what its manifest lists")
             members = {name: archive.read(name) for name in listed}
+    except FileNotFoundError:
+        raise _refuse(path, "does not exist", "check the path") from None
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError) as error:
-        raise _refuse(path, f"is no readable plan ({type(error).__name__})", "check the path") from None
+        remedy = "check the path: `weft compile model.onnx -o NAME` writes plans"
+        raise _refuse(path, f"is no readable plan ({type(error).__name__})", remedy) from None
     for name, data in members.items():
         if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
             raise _refuse(path, "is damaged: a member differs from its digest", "save or copy the file again")
