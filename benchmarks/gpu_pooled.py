@@ -1,0 +1,326 @@
+"""Convolution, ReLU and pool in one kernel against the two best kernels, in f16 on an NVIDIA GPU.
+
+    python -m benchmarks.gpu_pooled [--batch 1,16] [--first K] [--seconds S] [--only TEXT] [--out FILE] [--dry]
+
+The pairs are those of VGG-16, ResNet-50 and Inception-v3. Fused: each of the first K schedules. Two kernels: the
+fastest of the first K of the convolution (alone), or cuDNN's with bias and ReLU, then the fastest of the pool; timed
+one behind the other in a CUDA graph, so that the pool finds in the L2 cache what the convolution left there. Also
+torch's own two. Every kernel is compared with float64 on normal data first. A time is the median over replays of a
+graph of launches that read copies of the weights in turn, after the L2 cache was emptied. `--dry` compiles the kernels
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.gpu_conv import Bench, Conv, _layer
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.fission.pool import max_pool
+from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda.generator import CudaGenerator
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
+
+LAUNCHES = 10
+ROTATED_BYTES = 160 << 20
+TOLERANCE = 4e-3
+"""Of the root mean square: f16 rounds to 5e-4."""
+PATIENCE_S = 20
+"""A case that takes longer ends the run: a kernel hangs."""
+LAST, ROW, F16 = Format.LAST, Format.ROW, DType.F16
+
+
+class Case(NamedTuple):
+    """A convolution and the pool behind it: size, stride and padding."""
+
+    conv: Conv
+    pool: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        c, (size, stride, pad) = self.conv, self.pool
+        return f"{c.ic}x{c.h} -> {c.oc} {c.kernel[0]}x{c.kernel[0]}/{c.strides[0]}, {size}x{size}/{stride} pad {pad}"
+
+
+def cases(batch: int) -> dict[str, Case]:
+    """By network."""
+
+    def conv(ic: int, size: int, oc: int, kernel: int = 3, stride: int = 1, pad: int = 1) -> Conv:
+        return Conv(batch, ic, size, size, oc, (kernel,) * 2, (stride,) * 2, (pad,) * 2, (1, 1), 1, True, "relu")  # type: ignore[arg-type]
+
+    vgg = [(64, 224, 64), (128, 112, 128), (256, 56, 256), (512, 28, 512), (512, 14, 512)]
+    found = {f"vgg16 {i + 1}": Case(conv(*x), (2, 2, 0)) for i, x in enumerate(vgg)}
+    found["resnet50 stem"] = Case(conv(3, 224, 64, 7, 2, 3), (3, 2, 1))
+    found["inception_v3 1"] = Case(conv(32, 147, 64), (3, 2, 0))
+    found["inception_v3 2"] = Case(conv(80, 73, 192, 3, 1, 0), (3, 2, 0))
+    return found
+
+
+def problem_of(case: Case, *, conv: bool, pool: bool) -> Problem:
+    """Both, or one of the two."""
+    c = case.conv
+    b = GraphBuilder()
+    size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip((c.h, c.w), c.pads, c.kernel, c.strides, strict=True)]
+    y = b.input(TensorType(F16, (c.n, c.ic, c.h, c.w) if conv else (c.n, c.oc, size[0], size[1])))
+    formats = [LAST]
+    if conv:
+        y = _layer(b, y, c, formats)
+    if pool:
+        k, s, p = case.pool
+        found = max_pool(b, y, kernel=(k, k), strides=(s, s), pads_lo=(p, p), pads_hi=(p, p))
+        assert not isinstance(found, Declined), found.reason
+        y = found
+    graph = b.build([y])
+    return Problem(graph, f"{graph} {case}", tuple(formats), (LAST,))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel with its place among the schedules."""
+
+    rank: int
+    source: CudaSource
+    cubin: CompiledCubin
+
+
+def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource]:
+    """Kernels of the first schedules."""
+    generator = CudaGenerator()
+    found = generator.schedules(problem, facts)
+    if isinstance(found, Declined):
+        print(f"declined: {found.reason}", flush=True)
+        return []
+    sources = (generator.emit(problem, s) for s in found[:first])
+    return [s for s in sources if isinstance(s, CudaSource)]
+
+
+def compiled(nvrtc: Nvrtc, arch: str, sources: list[CudaSource], threads: int) -> list[Kernel]:
+    """Those that the compiler takes without spills."""
+    kernels = []
+    jobs = [CompileJob(s.text, arch, s.flags) for s in sources]
+    for rank, (s, r) in enumerate(zip(sources, nvrtc.compile_many(jobs, threads=threads), strict=True)):
+        own = [r.of(x.entry) for x in s.launches] if isinstance(r, CompiledCubin) else []
+        if not isinstance(r, CompiledCubin) or r.warnings or any(x.spill_stores + x.stack_bytes for x in own):
+            print(
+                f"refused: {s.schedule} {r if not isinstance(r, CompiledCubin) else (r.warnings, own)}"[:400],
+                flush=True,
+            )
+        else:
+            kernels.append(Kernel(rank, s, r))
+    return kernels
+
+
+Launches = list[Callable[[], object]]
+
+
+class Data:
+    """Operands of a case on the device, and its result in float64 of the first and the last image."""
+
+    def __init__(self, case: Case) -> None:
+        c, self.case = case.conv, case
+        generator = torch.Generator(device="cuda").manual_seed(7)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cuda")
+
+        self.x = normal(c.n, c.ic, c.h, c.w).half().contiguous(memory_format=torch.channels_last)
+        self.w = (normal(c.oc, c.ic, *c.kernel) * (c.ic * math.prod(c.kernel)) ** -0.5).half()
+        self.bias = (normal(c.oc) - 1).half()
+        self.some = sorted({0, c.n - 1})
+        with torch.backends.cudnn.flags(enabled=False):  # it would try each of its slow algorithms of float64
+            y = F.conv2d(self.x[self.some].double(), self.w.double(), self.bias.double(), c.strides, c.pads)
+        self.between = F.relu(y)
+        self.exact = F.max_pool2d(self.between, *case.pool)
+        self.copies = max(1, min(LAUNCHES, ROTATED_BYTES // self.w.nbytes))
+
+    def error(self, y: torch.Tensor, exact: torch.Tensor) -> float:
+        """Root mean square of the difference over that of the exact result."""
+        return float((y[self.some].double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+    def empty(self, exact: torch.Tensor) -> torch.Tensor:
+        """A result, poisoned."""
+        shape = (self.case.conv.n, *exact.shape[1:])
+        return torch.full(shape, math.nan, dtype=torch.half, device="cuda").contiguous(
+            memory_format=torch.channels_last
+        )
+
+    def bound(self, k: Kernel, inputs: list[torch.Tensor], out: torch.Tensor) -> Launches:
+        """Launches that read copies of the packed weights in turn."""
+        s = k.source
+        bound = BoundCuda(s, k.cubin.path)
+        at = [x.data_ptr() for x in inputs]
+        stream = torch.cuda.current_stream().cuda_stream
+        work = torch.empty(max(s.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+        state = torch.zeros(max(s.state_bytes, 1), dtype=torch.uint8, device="cuda")
+        ready = []
+        for _ in range(self.copies if s.packed_bytes else 1):
+            packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in s.packed_bytes]
+            if packed:
+                bound.pack([0, *at[1:]], [x.data_ptr() for x in packed], stream)
+            ready.append(
+                (
+                    bound.prepare(
+                        Addresses(
+                            at, [out.data_ptr()], [x.data_ptr() for x in packed], work.data_ptr(), state.data_ptr()
+                        )
+                    ),
+                    (packed, inputs, out, work, state),
+                )
+            )
+        return [
+            lambda i=i: ready[i % len(ready)][0](torch.cuda.current_stream().cuda_stream)  # type: ignore[misc]
+            for i in range(LAUNCHES)
+        ]
+
+
+def best(
+    bench: Bench, data: Data, kernels: Iterable[Kernel], inputs: list[torch.Tensor], exact: torch.Tensor
+) -> tuple[float, Kernel | None, list[str]]:
+    """The fastest right kernel, and what each took."""
+    found: tuple[float, Kernel | None] = (math.inf, None)
+    tried = []
+    for k in kernels:
+        out = data.empty(exact)
+        launches = data.bound(k, inputs, out)
+        launches[0]()
+        torch.cuda.synchronize()
+        wrong = data.error(out, exact)
+        if not wrong <= TOLERANCE:
+            tried.append(f"WRONG {wrong:.3g} {k.source.schedule}")
+            continue
+        us = bench.median_us(launches)
+        tried.append(f"{us:.2f} {k.source.schedule}")
+        if us < found[0]:
+            found = us, k
+    return *found, tried
+
+
+def measured(bench: Bench, case: Case, kernels: dict[str, list[Kernel]]) -> dict[str, object]:
+    """One case: microseconds of each way."""
+    data = Data(case)
+    c = case.conv
+    operands = [data.x, data.w, data.bias]
+    fused_us, fused, tried = best(bench, data, kernels["fused"], operands, data.exact)
+    conv_us, conv, tried_conv = best(bench, data, kernels["conv"], operands, data.between)
+    copies = [data.w.contiguous(memory_format=torch.channels_last).clone() for _ in range(data.copies)]
+
+    def cudnn(i: int) -> torch.Tensor:
+        w = copies[i % len(copies)]
+        return torch.cudnn_convolution_relu(data.x, w, data.bias, c.strides, c.pads, c.dilations, 1)
+
+    middle = data.empty(data.between)
+    middle.copy_(cudnn(0))
+    pool_us, pool, tried_pool = best(bench, data, kernels["pool"], [middle], data.exact)
+    ways: dict[str, Launches] = {"torch": [lambda i=i: F.max_pool2d(cudnn(i), *case.pool) for i in range(LAUNCHES)]}  # type: ignore[misc]
+    if pool is not None:
+        out = data.empty(data.exact)
+        behind = data.bound(pool, [middle], out)
+
+        def mixed(i: int) -> None:
+            result = cudnn(i)
+            behind[i]()
+            del result
+
+        ways["cudnn + pool"] = [lambda i=i: mixed(i) for i in range(LAUNCHES)]  # type: ignore[misc]
+        if conv is not None:
+            own = data.bound(conv, operands, middle)
+            ways["two"] = [x for pair in zip(own, behind, strict=True) for x in pair]
+    for launches in ways.values():
+        launches[0]()
+    times = {k: bench.median_us(v) * (2 if k == "two" else 1) for k, v in ways.items()}
+    two = min((v for k, v in times.items() if k != "torch"), default=math.inf)
+    return {
+        "case": str(case), "batch": c.n, "fused_us": fused_us, "conv_us": conv_us, "pool_us": pool_us,
+        **{f"{k}_us": v for k, v in times.items()}, "saved": two / fused_us,
+        "fused": str(fused.source.schedule) if fused else None, "conv": str(conv.source.schedule) if conv else None,
+        "pool": str(pool.source.schedule) if pool else None,
+        "tried": tried, "tried_conv": tried_conv, "tried_pool": tried_pool,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run; 0 when every kernel was right."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--batch", default="1,16")
+    parser.add_argument("--first", type=int, default=6, help="schedules of each (6)")
+    parser.add_argument("--seconds", type=float, default=50.0, help="when to begin no further case (50)")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--threads", type=int, default=14, help="of the compiler (14)")
+    parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a and sm_80")
+    args = parser.parse_args()
+    end = time.perf_counter() + args.seconds
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 2
+    facts = GpuFacts() if args.dry else gpu_facts(None, calibrate=False)
+    arch = "sm_90a" if args.dry else facts.arch
+    work = [
+        (name, case)
+        for batch in map(int, args.batch.split(","))
+        for name, case in cases(batch).items()
+        if args.only in name
+    ]
+
+    def prepared(item: tuple[str, Case]) -> dict[str, list[Kernel]]:
+        if time.perf_counter() > end:
+            return {}
+        parts = {"fused": (True, True), "conv": (True, False), "pool": (False, True)}
+        sources = {
+            k: written(problem_of(item[1], conv=conv, pool=pool), facts, args.first if conv else 3)
+            for k, (conv, pool) in parts.items()
+        }
+        return {k: compiled(nvrtc, arch, v, args.threads) for k, v in sources.items()}
+
+    if args.dry:
+        for item in work:
+            print(item[0], item[1].conv.n, {k: len(v) for k, v in prepared(item).items()}, flush=True)
+        return 0
+    torch.backends.cudnn.benchmark = True
+    torch.zeros(1, device="cuda")
+    bench, bad = Bench(), False
+    head = f"{'':16}{'batch':>6}{'fused':>9}{'two':>9}{'conv':>9}{'pool':>8}{'cudnn+p':>9}{'torch':>9}{'saved':>7}"
+    print(head, flush=True)
+    with torch.inference_mode(), ThreadPoolExecutor(2) as ahead:
+        for (name, case), kernels in zip(work, ahead.map(prepared, work), strict=True):
+            if not kernels or time.perf_counter() > end:
+                continue
+            signal.alarm(PATIENCE_S)
+            line = measured(bench, case, kernels)
+            signal.alarm(0)
+            tried = [*line["tried"], *line["tried_conv"], *line["tried_pool"]]  # type: ignore[misc]
+            wrong = [x for x in tried if x.startswith("WRONG")]
+            bad |= bool(wrong)
+            keys = ("fused_us", "two_us", "conv_us", "pool_us", "cudnn + pool_us", "torch_us")
+            numbers = "".join(f"{line.get(k, math.nan):{w}.2f}" for k, w in zip(keys, (9, 9, 9, 8, 9, 9), strict=True))
+            print(f"{name:16}{case.conv.n:6}{numbers}{line['saved']:7.2f}  {line['fused']}", flush=True)
+            print(f"    conv {line['conv']}; fused in order {[x.split()[0] for x in line['tried']]}", flush=True)  # type: ignore[attr-defined]
+            for x in wrong:
+                print(f"    {x}", flush=True)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps({"name": name, **line}) + "\n")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
