@@ -24,7 +24,7 @@ __all__ = ["Compiled", "Options", "UserError", "WeftError", "compile", "load"]
 _HOME = {
     "Compiled": "weft.api",
     "compile": "weft.api",
-    "load": "weft.api",
+    "load": "weft.runtime.loaded",
     "Options": "weft.options",
     "UserError": "weft.errors",
     "WeftError": "weft.errors",

@@ -29,6 +29,7 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
+from weft.runtime.loaded import Loaded, load
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
@@ -117,19 +118,6 @@ class Compiled:
             Path(path).write_text(render(self.record), encoding="utf-8")
         except OSError as error:
             raise ArtifactError(problem=f"{path}: {error.strerror}", remedy="choose another place") from None
-
-
-@final
-class Loaded:
-    """A saved plan: callable like `Compiled`, for the shapes it was saved with."""
-
-    def __init__(self, executable: AnyExecutable) -> None:
-        self.executable = executable
-
-    def __call__(self, *inputs: torch.Tensor) -> Output:
-        """Run the model; InputError for tensors of other shapes or types [W011]."""
-        outputs = self.executable(*inputs)
-        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _shapes_of(executable: AnyExecutable) -> tuple[object, ...]:
@@ -266,16 +254,6 @@ def flat(result: object) -> list[torch.Tensor]:
 
     leaves = _pytree.tree_leaves(result)
     return [x for x in leaves if isinstance(x, torch.Tensor)]
-
-
-def load(path: str | os.PathLike[str], *, trust: str | None = None, options: Options | None = None) -> Loaded:
-    """Load a saved plan. Native code in it runs only if this user saved it or `trust` is its digest.
-
-    Raises:
-        ArtifactError: damaged, of another version, or not trusted [W401].
-    """
-    options = options or Options()
-    return Loaded(artifact.load(Path(path), trust=trust, cache_dir=options.cache, threads=options.threads))
 
 
 __all__ = ["Compiled", "Loaded", "UserError", "compile", "load"]
