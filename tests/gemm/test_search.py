@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
+from tests.gemm.crossed import crossed, spread
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -181,22 +182,26 @@ def test_what_the_compiler_refuses_and_what_spills_is_refused(nvrtc: Nvrtc) -> N
     assert "spilled" in refusal(replace(made, resources=spilling), source, H200)
 
 
-def test_a_spread_of_layouts_types_sizes_and_epilogues_compiles_for_both(nvrtc: Nvrtc) -> None:
-    texts = ("none", "bias_gelu", "silu(acc * 0.5 + row) + residual", "bias_gate", "bias_residual_relu")
-    dtypes = (DType.F16, DType.F32, DType.BF16)
+def test_every_pair_of_layout_type_epilogue_and_odd_size_compiles_for_both(nvrtc: Nvrtc) -> None:
     jobs, sources = [], []
-    for number, (m, n, k) in enumerate(ODD[:5]):
-        g = Gemm(m, n, k, 5000, layout=LAYOUTS[number % 4], dtype=dtypes[number % 3], epilogue=epilogue(texts[number]))
-        problem = g.problem()
+    for number, x in enumerate(spread()):
         for facts in (H200, profile("a100")):
-            few = pruned(problem, facts, feasible(g, problem, facts), 4)
-            source = templates.emit(problem, few[number % len(few)][1])
-            assert isinstance(source, CudaSource)
+            made = x.kernels(facts, 4)
+            source = made[number % len(made)]
             jobs.append(CompileJob(source.text, facts.arch, source.flags, source.max_registers))
-            sources.append((source, facts))
-    for made, (source, facts) in zip(nvrtc.compile_many(jobs, threads=2), sources, strict=True):
-        assert isinstance(made, CompiledCubin)
-        assert refusal(made, source, facts) == "", source.schedule
+            sources.append((x, source, facts))
+    found = {dict(source.schedule.params)["template"] for _, source, _ in sources}
+    assert found >= {"tma", "wgmma", "mma", "simt", "gemv"}
+    for cubin, (x, source, facts) in zip(nvrtc.compile_many(jobs, threads=2), sources, strict=True):
+        assert isinstance(cubin, CompiledCubin), x
+        assert refusal(cubin, source, facts) == "", (x, source.schedule)
+
+
+def test_the_few_hold_every_pair() -> None:
+    assert len(crossed()) == len(set(crossed())) == 6 * 4 * (4 * 4 + 2 * 2)
+    assert len(spread()) <= 40
+    assert {(x.kind, x.layout) for x in spread()} == {(x.kind, x.layout) for x in crossed()}
+    assert {(x.epilogue, x.size) for x in spread()} == {(x.epilogue, x.size) for x in crossed()}
 
 
 def test_found_is_told_by_its_schedule() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu_gemm_lt import build, kernels_of
+from tests.gemm.crossed import KINDS, crossed
 
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc
 from weft.gemm.epilogue import epilogue
+from weft.gemm.race import Race
 from weft.gemm.spec import LAYOUTS, Gemm
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
@@ -47,7 +49,6 @@ def wrong(
 ) -> list[tuple[str, str, str]]:
     """What every contender of every product got wrong; kernels that the gate refuses are left out."""
     from weft.device.cuda.cublaslt import CublasLt, find_cublaslt
-    from weft.gemm.race import Race
 
     kernels = [kernels_of(g, facts, most) for g in problems]
     with ThreadPoolExecutor() as pool:
@@ -86,6 +87,26 @@ def test_every_epilogue(dtype: str, tools: tuple[GpuFacts, Nvrtc], tmp_path: Pat
         for text in EPILOGUES
     ]
     assert not wrong(problems, *tools, tmp_path, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layout_epilogue_and_odd_size(kind: str, tools: tuple[GpuFacts, Nvrtc], tmp_path: Path) -> None:
+    """With `KINDS` every combination; kernels of two templates each."""
+    facts, nvrtc = tools
+    cases = [x for x in crossed() if x.kind == kind]
+    assert len(cases) >= 48
+    facts = cases[0].facts(facts)
+    kernels = [x.kernels(facts, 2) for x in cases]
+    with ThreadPoolExecutor() as pool:
+        built = list(pool.map(lambda ks: [build(k, facts, nvrtc, tmp_path) for k in ks], kernels))
+    refused = []
+    for x, own, cubins in zip(cases, kernels, built, strict=True):
+        race = Race(x.gemm, 1, tf32=facts.tf32)
+        for source, made in zip(own, cubins, strict=True):
+            assert isinstance(made, CompiledCubin), (x, source.schedule, made)
+            race._verify(race.add_kernel(str(source.schedule), source, str(made.path)))
+        refused += [(x, c.name, c.refused) for c in race.contenders if c.refused]
+    assert not refused
 
 
 def test_a_constant_operand_is_packed(tools: tuple[GpuFacts, Nvrtc], tmp_path: Path) -> None:
