@@ -84,6 +84,14 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         convolution(1, 128, 9, 16, 40, (2, 5), 1, 2),
         pixels(64, 64, (1, 8, 8), fields=2, split=2, unit=5),
     ),
+    "field, one stage for each": (
+        convolution(2, 256, 7, 8, 40, (1, 3), 1, 1),
+        pixels(64, 64, (1, 8, 8), fields=2, stages=3, unit=3),
+    ),
+    "field, one stage for each, in turn": (
+        convolution(2, 192, 7, 8, 40, (1, 3), 1, 1, dtype=BF16),
+        pixels(64, 64, (1, 8, 8), fields=2, groups=2, turns=True, blocks=2, stages=4, unit=3),
+    ),
     "field, two blocks of channels": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
         pixels(128, 64, (1, 12, 8), fields=2, groups=2, blocks=3),

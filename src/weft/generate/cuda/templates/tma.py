@@ -471,6 +471,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
     row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
     a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
     taps, f = _rounds(p, s), s.fields
+    before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
@@ -502,7 +503,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
         f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ({walk.last}){at_both});",
-        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));" if f else "",
     ]
     stages = [
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
