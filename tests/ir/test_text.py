@@ -106,6 +106,19 @@ def test_large_constants_stand_by_digest() -> None:
         parse_graph(text, wrong)
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_the_line_of_a_damaged_constant_is_named(damaged: int) -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (2, 100)))
+    graph = b.build([x, *(b.constant(np.full(100_000 + k, k, np.float32)) for k in range(3))])
+    data = dict(graph.constants)
+    digest = list(data)[damaged]
+    data[digest] = data[digest].copy()
+    data[digest][-1] += 1
+    with pytest.raises(ModelError, match=rf"line {4 + damaged}: the data of constant '{digest[:16]}'… are not those"):
+        parse_graph(print_graph(graph), data)
+
+
 def test_opaque_reason_is_kept_with_origins() -> None:
     graph = GRAPHS["opaque"]()
     parsed = parse_graph(print_graph(graph, origins=True), graph.constants)

@@ -26,7 +26,7 @@ import numpy as np
 
 from weft.errors import InvalidGraphError, ModelError
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, Node, NodeId, Origin, OriginParam, digest_of
+from weft.ir.graph import Graph, Node, NodeId, Origin, OriginParam, digest_of, digests_of
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, infer
 from weft.ir.types import Array, DType, TensorType, round_held
@@ -287,11 +287,25 @@ def _read_constant(given: dict[str, str], type: TensorType, data: Mapping[str, A
     if digest not in data:
         raise _MalformedError(f"the data of constant {digest[:16]!r}… are missing")
     found = data[digest]
-    if found.shape != type.shape or found.dtype != type.dtype.numpy or digest_of(type.dtype, found) != digest:
-        raise _MalformedError(f"the data of constant {digest[:16]!r}… are not those of its digest")
+    if found.shape != type.shape or found.dtype != type.dtype.numpy:
+        raise _foreign(digest)  # their bytes are looked at later: see `_check_data`
     view = found.view()
     view.flags.writeable = False
     return digest, view
+
+
+def _foreign(digest: str) -> _MalformedError:
+    return _MalformedError(f"the data of constant {digest[:16]!r}… are not those of its digest")
+
+
+def _check_data(reader: _Reader, first: int, nodes: list[Node], found: Mapping[str, Array]) -> None:
+    """All constants against their digests, side by side; `first` is the line of the first node."""
+    stand = [(i, n.attrs.digest, n.type.dtype) for i, n in enumerate(nodes) if isinstance(n.attrs, a.ConstantAttrs)]
+    digests = digests_of([(dtype, found[digest]) for _, digest, dtype in stand])
+    for (i, digest, _), real in zip(stand, digests, strict=True):
+        if real != digest:
+            reader.at = first + i
+            raise _foreign(digest)
 
 
 def _read_origin(text: str, index: int, num_nodes: int) -> Origin:
@@ -378,6 +392,7 @@ def _parse(reader: _Reader, data: Mapping[str, Array]) -> Graph:
     found: dict[str, Array] = {}
     seen: dict[Node, NodeId] = {}
     reader.at += 1
+    first = reader.at
     while reader.peek().startswith("%"):
         node = _parse_node(reader.peek(), nodes, data, found)
         if node.prim is not Prim.INPUT and node in seen:
@@ -392,6 +407,7 @@ def _parse(reader: _Reader, data: Mapping[str, Array]) -> Graph:
     while reader.at < len(reader.lines):
         origins.append(_read_origin(reader.peek(), len(origins), len(nodes)))
         reader.at += 1
+    _check_data(reader, first, nodes, found)
     reader.at = signature
     graph = Graph(tuple(nodes), inputs, outputs, found, tuple(origins), input_names, output_names)
     try:
