@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
+import torch
+from benchmarks.models import NETWORKS
 from tests.generate.cuda.products import LAST, ROW, convolution, pooled_convolution
 from tests.generate.cuda.test_templates import H200
+from torch import nn
 
+from weft.frontends.torch import import_exported
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.pooled_match import Pooled, pooled
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, bits
+from weft.ir.passes import clean_up
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Problem
+from weft.kernels.source import CudaSource
+from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
 from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
+from weft.pipeline.problems import collect
 
 WITH = EnumerationLimits(attention=True)
 
@@ -78,3 +87,40 @@ def test_the_estimate_knows_what_is_computed_twice():
         found = templates.schedules(problem, H200)
         assert not isinstance(found, Declined)
         assert gpu_lower_bound_us(problem, H200) < us
+
+
+def network(module: nn.Module, size: int) -> Graph:
+    """The graph of a network of zeros in f16, at a small size: its weights were never made."""
+    module = module.to_empty(device="cpu").half().eval()
+    for parameter in (*module.parameters(), *module.buffers()):
+        parameter.data.zero_()
+    with torch.no_grad():
+        program = torch.export.export(module, (torch.zeros(1, 3, size, size, dtype=torch.half),))
+    return clean_up(import_exported(program).graph, strict=False).graph
+
+
+def layers(name: str) -> Sequence[nn.Module]:
+    with torch.device("meta"):
+        return list(NETWORKS[name].build().children())
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size", "pools"),
+    [("vgg16", 31, 64, [(64, 32), (128, 16), (256, 8), (512, 4), (512, 2)]), ("resnet50", 2, 64, [(64, 16)])],
+)
+def test_networks_have_them(name: str, count: int, size: int, pools: list[tuple[int, int]]):
+    """All convolutions of VGG-16 in front of pools, and ResNet-50's first, are candidates with kernels."""
+    graph = network(nn.Sequential(*layers(name)[:count]), size)
+    found = fused(graph)
+    assert [graph.type_of(c.outputs[0]).shape[1:3] for c in found] == pools
+    problems = collect(graph, found, Alternatives(graph, {}), H200).entries.values()
+    asked = [templates.schedules(entry.problem, H200) for entry in problems]
+    assert all(not isinstance(s, Declined) and len(s) > 2 for s in asked), asked
+    last = [e.problem for e in problems if set(e.problem.output_formats) == {LAST}]
+    assert len(last) == len(pools)
+    for problem in last:
+        schedules = templates.schedules(problem, H200)
+        assert not isinstance(schedules, Declined)
+        source = templates.emit(problem, schedules[0])
+        assert isinstance(source, CudaSource)
+        assert len(source.launches) == 1

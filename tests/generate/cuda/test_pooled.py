@@ -12,6 +12,7 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.predict import predicted_us
 from weft.generate.cuda.templates import pooled, pooled_choose
 from weft.generate.cuda.templates.pooled import Geometry, Shape
 from weft.generate.cuda.templates.pooled_match import Pooled
@@ -154,6 +155,7 @@ def test_schedules_come_from_the_template(facts: GpuFacts):
         found = templates.schedules(problem, facts)
         assert not isinstance(found, Declined), found.reason
         assert {s.param("template") for s in found} == {"pooled"}
+        assert all((predicted_us(problem, s, facts) or 0) > 0 for s in found)
         sources = [templates.emit(problem, s) for s in found]
         assert len({s.entry for s in sources if isinstance(s, CudaSource)}) == len(found) > 2
         p = match(problem)

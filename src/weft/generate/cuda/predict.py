@@ -14,6 +14,9 @@ from weft.generate.cuda.templates import (
     gemv,
     halo,
     halo_choose,
+    pooled,
+    pooled_choose,
+    pooled_match,
     tma_choose,
     tma_cost,
     tma_shape,
@@ -49,6 +52,9 @@ def _loops(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | Non
 
 
 def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts) -> float | None:
+    if template == "pooled":
+        whole = pooled_match.pooled(problem, tf32=True)
+        return None if isinstance(whole, Declined) else pooled_choose.cycles(whole, pooled.Shape.of(schedule), facts)
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None

@@ -130,7 +130,7 @@ def _blocks(p: Pooled, s: Shape, facts: GpuFacts) -> Iterable[Shape]:
                 for early in (True, False) if wk == s.split == 1 else (False,):
                     shape = Shape(s.ph, s.pw, s.bn, s.bc, wm, wn, wk, stages, s.split, early)
                     g = Geometry.of(p, shape)
-                    most = 256 if wk > 1 else 384 if wm * wn > 1024 else 512  # more would spill
+                    most = 256 if wk > 1 else 384 if early or wm * wn > 1024 else 512  # more would spill
                     fits = 0.7 * g.bm <= g.s.th * g.s.tw or g.bm <= 16
                     if fits and 64 <= g.threads <= most and halo.refuse(g) is None:
                         yield shape
