@@ -38,7 +38,10 @@ class Activation:
         return cast("NodeId", _GRAPHS[self.kind](b, x, *self.numbers))
 
     def slope(self, b: GraphBuilder, g: NodeId, kept: NodeId) -> NodeId:
-        """g times the derivative, both float32, as nodes; `kept` is what `keeps` says."""
+        """g times the derivative, of one type, as nodes; `kept` is what `keeps` says.
+
+        Numbers of the derivative are rounded to that type: float32, or any type where `whole`.
+        """
         if self.formula is not None:
             derivative = self.formula.derivative()
             if isinstance(derivative, Declined):
@@ -49,6 +52,11 @@ class Activation:
     def no_gradient(self) -> Declined | None:
         """Why its gradients are not computed by kernels."""
         return None if self.formula is None else self.formula.smooth()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers of the derivative are whole."""
+        return self.kind in ("identity", "relu", "tanh", "sigmoid", "silu")
 
     @property
     def keeps(self) -> int:
@@ -100,7 +108,7 @@ _GRAPHS: dict[str, Callable[..., object]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Elementwise operations on float32 nodes; `x` is what was kept of a layer."""
+    """Elementwise operations on nodes of one type; `x` is what was kept of a layer."""
 
     b: GraphBuilder
     x: NodeId
@@ -127,7 +135,8 @@ class _Nodes:
 
     def zero(self, shape_of: NodeId) -> NodeId:
         """Zeros."""
-        return self.b.broadcast(self.b.scalar(0.0, DType.F32), self.b.type_of(shape_of).shape)
+        t = self.b.type_of(shape_of)
+        return self.b.broadcast(self.b.scalar(0.0, t.dtype), t.shape)
 
 
 def _relu_slope(n: _Nodes, g: NodeId) -> NodeId:

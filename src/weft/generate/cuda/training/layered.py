@@ -132,8 +132,9 @@ def _below(net: Network, rows: int, layer: int) -> Problem:
     g = b.add(Prim.MATMUL, dz, b.transpose(turned, (1, 0)))
     act = net.acts[layer - 1]
     if act.keeps:
-        kept = b.cast(b.input(TensorType(net.dtype, (rows, k))), DType.F32)
-        g = b.cast(act.slope(b, b.cast(g, DType.F32), kept), net.dtype)
+        kept = b.input(TensorType(net.dtype, (rows, k)))
+        wide = net.dtype if act.whole else DType.F32  # fewer steps leave more registers for what is read ahead
+        g = b.cast(act.slope(b, b.cast(g, wide), b.cast(kept, wide)), net.dtype)
     return _problem(b, [g])
 
 
