@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.ir.graph import Graph
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
+from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.transposed import convolve_instead
 from weft.orchestrate.alternatives.union import Alternatives, Maker
@@ -28,6 +29,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
 _RULES = (
     merge_contractions,
     convolve_instead,
+    part_gated_products,
     divide_after_product,
     sum_as_product,
     fold_scale,
