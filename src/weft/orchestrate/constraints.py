@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from scipy import sparse
+from typing import TYPE_CHECKING
 
 from weft.orchestrate.instance import Instance
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class Rows:
 
     def matrix(self, width: int) -> sparse.csr_array:
         """Coefficients, `width` columns."""
+        from scipy import sparse  # here, because a plan that is recalled needs no solver
+
         return sparse.csr_array((self.values, (self.rows, self.columns)), shape=(len(self.bounds), width))
 
     def add(self, terms: dict[int, float], bound: float) -> None:

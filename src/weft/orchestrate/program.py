@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from weft.errors import InvalidGraphError, OptionError, WeftError
 from weft.kernels.plan import SolverReport
@@ -139,6 +138,8 @@ def _relax(costs: _Vector, rows: Rows, start: int) -> tuple[float, _Vector, _Vec
     nothing = np.zeros(len(costs))
     if len(costs) < max(start, 1) or not rows.bounds:
         return 0.0, nothing, nothing
+    from scipy.optimize import linprog  # here, because a plan that is recalled needs no solver
+
     answer = linprog(costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
     if answer.status != 0:
         return 0.0, nothing, nothing
@@ -475,6 +476,8 @@ def _milp(
     """Solve over some columns, of which the first `integers` are 0 or 1 and the rest between; the others are 0."""
     if not len(active):
         return _Answer(2, None, None)  # something is to be produced, else there were no constraint
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     result = milp(
         costs[active],
         integrality=np.arange(len(active)) < integers,
