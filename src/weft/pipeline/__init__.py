@@ -146,7 +146,8 @@ def compile_imported(
         known = stages.run(
             "measure", measure, bench, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
         )
-    stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured")
+        clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
+    stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}")
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
     inputs = (
         list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
@@ -185,6 +186,14 @@ def compile_imported(
         gc.collect()
         torch.cuda.empty_cache()
     return Compilation(executable, record, eager_won, baseline)
+
+
+def at_clocks(clocks_mhz: Sequence[int]) -> str:
+    """At which clocks of the multiprocessors kernels were timed, where the driver says so."""
+    if not clocks_mhz:
+        return ""
+    middle = sorted(clocks_mhz)[len(clocks_mhz) // 2]
+    return f" at {min(clocks_mhz)} to {max(clocks_mhz)} MHz, half of the times above {middle}"
 
 
 def survey(options: Options) -> Setting:

@@ -6,13 +6,13 @@ Everything runs on one stream of the worker's own, so that what is warmed up the
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import torch
 
+from weft.device.cuda.nvml import sm_clock_of
 from weft.errors import DeviceError
 from weft.tune.cuda_timing import Sampler
 
@@ -92,7 +92,7 @@ class CudaGpu:
         self._last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
         self._evict = torch.zeros(max(size // 4, 1024), dtype=torch.float32, device=self.device)
-        self._clock = _clock_of(index)
+        self._clock = sm_clock_of(str(torch.cuda.get_device_properties(index).uuid))
 
     def wait(self, limit_s: float = HANG_S) -> None:
         """See `Gpu`. Spins for the first milliseconds, because most waits are short."""
@@ -194,25 +194,6 @@ class _Clocked:
         self._call()
         self._gpu.wait()
         return (time.perf_counter_ns() - start) / 1e3
-
-
-def _clock_of(index: int) -> Callable[[], int]:
-    """Reads the SM clock in MHz through NVML; a function that says 0 where its bindings are missing."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(index).uuid)
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    except Exception:
-        return lambda: 0
-
-    def read() -> int:
-        try:
-            return int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        except Exception:
-            return 0
-
-    return read
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,52 @@
+"""The clock that kernels are timed at, by a library that stands in for the driver's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft.device.cuda.nvml import sm_clock_of
+from weft.pipeline import at_clocks
+
+STAND_IN = """
+#include <string.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** handle) {
+  *handle = (void*)7;
+  return strcmp(uuid, "GPU-1-2") ? 6 : 0;
+}
+int nvmlDeviceGetClockInfo(void* handle, int type, unsigned* mhz) {
+  static unsigned asked = 0;
+  if (handle != (void*)7 || type != 1) return 2;
+  *mhz = 1980 - 15 * asked++;
+  return asked > 2 ? 999 : 0;
+}
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> str:
+    source = tmp_path / "nvml.c"
+    source.write_text(STAND_IN)
+    made = tmp_path / "libnvml.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True, timeout=60)
+    return str(made)
+
+
+@pytest.mark.parametrize("uuid", ["GPU-1-2", "1-2"])
+def test_the_clock_is_that_of_the_gpu_that_was_named(driver: str, uuid: str) -> None:
+    clock = sm_clock_of(uuid, driver)
+    assert [clock() for _ in range(3)] == [1980, 1965, 0]  # at last the driver refuses
+
+
+def test_where_nobody_knows_it_is_zero(driver: str, tmp_path: Path) -> None:
+    assert sm_clock_of("GPU-another", driver)() == 0
+    assert sm_clock_of("GPU-1-2", str(tmp_path / "nothing.so"))() == 0
+    assert sm_clock_of("GPU-1-2", "libc.so.6")() == 0
+
+
+def test_clocks_stand_in_the_line_of_the_stage() -> None:
+    assert at_clocks([]) == ""
+    assert at_clocks([1980, 1755, 1965]) == " at 1755 to 1980 MHz, half of the times above 1965"
