@@ -41,7 +41,7 @@ def registers(s: Shape, *, tensor: bool = True) -> int:
     if s.group:
         return s.wm * s.wn // 128 + 56
     if not tensor:
-        return s.wm * s.wn // 32 + (s.wm // 4 + s.wn // 8) * 4 + 40
+        return s.wm * s.wn // 32 + (s.wm // 4 + s.wn // 8) * 4 + 32
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
