@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from tests.runtime.plans import executable, library_plan
@@ -11,7 +12,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.plan import Plan
-from weft.runtime.executable import Executable, InputError, Linked
+from weft.runtime.executable import ALIGNMENT, Executable, InputError, Linked, to_torch
 
 
 def chain(length: int = 6) -> Graph:
@@ -115,3 +116,16 @@ def test_every_step_is_timed_in_its_place() -> None:
     assert torch.equal(exe(x)[0], before)
     with pytest.raises(InputError, match="takes 1 tensors"):
         exe.time_steps(rounds=1)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_constant_is_copied_only_where_its_place_in_memory_matters(offset: int) -> None:
+    raw = np.zeros(4096 + 2 * ALIGNMENT, np.uint8)
+    at = -raw.ctypes.data % ALIGNMENT + offset
+    data = raw[at : at + 4096].view(np.float32)
+    data[:] = np.arange(1024)
+    aligned, shared = to_torch(data, DType.F32), to_torch(data, DType.F32, aligned=False)
+    assert aligned.data_ptr() % ALIGNMENT == 0
+    assert shared.data_ptr() == data.ctypes.data
+    assert (aligned.data_ptr() == data.ctypes.data) == (offset == 0)
+    assert torch.equal(aligned, torch.arange(1024.0)) and torch.equal(shared, aligned)

@@ -173,7 +173,7 @@ class CudaExecutable:
 
     def _constant(self, node: NodeId) -> torch.Tensor:
         if node not in self._constants:
-            host = to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
+            host = to_torch(self.graph.constant(node), self.graph.type_of(node).dtype, aligned=False)
             self._constants[node] = host.to(self.device)
         return self._constants[node]
 

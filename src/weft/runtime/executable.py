@@ -59,14 +59,17 @@ class Linked:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def to_torch(data: Array, dtype: DType) -> torch.Tensor:
-    """A constant as a 64-byte aligned tensor that shares memory where it can. It must not be written."""
+def to_torch(data: Array, dtype: DType, *, aligned: bool = True) -> torch.Tensor:
+    """A constant as a tensor that shares memory where it can. It must not be written.
+
+    `aligned`: to 64 bytes, which NumPy's memory mostly is not, so that it is copied.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the array is read-only: no kernel writes a constant
         tensor = torch.from_numpy(np.ascontiguousarray(data).reshape(data.shape))
     if dtype.is_held:
         return tensor.to(TORCH_DTYPE[dtype])
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+    return tensor.clone() if aligned and tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @dataclass(frozen=True, slots=True)
