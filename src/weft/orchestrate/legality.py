@@ -120,6 +120,8 @@ def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask
             if elementwise >> c & 1 and graph.nodes[c].type.size == size:
                 epilogue |= 1 << c
                 grown |= dag.consumers[c]
+            elif graph.nodes[c].prim is Prim.TRANSPOSE and stored.results >> c & 1:
+                epilogue |= 1 << c  # results are stored where the graph wants them: heads apart, channels last
         frontier = grown & ~epilogue
     related = dag.ancestors[linear] | dag.descendants[linear]
     beside = mask_of(c for c in bits(elementwise & ~related) if graph.nodes[c].type.size <= size)
