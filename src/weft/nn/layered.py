@@ -25,8 +25,8 @@ from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
-from weft.nn.timing import least, near, stream
+from weft.kernels.source import CudaSource, Schedule
+from weft.nn.timing import LAUNCHES, least, near, stream
 
 TRIED = 6
 """Schedules of a product that are measured."""
@@ -37,6 +37,8 @@ _REMEMBERED = 64
 _COMPARED = 48
 """Rows of a product that are compared with the reference."""
 _SMALL, _ROWS_OF_A_SHARE = 0.05, 32
+_BYTES_A_MILLISECOND = 3.5e9
+"""At which columns are summed."""
 TORCH = {
     DType.F16: torch.float16,
     DType.BF16: torch.bfloat16,
@@ -72,6 +74,8 @@ class Chosen:
     bound: BoundCuda
     seconds: float
     """Of a run, in the unit of `least`."""
+    sum_rows: int = 0
+    """Rows of sums over rows, in float32, that are its last output."""
     _ready: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int], state: int) -> None:
@@ -190,7 +194,7 @@ class ByLayers:
         return self._plans[key]
 
     def _made(self, new: dict[str, Product]) -> dict[str, Chosen | Declined]:
-        sources: list[tuple[str, CudaSource]] = []
+        sources: list[tuple[str, CudaSource, int]] = []
         found: dict[str, Chosen | Declined] = {}
         for key, p in new.items():
             schedules = templates.schedules(p.problem, self.facts)
@@ -198,17 +202,16 @@ class ByLayers:
                 found[key] = schedules
                 continue
             found[key] = Declined(f"no product of layer {p.layer} compiles and is right")
-            emitted = (templates.emit(p.problem, s) for s in schedules[:TRIED])
-            sources += [(key, x) for x in emitted if isinstance(x, CudaSource)]
-        jobs = [CompileJob(s.text, self.facts.arch, s.flags) for _, s in sources]
+            sources += [(key, *x) for x in candidates(p, schedules)]
+        jobs = [CompileJob(s.text, self.facts.arch, s.flags) for _, s, _ in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
-        compiled = [(k, s, r) for (k, s), r in zip(sources, results, strict=True) if isinstance(r, CompiledCubin)]
+        compiled = [(*s, r) for s, r in zip(sources, results, strict=True) if isinstance(r, CompiledCubin)]
         for key, p in new.items():
-            own = [(s, r) for k, s, r in compiled if k == key]
-            whole = [(s, r) for s, r in own if max(x.spill_stores for _, x in r.resources) <= _SPILLED]
+            own = [(s, r, n) for k, s, n, r in compiled if k == key]
+            whole = [x for x in own if max(r.spill_stores for _, r in x[1].resources) <= _SPILLED]
             if own:
                 trial = Trial(self.net, p)
-                best = min((trial.of(s, r) for s, r in whole or own), key=lambda x: x[0])
+                best = min((trial.of(*x) for x in whole or own), key=lambda x: x[0])
                 found[key] = best[1] if best[1] is not None else found[key]
         return found
 
@@ -306,6 +309,7 @@ class ByLayers:
         shares = max(1, min(plan.columns.blocks, rows // _ROWS_OF_A_SHARE))
         partial = torch.empty(plan.partial_floats * shares, dtype=torch.float32, device=x.device)
         dz = self._last(beside, dy, marks[-1])
+        totals: torch.Tensor | None = None
         for product, kernel in products:
             layer, state = product.layer, memory.state(kernel)
             turned = image + plan.image.turned[layer]
@@ -313,13 +317,19 @@ class ByLayers:
                 assert sums is not None
                 if net.biases[layer]:
                     place = partial.data_ptr() + 4 * shares * plan.partial[layer]
-                    beside.launch(plan.columns, shares, dz.data_ptr(), place, rows, dz.shape[1])
+                    summed, count = (dz, rows) if totals is None else (totals, len(totals))
+                    kind = int(totals is not None)
+                    beside.launch(plan.columns, shares, summed.data_ptr(), place, count, dz.shape[1], kind)
                 self._weights(kernel, state, layer, dz, inputs[layer], sums)
             elif product.role == "below":
                 mark = marks[layer - 1]
                 below = self._empty(rows, padded(net.widths[layer]))
                 ins = [dz.data_ptr(), turned, *([] if mark is None else [mark.data_ptr()])]
-                kernel.run(ins, [below.data_ptr()], state)
+                outs, totals = [below.data_ptr()], None
+                if kernel.sum_rows:
+                    totals = torch.empty(kernel.sum_rows, below.shape[1], dtype=torch.float32, device=x.device)
+                    outs.append(totals.data_ptr())
+                kernel.run(ins, outs, state)
                 dz = below
             else:
                 assert dx is not None
@@ -354,6 +364,19 @@ class ByLayers:
         sums[place.offset : place.offset + place.size].view(n, k).copy_(found[:n, :k])
 
 
+def candidates(p: Product, schedules: Sequence[Schedule]) -> list[tuple[CudaSource, int]]:
+    """(kernel, rows of sums over rows that it leaves besides) of what is worth measuring."""
+    found: list[tuple[CudaSource, int]] = []
+    for s in schedules[:TRIED]:
+        source = templates.emit(p.problem, s)
+        if isinstance(source, CudaSource):
+            found.append((source, 0))
+        summed = text.with_sums(p, s) if p.role == "below" else None
+        if isinstance(summed, tuple):
+            found.append(summed)
+    return found
+
+
 class Trial:
     """A product with random inputs, and what comes of them."""
 
@@ -379,14 +402,20 @@ class Trial:
         problem = next(x.problem for x in few if x.role == p.role and x.layer == p.layer)
         return [torch.from_numpy(y) for y in _evaluated(problem, self.inputs)]
 
-    def of(self, source: CudaSource, made: CompiledCubin) -> tuple[float, Chosen | None]:
-        """The shortest time and the kernel; infinite and none if it is wrong, or more than the device has."""
+    def of(self, source: CudaSource, made: CompiledCubin, sums: int = 0) -> tuple[float, Chosen | None]:
+        """The shortest time, with that of sums of columns to come, and the kernel.
+
+        Infinite and none if it is wrong, or more than the device has. `sums`: see `Chosen.sum_rows`.
+        """
         try:
-            chosen = Chosen(BoundCuda(source, made.path), math.inf)
+            chosen = Chosen(BoundCuda(source, made.path), math.inf, sums)
+            first = self.outputs[0]
+            columns = first.shape[-1]
+            totals = [torch.full((sums, columns), math.nan, dtype=torch.float32, device=first.device)] if sums else []
             memory = Memory()
             for y in self.outputs:
                 y.fill_(math.nan)
-            ins, outs = ([t.data_ptr() for t in ts] for ts in (self.inputs, self.outputs))
+            ins, outs = ([t.data_ptr() for t in ts] for ts in (self.inputs, [*self.outputs, *totals]))
             run: Callable[[], None] = lambda: chosen.run(ins, outs, memory.state(chosen))  # noqa: E731
             run()
             if not all(
@@ -394,7 +423,11 @@ class Trial:
                 for y, w in zip(self.outputs, self.wanted, strict=True)
             ):
                 return math.inf, None
-            chosen.seconds = least(run)
+            if totals and not near(totals[0].sum(0), first.sum(0, dtype=torch.float32), _SMALL):
+                return math.inf, None
+            read = sums * columns * 4 if sums else first.numel() * 2
+            later = LAUNCHES * read / _BYTES_A_MILLISECOND if self.product.role == "below" else 0.0
+            chosen.seconds = least(run) + later
         except WeftError:  # this device has too little for the schedule; the others may do
             return math.inf, None
         chosen._ready.clear()

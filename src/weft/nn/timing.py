@@ -10,7 +10,9 @@ import torch
 
 from weft.device.cuda.api import call, driver_api
 
-_TRIALS, _LAUNCHES = 3, 4
+LAUNCHES = 4
+"""That `least` times together."""
+_TRIALS = 3
 _thread = threading.local()
 
 
@@ -52,7 +54,7 @@ def least(call: Callable[[], object]) -> float:
     for _ in range(_TRIALS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        for _ in range(_LAUNCHES):
+        for _ in range(LAUNCHES):
             call()
         end.record()
         end.synchronize()

@@ -41,7 +41,7 @@ class Net:
             (plan.pack, len(self.net.places()) + 1),
             (plan.take, 3),
             (plan.ending, 4),
-            (plan.columns, 4),
+            (plan.columns, 5),
             (plan.total, 3),
         )
         launches = (Launch(e.name, (e.blocks, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, 0) for e, n in counts)
@@ -127,7 +127,7 @@ class Runner:
             g = p.problem.graph
             if p.role == "weights":
                 at = plan.partial[p.layer] * shares * 4
-                self._start(plan.columns, shares, self._held(dz, short), _part(partial, at), rows, dz.shape[1])
+                self._start(plan.columns, shares, self._held(dz, short), _part(partial, at), rows, dz.shape[1], 0)
                 (found,) = self._product(p, [dz, inputs[p.layer]])
                 place, _ = net.place(p.layer)
                 n, k = place.shape

@@ -7,19 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.gradients import by_torch, error_of, exact, network, normal
+from tests.generate.cuda.gradients import by_torch, error_of, exact, network, normal, rounded
 from tests.generate.cuda.layers import Net, Runner
-from tests.generate.cuda.tensor_emulator import Emulated
+from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.generate.cuda.templates import tma_choose
+from weft.generate.cuda.templates.product import product
 from weft.generate.cuda.training import KINDS, Activation, Network
 from weft.generate.cuda.training import layered as text
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
 
 RELU, SILU, TANH = (Activation(x) for x in ("relu", "silu", "tanh"))
 NUMBERS = {"leaky_relu": (0.1,), "elu": (1.0,), "softplus": (1.0, 20.0), "sin": (1.5,)}
@@ -64,6 +69,59 @@ def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated):
     assert y.shape == dy.shape
     error, own = (np.mean([error_of(a, b) for a, b in zip(g, wanted, strict=True)]) for g in ([dx, *others], eager))
     assert error <= 1.2 * own + 0.5 * unit, (error, own)
+
+
+SUMMED = {
+    f"{rows} rows, {net.widths} {net.acts[0].kind} {number}": (net, rows, number)
+    for net, rows in (
+        (network((16, 136, 72), RELU), 300), (network((16, 264, 64), SILU, DType.F16), 130),
+        (network((16, 64, 200), Activation()), 700),
+    )
+    for number in range(3)
+}  # fmt: skip
+
+
+def _summed(net: Network, rows: int, number: int) -> tuple[Problem, CudaSource]:
+    """The product of the second layer with sums over rows, which the problem has as one more output."""
+    below = next(p for p in text.backward(net, rows, inputs=False, parameters=False, dtype=DType.F32))
+    facts = replace(H200, sms=8)
+    case = product(below.problem)
+    assert not isinstance(case, Declined)
+    found = [text.with_sums(below, s.schedule()) for _, s in tma_choose.shapes(case, facts, 12)]
+    made = [x for x in found if not isinstance(x, Declined)]
+    assert made
+    source, count = made[number % len(made)]
+    g = below.problem.graph
+    extra = GraphBuilder()
+    held = [extra.input(g.type_of(i)) for i in g.inputs]
+    columns = g.type_of(g.outputs[0]).shape[1]
+    first = extra.broadcast(extra.scalar(0.0, net.dtype), (rows, columns))
+    second = extra.broadcast(extra.scalar(0.0, DType.F32), (count, columns))
+    graph = extra.build([first, second])
+    assert len(held) == len(graph.inputs)
+    return Problem(graph, source.sha256, (Format.ROW,) * len(held), (Format.ROW,) * 2), source
+
+
+def test_columns_are_summed_behind_a_product():
+    made = {name: _summed(*case) for name, case in SUMMED.items()}
+    emulated = Emulated([source for _, source in made.values()])
+    seen = set()
+    for name, (problem, source) in made.items():
+        net, rows, _ = SUMMED[name]
+        below = next(p for p in text.backward(net, rows, inputs=False, parameters=False, dtype=DType.F32))
+        rng = np.random.default_rng(1)
+        types = [problem.graph.type_of(i) for i in problem.graph.inputs]
+        inputs = [rounded(rng.standard_normal(t.shape) / (t.shape[1] if i == 1 else 1) ** 0.5, t.dtype)
+                  for i, t in enumerate(types)]  # fmt: skip
+        found, sums = run(emulated, problem, source, inputs)
+        (wanted,) = evaluate(below.problem.graph, [x.astype(t.dtype.numpy) for x, t in zip(inputs, types, strict=True)])
+        np.testing.assert_allclose(found, wanted.astype(np.float32), rtol=2e-2, atol=2e-2, err_msg=name)
+        # what is summed was not rounded
+        unit = 2.0 ** (-9 if net.dtype is DType.BF16 else -12)
+        far = 5 * unit * np.sqrt((found.astype(np.float64) ** 2).sum(0))
+        assert (np.abs(sums.sum(0) - found.sum(0, dtype=np.float64)) <= far + 1e-6).all(), name
+        seen.add((source.schedule.param("turns"), source.schedule.params))
+    assert {turns for turns, _ in seen} == {True, False}
 
 
 def test_equal_bits_in_two_runs(nets: dict[str, Net], emulated: Emulated):

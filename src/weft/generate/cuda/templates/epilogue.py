@@ -105,6 +105,9 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
     for k in range(len(c.outputs)):
         parameters.append(f"void* __restrict__ out{k}")
         pointers.append(Pointer("out", k))
+    if p.column_sums:
+        parameters.append("void* __restrict__ sums")
+        pointers.append(Pointer("out", len(c.outputs)))
     for wanted, name, kind in ((work, "work", "work"), (state, "state", "state")):
         if wanted:
             parameters.append(f"void* __restrict__ {name}")
@@ -357,4 +360,6 @@ def body(
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
         names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
         lines += wide_store(names_of, dtype, f"{prefix}y{k}")
+        if p.column_sums and k == 0:
+            lines += [f"total[{i}] += {name};" for i, name in enumerate(names_of)]
     return lines

@@ -60,6 +60,8 @@ class Product:
     bytes: tuple[DType, DType] | None = None
     """Numbers of 8 bits in memory with sums in i32, or floats with sums in f32: their types, left and right; `dtype` is
     the left one."""
+    column_sums: bool = False
+    """The first output is summed over rows, too: a further output has a row of sums for each warp of a tile."""
 
     @property
     def a_across(self) -> bool:

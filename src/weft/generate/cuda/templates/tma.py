@@ -18,7 +18,7 @@ from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import Aligned, aligned, copies
-from weft.generate.cuda.templates.tma_end import finish
+from weft.generate.cuda.templates.tma_end import COLUMN_SUMS, finish
 from weft.generate.cuda.templates.tma_operands import (
     STEP,
     Operand,
@@ -122,6 +122,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if isinstance(moved, Aligned):
         a, w = moved.operand(a, moved.left, before), moved.operand(w, moved.right, before)
     end = epilogue.plan(p)
+    if p.column_sums and (s.split > 1 or s.even or not rows.linear or p.z > 1 or end.width != 8):
+        return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
     if end.by_row:
         return Declined("outputs whose channels lie apart")
     packed = w.map is None
@@ -167,6 +169,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         + (even_header() if s.even else "")
         + (tf32.FUNCTIONS if p.tf32 else "")
         + float8.functions(p)
+        + (COLUMN_SUMS if p.column_sums else "")
     )
     functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"

@@ -102,10 +102,15 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
             f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
         ]
     after = [
+        "float total[8];" if p.column_sums else "",
         f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
         *place,
+        f"if (o % {2 * high} == 0)\n#pragma unroll\nfor (int e = 0; e < 8; ++e) total[e] = 0.0f;"
+        if p.column_sums
+        else "",
         *take,
         *parts,
+        *(_summed(p, rows, s) if p.column_sums else []),
         f"if (o + {ring} < {count}) ask(o + {ring});" if residuals else "",
         "}",
     ]
@@ -115,7 +120,14 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
 def _as_words(p: Product, w: Operand, take: list[str], parts: list[str]) -> tuple[list[str], list[str]]:
     """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them."""
     rounded = [f"w_narrow2_{p.dtype.value}(v[{e}], v[{e + 1}])" for e in range(0, 8, 2)]
-    if p.c.body or w.map is None or w.woven or len(parts) != 1 or any(parts[0].count(x) != 1 for x in rounded):
+    if (
+        p.c.body
+        or p.column_sums
+        or w.map is None
+        or w.woven
+        or len(parts) != 1
+        or any(parts[0].count(x) != 1 for x in rounded)
+    ):
         return take, parts
     text = parts[0]
     for i, x in enumerate(rounded):
@@ -164,7 +176,7 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
         limit = 144 if s.moves_registers else 112
     steps = sum(step.source is None for step in p.c.body)
     sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
-    left = (limit - sums - _OTHERS - _STEP * max(0, steps - 3)) // (4 * p.words)
+    left = (limit - sums - _OTHERS - (8 if p.column_sums else 0) - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     if len(columns) * (s.bn // 32) > left:
         columns = []
@@ -172,6 +184,48 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     if not residuals:
         return columns, 0
     return columns, max(0, min(2 * (s.rows // 64) * (s.bn // 32), left // len(residuals)))
+
+
+_CLEAR = "#pragma unroll\nfor (int e = 0; e < 8; ++e) total[e] = 0.0f;"
+COLUMN_SUMS = """// Sums of 8 columns over the rows of 8 lanes: afterwards each of these lanes has one, and puts it.
+W_FN void w_put_sums_of_columns(const float (&v)[8], float* to, int first, int end, int lane) {
+  float a[4], b[2];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float other = lane & 16 ? v[e] : v[4 + e];
+    a[e] = (lane & 16 ? v[4 + e] : v[e]) + __uint_as_float(w_shfl_word(__float_as_uint(other), 16));
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float other = lane & 8 ? a[e] : a[2 + e];
+    b[e] = (lane & 8 ? a[2 + e] : a[e]) + __uint_as_float(w_shfl_word(__float_as_uint(other), 8));
+  }
+  const float other = lane & 4 ? b[0] : b[1];
+  const float sum = (lane & 4 ? b[1] : b[0]) + __uint_as_float(w_shfl_word(__float_as_uint(other), 4));
+  const int n = first + (lane >> 4) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+  if (n < end) to[n] = sum;
+}
+"""
+
+
+def sum_rows(p: Product, s: Shape) -> int:
+    """Rows of the output of sums over rows."""
+    return -(-p.m // s.bm) * _warps(s)
+
+
+def _warps(s: Shape) -> int:
+    """That share the rows of a tile."""
+    return 4 if s.turns else 4 * s.groups
+
+
+def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
+    """Of 32 columns of a warp's rows of a tile."""
+    last, warps = 2 * (s.rows // 64) - 1, _warps(s)
+    at = f"(i0 / {s.bm} * {warps} + {'(warp & 3)' if s.turns else 'warp'})"
+    return [
+        f"if (o % {last + 1} == {last} && i0 < {rows.sizes[2]})",
+        f"w_put_sums_of_columns(total, (float*)sums + (long long){at} * {p.n}, n8, {p.n}, lane);",
+    ]
 
 
 def _clipped(rows: Rows, s: Shape) -> bool:

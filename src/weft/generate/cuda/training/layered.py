@@ -17,13 +17,17 @@ Source: note on fused MLPs, section 4.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
+from weft.generate.cuda.templates.product import product
+from weft.generate.cuda.templates.tma_end import sum_rows
+from weft.generate.cuda.templates.tma_shape import Shape
 from weft.generate.cuda.training.gradient import Entry, training_header
 from weft.generate.cuda.training.network import ALIGNMENT, Network
 from weft.ir.declined import Declined
@@ -32,6 +36,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource, Schedule
 
 WIDEST, WIDEST_INPUT = 512, 4096
 """Columns of layers, and of the input."""
@@ -154,6 +159,22 @@ def _weights(net: Network, rows: int, layer: int, dtype: DType) -> Problem:
     return _problem(b, [b.cast(b.add(Prim.MATMUL, b.transpose(dz, (1, 0)), h), dtype)])
 
 
+def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declined:
+    """The kernel of a product that also sums its result over rows, and how many rows of sums it leaves.
+
+    These, of float32 and as wide as the result, are one more output.
+    """
+    if schedule.param("template") != "tma":
+        return Declined("the copy engine's template sums columns")
+    matched = product(p.problem)
+    if isinstance(matched, Declined):
+        return matched
+    entry = f"k{hashlib.sha256(f'{p.problem.key}|{schedule}|sums'.encode()).hexdigest()[:16]}"
+    matched = replace(matched, column_sums=True)
+    source = tma.emit(matched, schedule, entry)
+    return source if isinstance(source, Declined) else (source, sum_rows(matched, Shape.of(schedule)))
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """Offsets in bytes of each layer's weights, as (out, in) and turned, and of its bias; columns are padded."""
@@ -181,8 +202,8 @@ class Layered:
     """What stands beside the products, for any number of rows. Entries take addresses, and numbers as if they were.
 
     pack(each parameter, image), take(x, input of the first layer, rows), ending(dy, what the last activation keeps, dz,
-    rows), columns(dz, partial, rows, padded columns): a block for each share of the rows; total(partial of all layers,
-    gradients of the parameters, shares).
+    rows), columns(dz, partial, rows, padded columns, 0): a block for each share of the rows, which with a 1 at the end
+    are sums of rows already, in float32; total(partial of all layers, gradients of the parameters, shares).
     """
 
     text: str
@@ -282,15 +303,18 @@ def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
 
 def _column_sums(net: Network, name: str) -> str:
     lines = [
-        _each(name, "const void* dz_, void* partial_, const void* rows_, const void* columns_"),
+        _each(name, "const void* dz_, void* partial_, const void* rows_, const void* columns_, const void* sums_"),
         f"__shared__ float held[{_THREADS * 8}];",
         "const w_rows rows = (w_rows)(u64)rows_; const int columns = (int)(u64)columns_;",
         "const w_rows first = rows * blockIdx.x / gridDim.x, last = rows * (blockIdx.x + 1) / gridDim.x;",
         "float* const out = (float*)partial_ + (w_rows)blockIdx.x * columns;",
     ]
     for columns in sorted({padded(w) for w in net.widths[1:]}):
-        call = f"w_column_sums<{columns}>((const u16*)dz_, out, first, last, held, threadIdx.x);"
-        lines.append(f"if (columns == {columns}) {call}")
+        rest = "out, first, last, held, threadIdx.x);"
+        lines += [
+            f"if (columns == {columns}) {{ if (sums_) w_column_sums<{columns}>((const float*)dz_, {rest}",
+            f"else w_column_sums<{columns}>((const u16*)dz_, {rest} }}",
+        ]
     return "\n".join((*lines, "}\n"))
 
 

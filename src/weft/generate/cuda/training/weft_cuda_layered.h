@@ -48,8 +48,21 @@ template <class A, int N, int NP> W_FN void w_ending(const u16* dy, const u16* k
     *(uint4*)(dz + r * NP + c) = make_uint4(v[0], v[1], v[2], v[3]);
   }
 }
+W_FN void w_add_eight(float (&s)[8], const u16* p) {
+  const uint4 v = *(const uint4*)p;
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float2 pair = w_unpack_W_KIND(words[e]);
+    s[2 * e] += pair.x, s[2 * e + 1] += pair.y;
+  }
+}
+W_FN void w_add_eight(float (&s)[8], const float* p) {
+  const float4 a = *(const float4*)p, b = *(const float4*)(p + 4);
+  s[0] += a.x, s[1] += a.y, s[2] += a.z, s[3] += a.w, s[4] += b.x, s[5] += b.y, s[6] += b.z, s[7] += b.w;
+}
 // Sums of columns over a share of the rows, each group of threads over every so many rows, groups in their order.
-template <int P> W_FN void w_column_sums(const u16* dz, float* out, w_rows first, w_rows last, float* held, int t) {
+template <int P, class X> W_FN void w_column_sums(const X* x, float* out, w_rows first, w_rows last, float* held, int t) {
   constexpr int CHUNKS = P / 8, GROUPS = 256 / CHUNKS;
   const int group = t / CHUNKS, c = t % CHUNKS * 8;
   if (group < GROUPS) {
@@ -57,15 +70,7 @@ template <int P> W_FN void w_column_sums(const u16* dz, float* out, w_rows first
 #pragma unroll
     for (int e = 0; e < 8; ++e) s[e] = 0.0f;
 #pragma unroll 4
-    for (w_rows r = first + group; r < last; r += GROUPS) {
-      const uint4 v = *(const uint4*)(dz + r * P + c);
-      const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 pair = w_unpack_W_KIND(words[e]);
-        s[2 * e] += pair.x, s[2 * e + 1] += pair.y;
-      }
-    }
+    for (w_rows r = first + group; r < last; r += GROUPS) w_add_eight(s, x + r * P + c);
 #pragma unroll
     for (int e = 0; e < 8; ++e) held[group * P + c + e] = s[e];
   }
