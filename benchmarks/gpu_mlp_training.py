@@ -38,7 +38,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 from weft.nn import FusedMLP, Sine, fused_mlp, timing
-from weft.nn.layered import TRIED, Trial
+from weft.nn.layered import Trial, candidates
 from weft.nn.layers import Layers, layers_of
 from weft.options import Options
 
@@ -340,16 +340,16 @@ def host(c: Case, steps: int = 100) -> dict[str, float]:
     }
 
 
-def pieces(c: Case, steps: int = 100) -> dict[str, float]:
+def pieces(c: Case, steps: int = 100, *, inputs: bool = False) -> dict[str, float]:
     """Microseconds of the host for what a step is made of, by itself; `alone`: backward on the calling thread."""
     net = FusedMLP(network(c).cuda())
     eager = nn.Sequential(*net)
-    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=TYPES[c.dtype])
+    x = torch.randn(c.rows, c.widths[0], device="cuda", dtype=TYPES[c.dtype]).requires_grad_(inputs)
     dy = torch.randn(c.rows, c.widths[-1], device="cuda", dtype=TYPES[c.dtype])
     parameters = list(net.parameters())
 
     def step(way: nn.Module, *, back: bool = True) -> None:
-        for p in parameters:
+        for p in (x, *parameters):
             p.grad = None
         with torch.autocast("cuda", TYPES[c.dtype]):
             y = way(x)
@@ -530,22 +530,22 @@ def products(c: Case, seconds: float) -> None:
             continue
         seen.add(p.problem.key)
         found = templates.schedules(p.problem, facts)
-        sources = [] if isinstance(found, Declined) else [templates.emit(p.problem, s) for s in found]
-        emitted = [s for s in sources if isinstance(s, CudaSource)]
-        jobs = [CompileJob(s.text, facts.arch, s.flags) for s in emitted]
+        emitted = [] if isinstance(found, Declined) else candidates(p, found)
+        jobs = [CompileJob(s.text, facts.arch, s.flags) for s, _ in emitted]
         results = nvrtc.compile_many(jobs, cache_dir=Options().cache)
         trial = Trial(net, p)
         times = []
-        for source, made in zip(emitted, results, strict=True):
+        for (source, sums), made in zip(emitted, results, strict=True):
             if isinstance(made, CompiledCubin):
-                times.append((trial.of(source, made)[0] * 250, dict(source.schedule.params)))
+                known = {**dict(source.schedule.params), "sums": sums}
+                times.append((trial.of(source, made, sums)[0] * 250, known))
         left, right = trial.inputs[:2]
         plain = (lambda a=left, b=right: a.t() @ b) if p.role == "weights" else (lambda a=left, b=right: a @ b.t())
         shape = f"{p.role} {p.layer}: {tuple(left.shape)} {tuple(right.shape)}"
         print(f"{shape}; torch's product alone {timing.least(plain) * 250:.1f} us", flush=True)
         for number, (us, known) in enumerate(times):
-            if us == min(x for x, _ in times) or number < 4:
-                names = ("template", "bm", "bn", "split", "turns", "pair", "even", "stages", "blocks")
+            if us == min(x for x, _ in times) or number < 5:
+                names = ("template", "bm", "bn", "split", "turns", "pair", "even", "stages", "blocks", "sums")
                 print(
                     f"    {number}: {us:8.1f}  " + " ".join(f"{n}={known[n]}" for n in names if known.get(n)),
                     flush=True,
@@ -590,10 +590,8 @@ def dry_layers(c: Case, nvrtc: Nvrtc) -> int:
                 print(f"{c.name}: {facts.arch}: {p.role} {p.layer}: {found.reason}")
                 bad += 1
                 continue
-            for number, s in enumerate(found[:TRIED]):
-                source = templates.emit(p.problem, s)
-                if isinstance(source, CudaSource):
-                    texts[source.text] = (source.flags, f"{p.role} {p.layer} {number} {s}")
+            for number, (source, rows) in enumerate(candidates(p, found)):
+                texts[source.text] = (source.flags, f"{p.role} {p.layer} {number} {rows} {source.schedule}")
         for text, (flags, label) in texts.items():
             made = nvrtc.compile(text, arch=facts.arch, flags=flags, cache_dir=Options().cache)
             wrong = [r for _, r in made.resources if r.spill_stores or r.stack_bytes]
@@ -654,7 +652,8 @@ def main() -> int:
         return int(dry(wide=given.wide, only=given.only) > 0)
     started = time.perf_counter()
     if given.host:
-        print("pieces", TIMES[4].name, json.dumps(pieces(TIMES[4])), flush=True)
+        for inputs in (False, True):
+            print("pieces", TIMES[4].name, inputs, json.dumps(pieces(TIMES[4], inputs=inputs)), flush=True)
         right = silent_optimizer()
         for c in (TIMES[0], TIMES[4]):
             print(c.name, json.dumps(host(c)), flush=True)
