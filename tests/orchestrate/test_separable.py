@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.generate.cuda.products import LAST, ROW, convolution, pair
+from tests.generate.cuda.products import F32, LAST, ROW, convolution, pair
 
-from weft.generate.cuda.templates.separable_match import Separable, separable
+from weft.generate.cuda.templates.separable_match import Separable, separable, stacked
 from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -44,14 +44,40 @@ def test_a_pair_is_one_candidate_and_a_problem_of_the_template():
     assert isinstance(separable(problem), Separable)
 
 
+def test_a_small_convolution_and_a_1x1_are_one_candidate_too():
+    graph = pair(1, 16, 9, 9, 72, between=32, residual=True, constants=True).graph
+    (found,) = fused(graph)
+    assert Counter(graph.nodes[m].prim for m in bits(found.members)) == Counter(
+        {Prim.CONV: 2, Prim.ADD: 3, Prim.MAX: 2}
+    )
+    formats = tuple(LAST if graph.nodes[v].prim is Prim.INPUT else ROW for v in found.inputs)
+    assert isinstance(stacked(extract(graph, found, formats, (LAST,)).problem), Separable)
+
+
 @pytest.mark.parametrize(
     "graph",
     [
+        pair(1, 32, 9, 9, 24, between=24).graph,
+        pair(1, 32, 9, 9, 24, between=144).graph,
+        pair(1, 32, 9, 9, 24, between=32, groups=4).graph,
+        pair(1, 32, 9, 9, 24, 1, 1, 0, between=32).graph,
+        pair(1, 32, 9, 9, 24, between=32, shared=True).graph,
+        pair(1, 32, 9, 9, 24, between=32, dtype=F32).graph,
         pair(1, 32, 9, 9, 24, second=3).graph,
         pair(1, 32, 9, 9, 24, shared=True).graph,
         convolution(1, 32, 9, 9, 24, 3, 1, 1).graph,
     ],
-    ids=["not 1x1", "read by others", "one convolution"],
+    ids=[
+        "no whole steps",
+        "many channels",
+        "groups",
+        "two 1x1",
+        "between, read by others",
+        "f32",
+        "not 1x1",
+        "read by others",
+        "one convolution",
+    ],
 )
 def test_where_it_is_not_offered(graph: Graph):
     assert fused(graph) == []

@@ -1,7 +1,7 @@
-"""Depthwise convolution, what is elementwise on it, and the 1x1 convolution of that, as one candidate.
+"""A convolution, what is elementwise on it, and the 1x1 convolution of that, as one candidate.
 
 A group holds one contraction; this pair is an exception like attention, because a kernel keeps the tile between them in
-shared memory: every pixel and channel of it is computed once.
+shared memory: every pixel and channel of it is computed once. The first is depthwise, or has few output channels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import cast
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
 from weft.orchestrate.stored import Stored
+
+MOST_BETWEEN, STEP = 128, 16
+"""Channels between the convolutions where the first sums over channels: at most so many, in whole steps of a sum."""
 
 
 def separable_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
@@ -51,6 +55,16 @@ def _is_depthwise(graph: Graph, node: NodeId) -> bool:
     return attrs.groups > 1 and weight[1] == 1 and weight[0] == attrs.groups
 
 
+def _is_small(graph: Graph, node: NodeId) -> bool:
+    """A convolution with windows whose results fit a block's tile with all their channels."""
+    attrs = _attrs(graph, node)
+    if attrs is None or attrs.transposed or len(attrs.strides) != 2 or attrs.groups > 1:
+        return False
+    record = graph.nodes[node]
+    few = record.type.shape[1] <= MOST_BETWEEN and record.type.shape[1] % STEP == 0
+    return few and record.type.dtype in (DType.F16, DType.BF16) and graph.type_of(record.inputs[1]).shape[2:] != (1, 1)
+
+
 def _core(graph: Graph, stored: Stored, second: NodeId) -> Mask:
     """Both convolutions and what is between them; 0 where that is not elementwise, or read by others."""
     start = graph.nodes[second].inputs[0]
@@ -63,7 +77,7 @@ def _core(graph: Graph, stored: Stored, second: NodeId) -> Mask:
         v = waiting.pop()
         if (between | first) >> v & 1:
             continue
-        if _is_depthwise(graph, v):
+        if _is_depthwise(graph, v) or _is_small(graph, v):
             first |= 1 << v
         elif CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE and graph.type_of(v).size == size:
             between |= 1 << v

@@ -141,10 +141,13 @@ def pair(
     constants: bool = False,
     texts: bool = False,
     middle: Callable[[GraphBuilder, NodeId], NodeId] = lambda b, y: b.apply(Prim.MAX, y, 0.0),
+    between: int = 0,
+    groups: int = 1,
 ) -> Problem:
     """relu(conv1x1(relu(depthwise(x) + bias)) + bias + residual); `shared`: the value between is returned too.
 
-    `constants`: weights are constants of the graph; `texts`: vectors are.
+    `constants`: weights are constants of the graph; `texts`: vectors are. `between`: channels of a first convolution
+    that is not by channel, in `groups`.
     """
     b = GraphBuilder()
 
@@ -154,18 +157,19 @@ def pair(
         return b.input(TensorType(dtype, shape), is_weight=True)
 
     x = b.input(TensorType(dtype, (n, c, h, w)))
-    one = weight(c, 1, k, k)
-    y = b.add(Prim.CONV, x, one, attrs=a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (1, 1), c))
-    y = b.apply(Prim.ADD, y, b.reshape(weight(c), (c, 1, 1)))
-    y = between = middle(b, y)
-    two = weight(oc, c, second, second)
+    own, mid = (groups, between) if between else (c, c)
+    one = weight(mid, c // own, k, k)
+    y = b.add(Prim.CONV, x, one, attrs=a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (1, 1), own))
+    y = b.apply(Prim.ADD, y, b.reshape(weight(mid), (mid, 1, 1)))
+    y = inner = middle(b, y)
+    two = weight(oc, mid, second, second)
     y = b.add(Prim.CONV, y, two, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
     y = b.apply(Prim.ADD, y, b.reshape(weight(oc), (oc, 1, 1)))
     formats = [fin, ROW, ROW] if texts else [fin, ROW, ROW, ROW, ROW]
     if residual:
         y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
         formats.append(fout)
-    outputs = [b.apply(Prim.MAX, y, 0.0), *([between] if shared else [])]
+    outputs = [b.apply(Prim.MAX, y, 0.0), *([inner] if shared else [])]
     graph = b.build(outputs)
     return Problem(graph, f"{graph}", tuple(formats), (fout,) * len(outputs))
 

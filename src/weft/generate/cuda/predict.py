@@ -17,6 +17,8 @@ from weft.generate.cuda.templates import (
     pooled,
     pooled_choose,
     pooled_match,
+    separable_match,
+    stacked,
     tma_choose,
     tma_cost,
     tma_shape,
@@ -55,6 +57,9 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if template == "pooled":
         whole = pooled_match.pooled(problem, tf32=True)
         return None if isinstance(whole, Declined) else pooled_choose.cycles(whole, pooled.Shape.of(schedule), facts)
+    if template == "stacked":
+        two = separable_match.stacked(problem)
+        return None if isinstance(two, Declined) else stacked.cycles(two, stacked.Shape.of(schedule), facts)
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.shipped import product_place, promoted
@@ -23,11 +24,13 @@ from weft.generate.cuda.templates import (
     pooled_match,
     separable,
     separable_match,
+    stacked,
     tma,
     tma_choose,
 )
 from weft.generate.cuda.templates.float8 import has_float8
 from weft.generate.cuda.templates.product import Product, product
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
@@ -52,8 +55,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
     result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
-    chains of MATMULs with constant weights; a depthwise CONV with a 1x1 CONV behind it; and a CONV with a window's
-    maximum or sum behind it. Schedules carry `template`.
+    chains of MATMULs with constant weights; a CONV, by channel or not, with a 1x1 CONV behind it; and a CONV with a
+    window's maximum or sum behind it. Schedules carry `template`.
     """
     if has_float8(problem.graph) and sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) != 1:
         return Declined("several contractions around 8-bit floats")
@@ -64,8 +67,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
             return layers
         return attention.schedules(problem, facts)
     if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
-        pair = separable_match.separable(problem)
-        return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
+        return _of_two(problem, facts)
     if has_window(problem):
         whole = pooled_match.pooled(problem, tf32=facts.tf32)
         ranked_shapes = whole if isinstance(whole, Declined) else pooled_choose.shapes(whole, facts)
@@ -88,6 +90,17 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     ranked = modelled(p, facts, plain=plain)
     place = product_place(p, cost.sizes_of(p))
     return promoted(place, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
+
+
+def _of_two(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
+    """Two convolutions, the first by channel or not."""
+    first = next(n for n in problem.graph.nodes if n.prim is Prim.CONV)
+    if cast("a.ConvAttrs", first.attrs).groups > 1:
+        pair = separable_match.separable(problem)
+        return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
+    pair = separable_match.stacked(problem)
+    found = pair if isinstance(pair, Declined) else stacked.shapes(pair, facts)
+    return found if isinstance(found, Declined) else [s.schedule() for _, s in found]
 
 
 def has_window(problem: Problem) -> bool:
@@ -151,6 +164,9 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if schedule.param("template") == "separable":
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else separable.emit(pair, schedule, entry)
+    if schedule.param("template") == "stacked":
+        pair = separable_match.stacked(problem)
+        return pair if isinstance(pair, Declined) else stacked.emit(pair, schedule, entry)
     if schedule.param("template") == "pooled":
         whole = pooled_match.pooled(problem, tf32=True)
         return whole if isinstance(whole, Declined) else pooled.emit(whole, schedule, entry)

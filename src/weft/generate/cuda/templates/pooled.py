@@ -10,7 +10,7 @@ and each window finishes those that it sees.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.cpp.templates.match import Source, Walk
@@ -19,9 +19,11 @@ from weft.generate.cuda.templates.loaders import tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
 from weft.generate.cuda.templates.pooled_match import Pool, Pooled
 from weft.generate.cuda.templates.prelude import prelude, storage
+from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.separable import placed
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
 
 _UNROLLED = 4
@@ -179,24 +181,29 @@ def _arguments(
     return names, constants, parameters, tuple(pointers)
 
 
-def _finish(p: Pooled, names: Mapping[Source, str], width: int, acc: str) -> list[str]:
-    """Statements: `width` neighbouring sums of the convolution, finished, to `out0`."""
-    here = Walk((0,) * len(p.first.c.dims))
-    c = replace(p.first.c, outputs=tuple((slot, here) for slot, _ in p.first.c.outputs))
-    return epilogue.body(replace(p.first, c=c), names, width, acc=acc, prefix="d")
+def finish(one: Product, names: Mapping[Source, str], width: int, acc: str) -> list[str]:
+    """Statements: `width` neighbouring sums of a product, finished, to `out0`."""
+    here = Walk((0,) * len(one.c.dims))
+    c = replace(one.c, outputs=tuple((slot, here) for slot, _ in one.c.outputs))
+    return epilogue.body(replace(one, c=c), names, width, acc=acc, prefix="d")
 
 
-def _finish_early(p: Pooled, g: Geometry, names: Mapping[Source, str]) -> list[str]:
-    """Statements: a warp's sums, finished and rounded, into the tile in shared memory."""
+def into_tile(
+    one: Product, to: DType, g: halo.Geometry, names: Mapping[Source, str], pitch: int, overhangs: Sequence[bool]
+) -> list[str]:
+    """Statements: a warp's sums of a convolution, finished and rounded, to `results` in shared memory.
+
+    `pitch`: elements from pixel to pixel of the tile; `overhangs`: whether rows and columns of it may lie outside the
+    image, where operands are not read.
+    """
     s, w = g.s, g.w
-    kind, pitch = storage(p.between), s.bn + mma.PAD
-    width = 2 if p.first.n % 2 == 0 else 1
-    inside = [f"n < {p.first.n}"] if p.first.n % s.bn else []
-    moving = (x.walk for _, x in epilogue.leaves(p.first.c) if x.walk is not None)
-    if any(any(walk.dims) for walk in moving):  # places outside are not read
+    kind, width = storage(to), 2 if one.n % 2 == 0 else 1
+    inside = [f"n < {one.n}"] if one.n % s.bn else []
+    moving = (x.walk for _, x in epilogue.leaves(one.c) if x.walk is not None)
+    if any(any(walk.dims) for walk in moving):
         inside += [f"r < {s.th * s.tw}"] if g.bm > s.th * s.tw else []
-        inside += [f"(u32)cy < {w.rows}u"] if g.overhangs(0) else []
-        inside += [f"(u32)cx < {w.cols}u"] if g.overhangs(1) else []
+        inside += [f"(u32)cy < {w.rows}u"] if overhangs[0] else []
+        inside += [f"(u32)cx < {w.cols}u"] if overhangs[1] else []
     guard = f"if ({' && '.join(inside)}) " if inside else ""
     lines = [
         f"{kind}* const results = ({kind}*)sm;",
@@ -213,10 +220,14 @@ def _finish_early(p: Pooled, g: Geometry, names: Mapping[Source, str]) -> list[s
             f"{{ const int q = {at}, n = n0 + q; (void)n;",
             f"{guard}{{ {kind}* const out0 = results + r * {pitch} + q;",
             f"const float own[{width}] = {{{values}}};",
-            *_finish(p, names, width, "own"),
+            *finish(one, names, width, "own"),
             "} }",
         ]
     return [*lines, "} }", "__syncthreads();"]
+
+
+def _finish_early(p: Pooled, g: Geometry, names: Mapping[Source, str]) -> list[str]:
+    return into_tile(p.first, p.between, g, names, g.s.bn + mma.PAD, (g.overhangs(0), g.overhangs(1)))
 
 
 def _keep_sums(g: Geometry) -> list[str]:
@@ -291,7 +302,7 @@ def _finish_late(p: Pooled, g: Geometry, names: Mapping[Source, str], width: int
         f"{{ float acc[{width}];",
         mma.sum_cluster(sums, width, pitch) if g.s.cluster else mma.sum_warps(sums, width, pitch),
         f"const int m = (img * {g.w.rows} + cy) * {g.w.cols} + cx; (void)m;",
-        *_finish(p, names, width, "acc"),
+        *finish(p.first, names, width, "acc"),
         "}",
         *epilogue.wide_load("hw", p.between, width, "out0", "found"),
     ]

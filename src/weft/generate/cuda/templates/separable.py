@@ -76,7 +76,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if s.bc // 16 % s.wk or g.blocks != s.split:
         return Declined("warps that share a sum divide its steps")
     by_work = s.split > 1 and not s.cluster
-    (names1, names2), constants, parameters, pointers = _arguments(p, by_work)
+    (names1, names2), constants, parameters, pointers = arguments(p, by_work)
     nt = -(-two.n // s.bn)
     tiles = -(-two.m // s.bm) * nt
     vectors = _vector_bytes(p, s)
@@ -148,7 +148,7 @@ def _vector_copy(p: Separable, s: Shape) -> str:
     return copy if p.first.n % s.bc == 0 else f"if (cb * {_vector_bytes(p, s)} + x * 16 < {left}) {copy}"
 
 
-def _arguments(
+def arguments(
     p: Separable, by_work: bool
 ) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, list[str], tuple[CudaArgument, ...]]:
     """Names of what each product reads, text of constants, parameters of the kernel with the launch's arguments."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
-from weft.generate.cuda.templates import depthwise, epilogue
+from weft.generate.cuda.templates import depthwise, epilogue, halo
 from weft.generate.cuda.templates.product import Product, image_steps, product
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -16,13 +16,16 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
+MOST_BETWEEN = 128
+"""Channels between two convolutions of which the first sums over channels."""
+
 
 @dataclass(frozen=True, slots=True)
 class Separable:
     """Both are problems of their own; the second one's input 0 is the first one's output."""
 
     first: Product
-    """As `depthwise.normal` gives it; its rows are the pixels of the second."""
+    """Its rows are the pixels of the second; as `depthwise.normal` gives it where it is by channel."""
     second: Product
     first_inputs: tuple[int, ...]
     """Per input of the first problem its position in the whole."""
@@ -31,7 +34,37 @@ class Separable:
 
 
 def separable(problem: Problem) -> Separable | Declined:
-    """The two products that a problem is, or why the template does not take it."""
+    """The two products that a problem is, the first by channel, or why the template does not take it."""
+    found = _pair(problem)
+    if isinstance(found, Declined):
+        return found
+    by_channel = depthwise.normal(found.first)
+    if isinstance(by_channel, Declined):
+        return by_channel
+    found = replace(found, first=by_channel)
+    return _refuse(found) or _refuse_second(found) or found
+
+
+def stacked(problem: Problem) -> Separable | Declined:
+    """The same where the first convolution sums over channels: its weights are those of all channels of a tile."""
+    found = _pair(problem)
+    if isinstance(found, Declined):
+        return found
+    one = found.first
+    if one.dtype is DType.F32 or one.dtype is not found.second.dtype:
+        return Declined("two convolutions of f32")
+    w = halo.window(one)
+    if isinstance(w, Declined):
+        return w
+    if w.groups > 1:
+        return Declined("a convolution in groups in front of another")
+    if one.n % 16 or one.n > MOST_BETWEEN:
+        return Declined(f"{one.n} channels between convolutions; a tile keeps multiples of 16 up to {MOST_BETWEEN}")
+    return _refuse_second(found) or found
+
+
+def _pair(problem: Problem) -> Separable | Declined:
+    """Two convolutions that follow each other, the second of 1x1."""
     g = problem.graph
     convs = [i for i, n in enumerate(g.nodes) if n.prim is Prim.CONV]
     if len(convs) != 2:
@@ -57,11 +90,7 @@ def separable(problem: Problem) -> Separable | Declined:
             return p
     assert isinstance(p1, Product)
     assert isinstance(p2, Product)
-    by_channel = depthwise.normal(p1)
-    if isinstance(by_channel, Declined):
-        return by_channel
-    found = Separable(by_channel, p2, first_inputs, second_inputs)
-    return _refuse(found) or found
+    return Separable(p1, p2, first_inputs, second_inputs)
 
 
 def _refuse(s: Separable) -> Declined | None:
@@ -72,6 +101,11 @@ def _refuse(s: Separable) -> Declined | None:
         return Declined("channels that do not lie in chunks of 16 bytes")
     if any(step % 8 for step in (one.c.a_walk.dims[0], *image_steps(one))):
         return Declined("pixels that are not aligned to 16 bytes")
+    return None
+
+
+def _refuse_second(s: Separable) -> Declined | None:
+    one, two = s.first, s.second
     if two.a_load != "rows" or not two.c.w_const or two.z != 1 or two.m != one.m or two.k != one.n:
         return Declined("a second product of other rows")
     for p in (one, two):
