@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.gpu.grown import GROWN, Decoder, Enlarged, grown
 from torch import nn
-from torch.nn import functional as F
 
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.device.facts import cpu_facts
 from weft.device.files import private_directory
 from weft.frontends.torch import import_exported
-from weft.kernels.source import KernelSource
+from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
+from weft.pipeline import Setting
 from weft.pipeline.untuned import build
 from weft.runtime.any import AnyExecutable
 
@@ -26,29 +30,6 @@ def stated_facts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft.pipeline.cpu_facts", partial(cpu_facts, calibrate=False), raising=False)
         yield
-
-
-class Enlarged(nn.Module):
-    """relu(conv(reflected(doubled(x))))."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(16, 24, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.interpolate(x, scale_factor=2, mode="nearest")
-        return torch.relu(self.conv(F.pad(x, (1, 1, 1, 1), mode="reflect")))
-
-
-class Decoder(nn.Module):
-    """relu(transposed convolution)."""
-
-    def __init__(self, kernel: int, stride: int, padding: int = 0, extra: int = 0) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose2d(16, 24, kernel, stride, padding, extra)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.up(x))
 
 
 def planned(module: nn.Module, x: torch.Tensor, cache: Path) -> AnyExecutable:
@@ -62,7 +43,7 @@ def planned(module: nn.Module, x: torch.Tensor, cache: Path) -> AnyExecutable:
 
 def test_upsampling_is_part_of_the_kernel_of_its_convolution(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    (step,) = planned(Enlarged(), torch.randn(1, 16, 12, 14), tmp_path).plan.steps
+    (step,) = planned(Enlarged("reflect"), torch.randn(1, 32, 12, 14), tmp_path).plan.steps
     assert isinstance(step.kernel, KernelSource)
     assert all(name in step.problem_key for name in ("gather(", "pad(", "conv(", "max("))
     assert len(step.inputs) == 3  # the image, the weight and the bias: no table
@@ -74,7 +55,28 @@ def test_transposed_convolutions_are_generated_kernels(
 ) -> None:
     """Convolutions by phases, and one kernel that puts their results in place and does what follows."""
     torch.manual_seed(0)
-    steps = planned(Decoder(*attributes), torch.randn(1, 16, 9, 11), tmp_path).plan.steps
+    steps = planned(Decoder(*attributes), torch.randn(1, 32, 9, 11), tmp_path).plan.steps
     assert all(isinstance(s.kernel, KernelSource) for s in steps)
     assert not any("transposed=True" in s.problem_key for s in steps)
     assert len(steps) == kernels
+
+
+@pytest.mark.parametrize("name", list(GROWN))
+def test_plans_for_a_gpu_have_few_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed to plan for one; `tests/gpu/test_grown.py` runs them."""
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc)
+    options = Options(device="cuda", cache_dir=private_directory(tmp_path))
+    setting = Setting(options, GpuFacts(), nvrtc, {}, torch.device("cuda", 0))
+    monkeypatch.setattr("weft.pipeline.untuned.survey", lambda _: setting)
+    monkeypatch.setattr("weft.pipeline.untuned.link", lambda graph, plan, _: SimpleNamespace(plan=plan))
+    module, x = grown(name, torch.float16, "cpu")
+    steps = (
+        build(import_exported(torch.export.export(module, (x,))), options, ["fused"]).executables["fused"].plan.steps
+    )
+    assert len(steps) <= GROWN[name][2]
+    for step in steps:
+        assert isinstance(step.kernel, CudaSource)
+        assert "transposed=True" not in step.problem_key
+        made = nvrtc.compile(step.kernel.text, arch="sm_90a", flags=step.kernel.flags, cache_dir=tmp_path)
+        assert not any(r.spill_stores for _, r in made.resources)
