@@ -118,7 +118,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layered, "CompiledCubin", Cubin)
     monkeypatch.setattr(layered, "BoundCuda", Bound)
     monkeypatch.setattr(layered, "Module", Loaded)
-    monkeypatch.setattr(layered, "TRIED", 1)
+    every = layered.candidates
+    monkeypatch.setattr(layered, "TRIED", 12)
+    # one of each product, with sums of columns where a template has them
+    monkeypatch.setattr(layered, "candidates", lambda *a: sorted(every(*a), key=lambda x: -x[1])[:1])
 
 
 def _run(net: nn.Sequential, dtype: torch.dtype, given: torch.dtype, *, masters: bool) -> fused_mlp._Run:
@@ -162,6 +165,9 @@ def test_gradients_of_wide_layers(
         y = fused(run, x, list(net.parameters()))
         found = _gradients(y, x, net, dy)
     assert run.kernels.training_refused(13) is None
+    layers = run.kernels.by_layers()
+    assert layers is not None
+    assert any(x.sum_rows for x in layers._chosen.values() if isinstance(x, layered.Chosen))
     assert y.dtype is dtype and all(g.dtype is p.dtype for g, p in zip(found, [x, *net.parameters()], strict=True))
     double = copy.deepcopy(net).double()
     point = x.detach().double().requires_grad_()
