@@ -231,12 +231,13 @@ def test_bench_against_torch(run: Weft, model: Path, monkeypatch: pytest.MonkeyP
     import torch
 
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda module, **_: (compiled.append(module), module)[1])
-    done = run("bench", model, "--against", "eager,inductor", "--budget", "0", "--rounds", "3", "--format", "json")
+    monkeypatch.setattr(torch, "compile", lambda module, **given: (compiled.append(given.get("mode")), module)[1])
+    peers = "eager,inductor,max-autotune"
+    done = run("bench", model, "--against", peers, "--budget", "0", "--rounds", "3", "--format", "json")
     assert done.code == 0, done.err
-    assert list(done.data["median_us"]) == ["eager", "inductor", "weft"]
+    assert list(done.data["median_us"]) == ["eager", "inductor", "max-autotune", "weft"]
     assert done.data["notes"]["eager"] == "4 operators, one ATen call each"
-    assert len(compiled) == 1
+    assert compiled == [None, "max-autotune-no-cudagraphs"]
     text = run("bench", model, "--against", "eager", "--budget", "0", "--rounds", "3")
     assert re.search(r"^eager: 4 operators, one ATen call each$", text.out, re.MULTILINE)
 

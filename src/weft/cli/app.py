@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weft.cli.peers import Peer
     from weft.pipeline.finish import Sample
 
-PEERS = ("eager", "inductor", "onnxruntime", "library")
+PEERS = ("eager", "inductor", "max-autotune", "onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
 Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: library plan, nothing is measured")]
@@ -247,8 +247,8 @@ def bench(
     """Compile an ONNX file and time it against its peers in one interleaved run.
 
     Example: weft bench model.onnx --against eager,inductor,onnxruntime. `eager` calls torch's own operator for each
-    operator of the file, `inductor` compiles that, `library` is Weft's plan of library calls, untuned. On a GPU all
-    are CUDA graphs on inputs that lie in their buffers.
+    operator of the file, `inductor` compiles that, `max-autotune` does so by its slow mode, `library` is Weft's plan of
+    library calls, untuned. On a GPU all are CUDA graphs on inputs that lie in their buffers.
     """
     from weft.cli.peers import disagreement
     from weft.pipeline.finish import interleave
@@ -312,7 +312,7 @@ def _peers(
     found: dict[str, Peer] = {}
     if "onnxruntime" in names:
         found["onnxruntime"] = onnxruntime_peer(model, inputs)
-    if of_torch := [name for name in names if name in ("eager", "inductor")]:
+    if of_torch := [name for name in names if name in ("eager", "inductor", "max-autotune")]:
         arrays = [as_array(x) for x in inputs]
         imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim), example_inputs=arrays)
         found.update(torch_peers(of_torch, imported, inputs))

@@ -66,6 +66,7 @@ def onnxruntime_peer(model: Path, inputs: Tensors) -> Peer:
 def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> dict[str, Peer]:
     """`eager`: the model's operators through ATen, one call each; `inductor`: the same module through torch.compile.
 
+    `max-autotune` is its mode of that name, without graphs of its own: all peers are recorded alike.
     A peer that is not one call per operator says so by the operators' names.
     """
     from weft.generate.library.eager import eager_model
@@ -84,6 +85,8 @@ def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> di
         module: Callable[..., Tensors] = model.module
         if name == "inductor":
             module = torch.compile(model.module, dynamic=False)
+        elif name == "max-autotune":
+            module = torch.compile(model.module, dynamic=False, mode="max-autotune-no-cudagraphs")
         found[name] = _tried(module, inputs, note)
     return found
 
