@@ -27,7 +27,7 @@ from weft.ir.reference import evaluate
 from weft.ir.types import TensorType, round_bf16
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 
 WARP = Shape(False, 1, 1, 0, 0, 1, 2)
 PAIRS = Shape(False, 2, 2, 0, 0, 1, 1)
@@ -146,6 +146,28 @@ def test_nan_and_infinity_stay_in_their_rows(sources: dict[str, tuple[Problem, l
         assert np.isfinite(np.delete(got, (5, 64), 0)).all()
 
 
+def test_two_blocks_share_few_rows():
+    def pairs(net: Net, facts: GpuFacts = H200) -> list[Schedule]:
+        found = templates.schedules(mlp(net), facts)
+        assert not isinstance(found, Declined)
+        return [s for s in found if s.param("template") == "mlp_pair"]
+
+    wide = Net(4096, (256,) * 5, dtype=BF16)
+    made = [templates.emit(mlp(wide), s) for s in pairs(wide)]
+    assert [s.launches[0].grid[0] for s in made if isinstance(s, CudaSource)] == [128, 128]
+    for source in made:
+        assert isinstance(source, CudaSource)
+        compiled_well([source], "sm_90a", H200)
+        assert source.launches[0].cluster == (2, 1, 1)
+    least, most = (s.launches[0].shared_bytes for s in made if isinstance(s, CudaSource))
+    assert 2 * (least + H200.shared_reserved) <= H200.shared_per_sm < 2 * most
+    assert not pairs(wide, A100)
+    assert not pairs(replace(wide, rows=8192))  # every multiprocessor has a tile
+    assert not pairs(Net(4096, (64,) * 5))
+    assert not pairs(Net(4096, (256,) * 3, residual=True))
+    assert isinstance(templates.emit(mlp(Net(64, (64,) * 3)), TWO.schedule()), Declined)
+
+
 def test_layers_alike_are_a_loop():
     many, few = (templates.emit(mlp(Net(64, (32,) * n)), GROUP.schedule()) for n in (21, 6))
     assert isinstance(many, CudaSource) and isinstance(few, CudaSource)
@@ -157,9 +179,9 @@ def test_layers_alike_are_a_loop():
     ("net", "form"),
     [
         (Net(64, (32,) * 4, "silu", BF16), "silu_of_half"),
-        (Net(64, (32,) * 4, "gelu", BF16, bias=False), "gelu2_bf16"),
+        (Net(64, (32,) * 4, "gelu", BF16, bias=False), "gelu_of_half"),
         (Net(64, (32,) * 4, "silu", BF16, residual=True), "silu_of_half"),
-        (Net(64, (192,) * 4, "gelu", BF16), "gelu2_bf16"),
+        (Net(64, (192,) * 4, "gelu", BF16), "gelu_of_half"),
         (Net(64, (32,) * 4, "silu", F16), ""),  # a half of a weight may be none of f16
         (Net(64, (32,) * 4, "silu and itself", BF16), ""),
         (Net(64, (32,) * 4, "tanh", BF16), ""),
@@ -171,9 +193,7 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
     source = templates.emit(mlp(net), GROUP.schedule() if max(net.widths) < 100 else RING.schedule())
     assert isinstance(source, CudaSource)
     body = source.text[source.text.index(f"{source.entry}(const void") :]
-    names = {"silu_of_half": "w_mlp_silu_of_half(", "gelu2_bf16": "w_gelu2_bf16("}
-    uses = {form: body.count(name) for form, name in names.items()}
-    assert "w_mlp_gelu_of_half(" not in body  # pairs are rounded together
+    uses = {"silu_of_half": body.count("w_mlp_silu_of_half("), "gelu_of_half": body.count("w_mlp_gelu_of_half(")}
     assert all((count > 0) == (name == form) for name, count in uses.items())
     assert ("0.5f * w_unpack_bf16" in source.text) == bool(form)
 

@@ -33,8 +33,6 @@ ROWS = 64
 THREADS = 128
 MOST_LAYERS = 16
 """All are written out."""
-OFFERED = False
-"""Not before it has been seen on a device."""
 _FEWEST = 4
 _MOST = 12
 """Panels in shared memory."""
@@ -56,20 +54,18 @@ class Shape(Parameters):
 
 
 def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule]:
-    """One where a chain is taken and both blocks of every tile find a multiprocessor; else none."""
+    """Where a chain is taken and both blocks of every tile find a multiprocessor; else none.
+
+    With little shared memory, so that the next kernel's blocks come beside them while they run, and with much.
+    """
     tiles = -(-p.rows // ROWS)
     if facts.capability != 90 or 2 * tiles > facts.sms or why_not(p):
         return []
-    return [shape.schedule()] if OFFERED and (shape := fitting(p, facts)) is not None else []
-
-
-def fitting(p: Chain, facts: GpuFacts) -> Shape | None:
-    """As many panels as shared memory holds; None where that is too few."""
-    tiles = -(-p.rows // ROWS)
     image = Image.of(p, group=True)
-    room = facts.shared_per_block - _shared(p, image, 0)
-    stages = min(_MOST, room // _slot(p))
-    return Shape(stages, 2 * tiles) if stages >= _FEWEST else None
+    beside = facts.shared_per_sm // 2 - facts.shared_reserved
+    most = min(_MOST, sum(-(-x.depth // PANEL) for x in p.layers))
+    found = [min(most, (room - _shared(p, image, 0)) // _slot(p)) for room in (beside, facts.shared_per_block)]
+    return [Shape(stages, 2 * tiles).schedule() for stages in dict.fromkeys(found) if stages >= _FEWEST]
 
 
 def why_not(p: Chain) -> str:
@@ -169,7 +165,7 @@ class PairKernel(Kernel):
             f"++asked; if (++at_asked == {len(panels)}) at_asked = 0;",
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
             "}\n};",
-            f"if (t == 0) for (int i = 0; i < {s.stages - 2}; ++i) ask();",
+            f"if (t == 0) for (int i = 0; i < {s.stages}; ++i) ask();",
             (
                 f"for (int i = t; i < {vectors // 16}; i += {THREADS})"
                 f" w_copy16(w_shared(sm) + {ring} + 16 * i, (const char*)pk + {self.image.weight_bytes} + 16 * i);"
@@ -255,11 +251,13 @@ class PairKernel(Kernel):
 
     def _panel(self) -> list[str]:
         return [
-            "if (t == 0) ask();",
-            "__syncwarp();",
             "w_bar_wait(full + 8 * slot, parity);",
             f"{{ const u64 w = w_behind(weights, slot * {_slot(self.image.p)}u);",
         ]
+
+    @staticmethod
+    def _panel_read() -> str:
+        return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before); if (t == 0) ask();\n__syncwarp();"
 
 
 def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:

@@ -6,7 +6,6 @@ The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +14,7 @@ from pathlib import Path
 from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
-from weft.generate.cuda.templates.mlp_match import Chain, Layer, padded
+from weft.generate.cuda.templates.mlp_match import Chain, Layer, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import Run, runs
 from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, panels_ahead, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
@@ -27,16 +26,8 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 _PERIODIC = {Prim.SIN: "w_mlp_sin({0})", Prim.COS: "w_mlp_cos({0})"}
-_GELU = f"w_mlp_gelu_of_half({{0}}, {literal(struct.unpack('f', struct.pack('f', 0.5**0.5))[0], DType.F32)})"
-"""Of the half of a sum, as the graph has it."""
-SILU = "w_mlp_silu_of_half({0})"
-PAIRS = {_GELU: "gelu2"}
-"""Activations of halves that are computed for two values at once, in 16 bits."""
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
-LATE = False
-"""The next warpgroup gets its turn when half of the products, or all but the last panel, are done, not when all are
-issued."""
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
 
@@ -112,13 +103,18 @@ class Kernel:
             row, following = f"tile * {s.rows} + {inside}", f"tile + (int)gridDim.x * {s.owners}"
             begin = "(int)blockIdx.x + owner * (int)gridDim.x"
         name = f"h{self._first}"
+        late = not early and self._late
         if early:
             lines += [f"u32 ahead[{s.tiles}][{steps}][4];", f"load(({begin}) * {s.rows} + {inside}, ahead);"]
+        if late:
+            lines.append(f"load(({begin}) * {s.rows} + {inside}, {name});")
         lines += ["#pragma unroll 1", head, f"const int row0 = {row};"]
         if early:
             copy = f"{name}[m][k][e] = ahead[m][k][e];"
             lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
+        elif late:
+            lines += [f"const int next0 = ({following}) * {s.rows} + {inside};", *self._fetch()]
         else:
             lines.append(f"load(row0, {name});")
         alike = dict(self._alike)
@@ -131,6 +127,25 @@ class Kernel:
                 lines += self._layer(part)
             part += alike.get(part, 1)
         return [*lines, "}", *(["if (owner == 0) w_turn_take(1);"] if s.turns else [])]
+
+    @property
+    def _late(self) -> bool:
+        """Whether the next tile of x is loaded behind the last product: its registers are free, and stores follow."""
+        p, s = self.p, self.s
+        busiest = -(-p.rows // (s.rows * s.owners * s.blocks))
+        return (
+            s.group and s.stages > 0 and p.plain_input and p.layers[0].k % 8 == 0 and busiest > 1
+            and last_use(p)[p.layers[0].left[0]] == 1 and len(p.layers) > 1
+        )  # fmt: skip
+
+    def _fetch(self) -> list[str]:
+        """The next tile of a warp comes near: its 16 rows lie side by side."""
+        p = self.p
+        row = p.layers[0].k * self._x.itemsize
+        return [
+            f"if (next0 + 16 <= {p.rows}) for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
+            f"w_prefetch((const char*)(x + (u64)next0 * {p.layers[0].k}) + i * 128);",
+        ]
 
     @property
     def _alike(self) -> tuple[Run, ...]:
@@ -355,6 +370,8 @@ class Kernel:
                 lines.append(f"u32 h{node}[{s.tiles}][{chunks // 2}][4];")
         if self._flows(part + 1):
             return lines
+        if part == len(p.layers) and self._late and not prefetched(p, s):
+            lines.append(f"load(next0, h{self._first});")
         lines += [f"{each('m', s.tiles)} {{"]
         lines += self._keep(part, each("j", chunks)) if p.kept[part] else []
         lines += self._store(part) if part == len(p.layers) else []
@@ -433,21 +450,17 @@ class Kernel:
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            half = count // 2 if LATE and give else 0
-            lines += [f"{take}w_group_begin();"]
-            if half:
-                lines += [*calls(0, half, at), "w_group_commit();"]
-                give = f" w_group_wait<1>();{give}"
-            lines += [*calls(half, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
+            lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
             for i in range(panels):
                 first, last = i * 4, min(count, i * 4 + 4)
                 lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
-                early = give if i == panels - 1 and not (LATE and i) else ""
-                lines += [*calls(first, last, "w, k % 4 * 32"), f"w_group_commit();{early} }}"]
-                late = give if i == panels - 1 and not early else ""
-                lines += [f"w_group_wait<1>();{late}", self._panel_read()] if i else []
+                lines += [
+                    *calls(first, last, "w, k % 4 * 32"),
+                    f"w_group_commit();{give if i == panels - 1 else ''} }}",
+                ]
+                lines += ["w_group_wait<1>();", self._panel_read()] if i else []
                 lines += self._next_panel(i == 0)
             lines += ["w_group_wait<0>();", self._panel_read()]
             lines = ["{", *lines, "}"]
@@ -557,15 +570,11 @@ class Kernel:
         return [*lines, "}\n}"]
 
     def _ending(self, part: int, node: NodeId, dtype: DType) -> tuple[NodeId, str]:
-        """(what is narrowed, the function that does it by pairs): some activations are part of that."""
+        """(what is narrowed, the function that does it by pairs): ReLU is part of that."""
         relu = self._relu(part, node)
         if relu is not None:
             return relu, "relu2"
-        source = self._narrowed(part, node, dtype)
-        form = self._of_half(part, source) if part in self.image.halved and dtype is DType.BF16 else None
-        if form is not None and form[0] in PAIRS:
-            return form[1][0], PAIRS[form[0]]
-        return source, "narrow2"
+        return self._narrowed(part, node, dtype), "narrow2"
 
     def _relu(self, part: int, node: NodeId) -> NodeId | None:
         """What a kept value is the positive part of: narrowing does that by the way."""
@@ -730,7 +739,7 @@ class Kernel:
             exponential = self._share_of(record.inputs[1])
             negative = None if exponential is None else p.graph.nodes[p.value(p.graph.nodes[exponential].inputs[0])]
             if negative is not None and negative.prim is Prim.NEG and self._wide(negative.inputs[0]) == z:
-                return SILU, (z,)
+                return "w_mlp_silu_of_half({0})", (z,)
         if record.prim is Prim.MUL and (gated := self._gated(node, rough)) is not None:
             text, (value, rest) = gated
             half = p.graph.nodes[p.value(value)]
