@@ -1,13 +1,13 @@
-"""Convolution, ReLU and pool in one kernel against the two best kernels, in f16 on an NVIDIA GPU.
+"""Convolution, ReLU and what follows (pool, 1x1 convolution) in one kernel against the two best kernels, in f16.
 
     python -m benchmarks.gpu_pooled [--batch 1,16] [--first K] [--seconds S] [--only TEXT] [--out FILE] [--dry]
 
-The pairs are those of VGG-16, ResNet-50 and Inception-v3. Fused: each of the first K schedules. Two kernels: the
-fastest of the first K of the convolution (alone), or cuDNN's with bias and ReLU, then the fastest of the pool; timed
-one behind the other in a CUDA graph, so that the pool finds in the L2 cache what the convolution left there. Also
-torch's own two. Every kernel is compared with float64 on normal data first. A time is the median over replays of a
-graph of launches that read copies of the weights in turn, after the L2 cache was emptied. `--dry` compiles the kernels
-without a GPU.
+The pairs are pools of VGG-16, ResNet-50 and Inception-v3, and ResNet-50's 3x3 and 1x1 with its residual. Fused: each
+of the first K schedules. Two kernels: the fastest of the first K of the convolution (alone), or cuDNN's with bias and
+ReLU, then the fastest of the second; timed one behind the other in a CUDA graph, so that the second finds in the L2
+cache what the first left there. Also torch's own two. Every kernel is compared with float64 on normal data first. A
+time is the median over replays of a graph of launches that read copies of the weights in turn, after the L2 cache was
+emptied. `--dry` compiles the kernels without a GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda.generator import CudaGenerator
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -50,14 +52,21 @@ LAST, ROW, F16 = Format.LAST, Format.ROW, DType.F16
 
 
 class Case(NamedTuple):
-    """A convolution and the pool behind it: size, stride and padding."""
+    """A convolution, and behind it a pool (size, stride and padding) or a 1x1 convolution to so many channels."""
 
     conv: Conv
-    pool: tuple[int, int, int]
+    pool: tuple[int, int, int] | int
 
     def __str__(self) -> str:
-        c, (size, stride, pad) = self.conv, self.pool
-        return f"{c.ic}x{c.h} -> {c.oc} {c.kernel[0]}x{c.kernel[0]}/{c.strides[0]}, {size}x{size}/{stride} pad {pad}"
+        c = self.conv
+        return f"{c.ic}x{c.h} -> {c.oc} {c.kernel[0]}x{c.kernel[0]}/{c.strides[0]}, {self.pool}"
+
+    @property
+    def between(self) -> tuple[int, int, int, int]:
+        """Shape of the value between."""
+        c = self.conv
+        size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip((c.h, c.w), c.pads, c.kernel, c.strides, strict=True)]
+        return c.n, c.oc, size[0], size[1]
 
 
 def cases(batch: int) -> dict[str, Case]:
@@ -71,6 +80,8 @@ def cases(batch: int) -> dict[str, Case]:
     found["resnet50 stem"] = Case(conv(3, 224, 64, 7, 2, 3), (3, 2, 1))
     found["inception_v3 1"] = Case(conv(32, 147, 64), (3, 2, 0))
     found["inception_v3 2"] = Case(conv(80, 73, 192, 3, 1, 0), (3, 2, 0))
+    found["resnet50 2"] = Case(conv(64, 56, 64), 256)
+    found["resnet50 3"] = Case(conv(128, 28, 128), 512)
     return found
 
 
@@ -78,12 +89,18 @@ def problem_of(case: Case, *, conv: bool, pool: bool) -> Problem:
     """Both, or one of the two."""
     c = case.conv
     b = GraphBuilder()
-    size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip((c.h, c.w), c.pads, c.kernel, c.strides, strict=True)]
-    y = b.input(TensorType(F16, (c.n, c.ic, c.h, c.w) if conv else (c.n, c.oc, size[0], size[1])))
+    y = b.input(TensorType(F16, (c.n, c.ic, c.h, c.w) if conv else case.between))
     formats = [LAST]
     if conv:
         y = _layer(b, y, c, formats)
-    if pool:
+    if pool and isinstance(case.pool, int):
+        w = b.input(TensorType(F16, (case.pool, c.oc, 1, 1)), is_weight=True)
+        y = b.add(Prim.CONV, y, w, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
+        bias = b.input(TensorType(F16, (case.pool,)), is_weight=True)
+        y = b.apply(Prim.ADD, y, b.reshape(bias, (case.pool, 1, 1)))
+        y = b.apply(Prim.MAX, b.apply(Prim.ADD, y, b.input(b.type_of(y))), 0.0)
+        formats += [ROW, ROW, LAST]
+    elif pool and isinstance(case.pool, tuple):
         k, s, p = case.pool
         found = max_pool(b, y, kernel=(k, k), strides=(s, s), pads_lo=(p, p), pads_hi=(p, p))
         assert not isinstance(found, Declined), found.reason
@@ -148,7 +165,16 @@ class Data:
         with torch.backends.cudnn.flags(enabled=False):  # it would try each of its slow algorithms of float64
             y = F.conv2d(self.x[self.some].double(), self.w.double(), self.bias.double(), c.strides, c.pads)
         self.between = F.relu(y)
-        self.exact = F.max_pool2d(self.between, *case.pool)
+        self.second: list[torch.Tensor] = []
+        if isinstance(case.pool, int):
+            w = (normal(case.pool, c.oc, 1, 1) * c.oc**-0.5).half()
+            residual = normal(c.n, case.pool, *case.between[2:]).half().contiguous(memory_format=torch.channels_last)
+            self.second = [w, normal(case.pool).half(), residual]
+            with torch.backends.cudnn.flags(enabled=False):
+                y = F.conv2d(self.between, w.double(), self.second[1].double())
+            self.exact = F.relu(y + residual[self.some].double())
+        else:
+            self.exact = F.max_pool2d(self.between, *case.pool)
         self.copies = max(1, min(LAUNCHES, ROTATED_BYTES // self.w.nbytes))
 
     def error(self, y: torch.Tensor, exact: torch.Tensor) -> float:
@@ -218,7 +244,7 @@ def measured(bench: Bench, case: Case, kernels: dict[str, list[Kernel]]) -> dict
     data = Data(case)
     c = case.conv
     operands = [data.x, data.w, data.bias]
-    fused_us, fused, tried = best(bench, data, kernels["fused"], operands, data.exact)
+    fused_us, fused, tried = best(bench, data, kernels["fused"], operands + data.second, data.exact)
     conv_us, conv, tried_conv = best(bench, data, kernels["conv"], operands, data.between)
     copies = [data.w.contiguous(memory_format=torch.channels_last).clone() for _ in range(data.copies)]
 
@@ -228,11 +254,19 @@ def measured(bench: Bench, case: Case, kernels: dict[str, list[Kernel]]) -> dict
 
     middle = data.empty(data.between)
     middle.copy_(cudnn(0))
-    pool_us, pool, tried_pool = best(bench, data, kernels["pool"], [middle], data.exact)
-    ways: dict[str, Launches] = {"torch": [lambda i=i: F.max_pool2d(cudnn(i), *case.pool) for i in range(LAUNCHES)]}  # type: ignore[misc]
+    pool_us, pool, tried_pool = best(bench, data, kernels["pool"], [middle, *data.second], data.exact)
+
+    def after(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(case.pool, tuple):
+            return F.max_pool2d(x, *case.pool)
+        w, bias, residual = data.second
+        one = ((1, 1), (0, 0), (1, 1))
+        return torch.cudnn_convolution_add_relu(x, w, residual, 1.0, bias, *one, 1)
+
+    ways: dict[str, Launches] = {"torch": [lambda i=i: after(cudnn(i)) for i in range(LAUNCHES)]}  # type: ignore[misc]
     if pool is not None:
         out = data.empty(data.exact)
-        behind = data.bound(pool, [middle], out)
+        behind = data.bound(pool, [middle, *data.second], out)
 
         def mixed(i: int) -> None:
             result = cudnn(i)
@@ -286,7 +320,11 @@ def main() -> int:
             return {}
         parts = {"fused": (True, True), "conv": (True, False), "pool": (False, True)}
         sources = {
-            k: written(problem_of(item[1], conv=conv, pool=pool), facts, args.first if conv else 3)
+            k: written(
+                problem_of(item[1], conv=conv, pool=pool),
+                facts,
+                args.first if conv or isinstance(item[1].pool, int) else 3,
+            )
             for k, (conv, pool) in parts.items()
         }
         return {k: compiled(nvrtc, arch, v, args.threads) for k, v in sources.items()}
