@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import mlp_image
 from weft.generate.cuda.templates.mlp_image import PANEL, Image
-from weft.generate.cuda.templates.mlp_match import Chain, chain
+from weft.generate.cuda.templates.mlp_match import Chain, chain, last_use
 from weft.generate.cuda.templates.mlp_shapes import WIDEST
 from weft.generate.cuda.templates.mlp_shapes import Shape as Inner
 from weft.generate.cuda.templates.mlp_text import Kernel, chosen, each, halved, instruction, mlp_header
@@ -79,8 +79,12 @@ def why_not(p: Chain) -> str:
         return "layers of several widths"
     if first.k > WIDEST or any(len(x.left) != 1 for x in p.layers):
         return "values beside each other"
-    if any(p.kept[at] != x.left for at, x in enumerate(p.layers)) or p.kept[-1]:
-        return "values that later layers read again"
+    uses = last_use(p)
+    again = any(uses[v] != at + 1 for at, kept in enumerate(p.kept) for v in kept)
+    beside = any(p.value(o) in p.kept[part - 1] for part, steps in enumerate(p.steps) if part for s in steps
+                 for o in p.graph.nodes[s].inputs)  # fmt: skip
+    if again or beside or p.kept[-1] or any(p.kept[at] != x.left for at, x in enumerate(p.layers)):
+        return "values that are read again"
     return ""
 
 
