@@ -32,7 +32,7 @@ def _activations() -> dict[str, Callable[[], nn.Module]]:
     return {
         "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "tanh": nn.Tanh,
         "sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "sin": Sine,
-        "none": nn.Identity,
+        "mish": nn.Mish, "selu": nn.SELU, "hardswish": nn.Hardswish, "none": nn.Identity,
     }  # fmt: skip
 
 
