@@ -237,6 +237,10 @@ def why(c: Case, ran: Ran, *, below: float = 0.6) -> str:
     if tiles >= SMS and threads * ran.registers > 0.6 * 65536 and most[1] < 0.75:
         what = "warpgroups" if ran.group else "warps"
         said.append((0.05, f"{ran.registers} registers of a thread: {ran.at_once} {what} hide each other's waiting"))
+    if tiles >= SMS and most[1] < 0.6:
+        layer = ran.us * ran.clock_ghz * 1e3 / (math.ceil(tiles / places) * c.depth)
+        own = ran.at_once * ran.tile_rows * 2 * c.width**2 / TENSOR_PER_CLOCK
+        said.append((0.01, f"a layer of {ran.at_once} tiles at once takes {layer:.0f} clocks, its products {own:.0f}"))
     at = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.05)
     ranked = [text for _, text in sorted(said, reverse=True)]
-    return "; ".join([*ranked, f"busy: {at}"])
+    return "; ".join([*ranked, *([f"busy: {at}"] if at else [])])
