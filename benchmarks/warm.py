@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,20 +32,36 @@ def posed(name: str, device: str) -> Posed:
     return module.half().to(device), [(x.half() if x.is_floating_point() else x).to(device) for x in inputs]
 
 
-def timed(name: str, given: Posed, options: weft.Options) -> tuple[float, dict[str, float]]:
-    """Seconds of one compile, and of its stages; the first of them is what comes before the pipeline's own."""
+@dataclass(frozen=True)
+class Timed:
+    """One compile."""
+
+    seconds: float
+    stages: dict[str, float]
+    """Seconds; the first of them is what comes before the pipeline's own."""
+    outputs: list[torch.Tensor]
+    """Of its own executable."""
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.stages.items() if seconds >= 5e-4)
+        return f"{self.seconds:.2f} s ({parts})"
+
+
+def timed(name: str, given: Posed, options: weft.Options) -> Timed:
+    """Compile once, and run what came out."""
     module, inputs = given
     start = time.perf_counter()
     compiled = weft.compile(module, inputs, options=options, name=name)
     seconds = time.perf_counter() - start
     stages = {s.name: s.seconds for s in compiled.record.stages}
-    return seconds, {"import and rest": seconds - sum(stages.values()), **stages}
+    outputs = [x.cpu() for x in compiled.executable(*inputs)]
+    return Timed(seconds, {"import and rest": seconds - sum(stages.values()), **stages}, outputs)
 
 
-def shown(label: str, found: tuple[float, dict[str, float]]) -> str:
-    """One line."""
-    parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in found[1].items() if seconds >= 5e-4)
-    return f"{label}: {found[0]:.2f} s ({parts})"
+def same(x: Timed, y: Timed) -> str:
+    """Whether two compiles give the same bits."""
+    equal = all(torch.equal(a, b) for a, b in zip(x.outputs, y.outputs, strict=True))
+    return "same outputs" if equal else "OTHER OUTPUTS"
 
 
 def profile(name: str, given: Posed, options: weft.Options, lines: int) -> None:
@@ -70,12 +87,13 @@ def main() -> None:
     options = weft.Options(device=given.device, budget_s=given.budget, **place)
     for name in given.networks:
         case = posed(name, given.device)
-        print(shown(f"{name} first", timed(name, case, options)), flush=True)
+        first = timed(name, case, options)
+        print(f"{name} first: {first}", flush=True)
         if not given.repeat:
             continue
         found = [timed(name, case, options) for _ in range(given.repeat)]
-        print(f"{name} warm: {' '.join(f'{seconds:.2f}' for seconds, _ in found)} s")
-        print(shown(f"{name} best", min(found, key=lambda f: f[0])), flush=True)
+        print(f"{name} warm: {' '.join(f'{x.seconds:.2f}' for x in found)} s, {same(first, found[-1])}")
+        print(f"{name} best: {min(found, key=lambda x: x.seconds)}", flush=True)
         if given.fresh:
             command = [sys.executable, "-m", "benchmarks.warm", name, "--repeat", "0"]
             command += ["--device", given.device, "--budget", str(given.budget)]

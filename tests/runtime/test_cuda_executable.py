@@ -11,10 +11,12 @@ import torch
 from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
 from tests.runtime.plans import library_plan
 
+from weft.device.cuda.tensor_map import encode_tensor_map
+from weft.generate import bind
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
-from weft.kernels.source import CallStep, LibraryCall, Ref
+from weft.kernels.source import CallStep, CudaSource, Launch, LibraryCall, Pointer, Ref, Schedule
 from weft.pipeline import gpu
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.cuda_executable import CudaExecutable
@@ -210,3 +212,50 @@ def test_weights_that_were_prepared_are_dropped_where_nothing_else_reads_them(cu
     got = exe(x)
     torch.testing.assert_close(got[0], x @ v @ w)
     torch.testing.assert_close(got[1], torch.tanh(w))
+
+
+class Loads:
+    """A driver that notes which cubins are loaded and with which arguments their kernels are bound."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.bound: list[tuple[int, ...]] = []
+
+    def load(self, path: Path) -> Loads:
+        self.paths.append(path)
+        return self
+
+    def function(self, entry: str) -> Loads:
+        assert entry == "double"
+        return self
+
+    def prepare(self, shared_bytes: int, cluster: tuple[int, int, int]) -> None:
+        assert (shared_bytes, cluster) == (0, (1, 1, 1))
+
+    def bind(self, grid: object, block: object, arguments: tuple[int, ...], **_: object) -> Loads:
+        self.bound.append(arguments)
+        return self
+
+    def launch(self, stream: int) -> None:
+        assert stream
+
+
+def test_a_kernel_of_several_steps_is_loaded_once(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    values = [b.input(TensorType(DType.F32, (64, 64)))]
+    for _ in range(3):
+        values.append(b.apply(Prim.TANH, b.add(Prim.MATMUL, values[-1], values[0])))
+    graph, seen = b.build(values[1:]), Loads()
+    launch = Launch("double", (1, 1, 1), (32, 1, 1), (Pointer("in", 0), Pointer("out", 0)))
+    source = CudaSource(Schedule("cuda"), "text", (launch,))
+    other = replace(source, text="another text")
+    plan = library_plan(graph)
+    tanhs = [i for i, s in enumerate(plan.steps) if graph.nodes[s.members[0]].prim is Prim.TANH]
+    kernels = dict(zip(tanhs, (source, other, source), strict=True))
+    steps = tuple(replace(s, kernel=kernels.get(i, s.kernel)) for i, s in enumerate(plan.steps))
+    objects = {source.sha256: Path("one.cubin"), other.sha256: Path("two.cubin")}
+    monkeypatch.setattr(bind, "real_driver", lambda: bind.CudaDriver(seen.load, encode_tensor_map))
+    linked = Linked(graph, replace(plan, steps=steps), objects, None, None, 0, FACTS)
+    CudaExecutable(linked, device=torch.device("cpu"))
+    assert seen.paths == [Path("one.cubin"), Path("two.cubin")]
+    assert len(set(seen.bound)) == 3, "each step has addresses of its own"

@@ -20,7 +20,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import final
 
 import torch
@@ -99,7 +98,8 @@ class CudaExecutable:
         self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._state: list[torch.Tensor] = []
-        self._bound: list[object] = []
+        self._loaded: dict[str, BoundCuda] = {}
+        """By identity of the source: equal kernels are loaded once, however many steps they are."""
         self.allow_tf32 = linked.facts.get("allow_tf32") == "True"
         with torch.cuda.device(self.device), self._policy(), torch.no_grad():
             self.memory = self._allocate()
@@ -187,7 +187,7 @@ class CudaExecutable:
         return self._bind_call(i, step, step.kernel)
 
     def _bind_source(self, i: int, step: Step, source: CudaSource) -> Run:
-        bound = BoundCuda(source, self._cubin(source))
+        bound = self._load(source)
         inputs = [self._address(key) for key in step.inputs]
         outputs = [self._address(key) for key in step.outputs]
         addresses = self._places[i]
@@ -199,14 +199,16 @@ class CudaExecutable:
             self._state.append(torch.zeros(source.state_bytes, dtype=torch.uint8, device=self.device))
             state = self._state[-1].data_ptr()
         work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
-        self._bound.append(bound)
         # a kernel that waits for other lanes may not start before its predecessor in its own has ended
         alone = bool(self.order.waits[i])
         prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state), dependent=not alone)
         return lambda: prepared(torch.cuda.current_stream().cuda_stream)
 
-    def _cubin(self, source: CudaSource) -> Path:
-        return self.linked.objects[source.sha256]
+    def _load(self, source: CudaSource) -> BoundCuda:
+        identity = source.sha256
+        if identity not in self._loaded:
+            self._loaded[identity] = BoundCuda(source, self.linked.objects[identity])
+        return self._loaded[identity]
 
     def _address(self, key: Key) -> int:
         if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
