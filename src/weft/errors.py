@@ -69,6 +69,14 @@ class UnsupportedError(UserError):
     exit_code = 4
 
 
+class NoTemplateError(UnsupportedError):
+    """A product by itself that no template of generated kernels takes."""
+
+    code = "W204"
+    template = "no template takes {op}: {reason}"
+    todo = "docs/gemm.md says what the templates take; 8-bit operands want --layout nt and K a multiple of 16"
+
+
 class DeviceError(WeftError):
     """The machine, its drivers or its compilers."""
 

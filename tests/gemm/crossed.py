@@ -14,7 +14,8 @@ from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource
 
-KINDS = ("f16", "bf16", "f32", "tf32", "e4m3", "e5m2_e4m3")
+KINDS = ("f16", "bf16", "f32", "tf32", "e4m3", "e5m2_e4m3", "i8")
+EIGHT = KINDS[4:]
 EPILOGUES = ("none", "bias_gelu", "silu(acc) * full", "acc * row + col", "bias_residual_relu", "tanh(acc + bias) * 0.5")
 SIZES = ((77, 33, 45), (129, 255, 1001), (1, 251, 517), (200, 136, 328))
 """Odd, odd and long, one row, ends of tiles whose rows are aligned."""
@@ -31,9 +32,9 @@ class Crossed:
 
     @property
     def gemm(self) -> Gemm:
-        """As a product; of 8-bit floats the sum is a multiple of 16, and a right operand across it is constant."""
+        """As a product; of 8-bit numbers the sum is a multiple of 16, and a right operand across it is constant."""
         m, n, k = self.size
-        eight = self.kind.startswith("e")
+        eight = self.kind in EIGHT
         g = Gemm(m, n, -(-k // 16) * 16 if eight else k, layout=self.layout, epilogue=epilogue(self.epilogue))
         g = typed(g, "f32" if self.kind == "tf32" else self.kind)
         return replace(g, constant=eight and self.layout == "nn")
@@ -55,8 +56,8 @@ class Crossed:
 
 
 def layouts(kind: str) -> Sequence[str]:
-    """Those that the templates take: 8-bit floats lie along the sum."""
-    return ("nt", "nn") if kind.startswith("e") else LAYOUTS
+    """Those that the templates take: 8-bit numbers lie along the sum."""
+    return ("nt", "nn") if kind in EIGHT else LAYOUTS
 
 
 @cache

@@ -132,9 +132,22 @@ def test_the_library_gets_scales_of_8_bit_floats_right(types: str, lt: CublasLt)
             assert 0 < x.error < 4e-3
 
 
-@pytest.mark.parametrize(("types", "layout"), [("e5m2", "nt"), ("e4m3", "nn"), ("e4m3", "tn")])
+@pytest.mark.parametrize(("types", "layout"), [("e5m2", "nt"), ("e4m3", "nn"), ("e4m3", "tn"), ("i8", "nt")])
 def test_what_the_library_lacks_has_no_algorithm(types: str, layout: str, lt: CublasLt) -> None:
     assert Race(typed(Gemm(16, 32, 48, layout=layout), types), 1).add_library(lt) == []
+
+
+def test_operands_of_bytes_are_normal_numbers_of_a_spread_of_32() -> None:
+    g = typed(Gemm(256, 192, 160, layout="nt", epilogue=epilogue("bias")), "i8")
+    r = Race(g, 1)
+    a, b, bias, *scales = r.inputs[0]
+    assert a.dtype is b.dtype is torch.int8
+    assert bias.dtype is r.outputs[0].dtype is torch.bfloat16
+    assert 30 < a.double().std() < 34
+    assert a.min() >= -128
+    wanted = (a.double() @ b.double().mT) * scales[0].double() * scales[1].double() + bias.double()
+    torch.testing.assert_close(r.exact, wanted)
+    assert 0.5 < r.exact.std() < 2
 
 
 def test_sums_of_8_bit_floats_have_the_limit_of_their_results() -> None:

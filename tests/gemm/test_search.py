@@ -11,7 +11,7 @@ from tests.gemm.crossed import crossed, spread
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
-from weft.errors import DeviceError, UnsupportedError
+from weft.errors import DeviceError, NoTemplateError
 from weft.gemm.epilogue import epilogue
 from weft.gemm.search import KEEP, Found, chosen, dry_run, feasible, refusal, rejected, search
 from weft.gemm.spec import LAYOUTS, Gemm, Search, thirteen, typed
@@ -99,7 +99,7 @@ def test_t_and_the_limit_bound_what_is_measured() -> None:
 def test_what_no_template_takes_is_an_error_in_words() -> None:
     old = replace(H200, capability=75)
     assert isinstance(space(Gemm().problem(), old), Declined)
-    with pytest.raises(UnsupportedError, match=r"gemm M=1024_N=1024_K=1024_nn_f16.*7\.5"):
+    with pytest.raises(NoTemplateError, match=r"gemm M=1024_N=1024_K=1024_nn_f16.*7\.5"):
         search(Gemm(), old, Tuner().measure, limit=9)
 
 
@@ -198,8 +198,8 @@ def test_every_pair_of_layout_type_epilogue_and_odd_size_compiles_for_both(nvrtc
 
 
 def test_the_few_hold_every_pair() -> None:
-    assert len(crossed()) == len(set(crossed())) == 6 * 4 * (4 * 4 + 2 * 2)
-    assert len(spread()) <= 40
+    assert len(crossed()) == len(set(crossed())) == 6 * 4 * (4 * 4 + 3 * 2)
+    assert len(spread()) <= 44
     assert {(x.kind, x.layout) for x in spread()} == {(x.kind, x.layout) for x in crossed()}
     assert {(x.epilogue, x.size) for x in spread()} == {(x.epilogue, x.size) for x in crossed()}
 
@@ -222,8 +222,17 @@ def test_products_of_8_bit_floats_lie_along_the_sum(types: str) -> None:
         (replace(g, layout="tn"), "left"),
         (replace(g, k=520), "left"),
     ):
-        with pytest.raises(UnsupportedError, match=f"a {side} operand of 8 bits"):
+        with pytest.raises(NoTemplateError, match=f"a {side} operand of 8 bits"):
             feasible(bad, bad.problem(), H200)
+
+
+def test_products_of_bytes_are_mma_alone() -> None:
+    g = typed(Gemm(512, 512, 512, layout="nt", epilogue=epilogue("bias_gelu")), "i8")
+    for facts in (H200, profile("a100")):
+        assert {str(s.param("template")) for _, s in feasible(g, g.problem(), facts)} == {"mma"}
+    crossing = replace(g, layout="nn")
+    with pytest.raises(NoTemplateError, match="a right operand of 8 bits that does not lie in chunks of 16"):
+        feasible(crossing, crossing.problem(), H200)
 
 
 def test_fast_sums_are_configurations_of_their_own() -> None:

@@ -39,7 +39,7 @@ Tokens = Annotated[
 def gemm_command(
     tokens: Tokens = [],  # noqa: B006
     layout: Annotated[str, typer.Option(help="nn, nt, tn or tt: t for an operand whose transpose is in memory")] = "nn",
-    dtype: Annotated[str, typer.Option(help="f16, bf16, f32, e4m3, e5m2, e4m3_e5m2 or e5m2_e4m3")] = "f16",
+    dtype: Annotated[str, typer.Option(help="f16, bf16, f32, e4m3, e5m2, e4m3_e5m2, e5m2_e4m3 or i8")] = "f16",
     epilogue_text: Annotated[
         str, typer.Option("--epilogue", help="a name such as bias_relu, or an expression such as relu(acc + bias)")
     ] = "none",

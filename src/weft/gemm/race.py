@@ -65,6 +65,11 @@ class Contender:
         return statistics.median(self.samples_us) if self.samples_us and not self.refused else math.inf
 
 
+def _rounded(x: torch.Tensor, kind: DType) -> torch.Tensor:
+    """Normal numbers as a type has them; bytes are 32 times as large, and clipped."""
+    return ((x * 32).round().clamp(-128, 127) if kind.is_integer else x).to(TORCH_DTYPE[kind])
+
+
 def torch_value(e: Epilogue, acc: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """An epilogue by torch's own operators, in the type of its operands."""
 
@@ -111,13 +116,14 @@ class Race:
         bytes_ = g.m * g.n * g.out.itemsize
         bytes_ += sum(math.prod(s) * t.itemsize for s, t in zip(g.shapes, g.dtypes, strict=True))
         count = max(1, min(MOST_SETS, -(-L2_SHARE * l2_bytes // bytes_)))
-        scales = [1.0, 1.0 if g.dtype.is_float8 else g.k**-0.5, *(1.0 for _ in g.epilogue.operands)]
+        scales = [1.0, 1.0 if g.bytes else g.k**-0.5, *(1.0 for _ in g.epilogue.operands)]
+        of_bytes = (2.0**-10, g.k**-0.5) if g.dtype.is_integer else (0.5, 2.0 * g.k**-0.5)
         self.inputs = [
             [
-                (torch.randn(shape, generator=chance, device=DEVICE) * by).to(TORCH_DTYPE[kind])
+                _rounded(torch.randn(shape, generator=chance, device=DEVICE) * by, kind)
                 for shape, kind, by in zip(g.shapes, g.dtypes, scales, strict=False)
             ]
-            + [torch.tensor(x, device=DEVICE) for x in ((0.5, 2.0 * g.k**-0.5) if g.dtype.is_float8 else ())]
+            + [torch.tensor(x, device=DEVICE) for x in (of_bytes if g.bytes else ())]
             for _ in range(count)
         ]
         self.outputs = [torch.empty(g.m, g.n, dtype=TORCH_DTYPE[g.out], device=DEVICE) for _ in range(count)]
@@ -129,7 +135,7 @@ class Race:
         g = self.gemm
         a, b, *others = (x.double() for x in self.inputs[0])
         product = (a.mT if g.layout[0] == "t" else a) @ (b.mT if g.layout[1] == "t" else b)
-        if g.dtype.is_float8:
+        if g.bytes:
             *others, scale_a, scale_b = others
             product *= scale_a * scale_b
         return torch_value(g.epilogue, product, self._named(others))
@@ -157,8 +163,13 @@ class Race:
         return self._add(Contender("weft", name, launches, (bound, packed, work, state)))
 
     def add_library(self, lt: CublasLt, most: int = 16, *, tf32: bool = False) -> list[Contender]:
-        """The best algorithms of the library's heuristic, each with what it cannot fuse as torch's operators."""
+        """The best algorithms of the library's heuristic, each with what it cannot fuse as torch's operators.
+
+        None for bytes: the library scales sums of integers to integers only.
+        """
         g = self.gemm
+        if g.dtype.is_integer:
+            return []
         fused, rest = g.epilogue.divided
         dtype = "tf32" if tf32 and g.dtype is DType.F32 else g.dtype.value
         asked = LtProduct(

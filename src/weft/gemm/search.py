@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, gate
-from weft.errors import DeviceError, UnsupportedError
+from weft.errors import DeviceError, NoTemplateError
 from weft.gemm.spec import Gemm, Search
 from weft.generate.cuda import templates
 from weft.generate.cuda.shipped import table_for
@@ -95,12 +95,12 @@ def feasible(g: Gemm, problem: Problem, facts: GpuFacts) -> Ranked:
     """Every configuration with its estimate in microseconds, best first.
 
     Raises:
-        UnsupportedError: no template takes the product on this GPU [W201].
+        NoTemplateError: none takes the product on this GPU [W204].
     """
     found = space(problem, facts)
     if isinstance(found, Declined) or not found:
         why = found.reason if isinstance(found, Declined) else f"no configuration fits {facts.name}"
-        raise UnsupportedError(op=f"gemm {g.name}", reason=why)
+        raise NoTemplateError(op=f"gemm {g.name}", reason=why)
     return found
 
 
@@ -123,7 +123,7 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
         limit: most configurations of an exhaustive search.
 
     Raises:
-        UnsupportedError: no template takes the product [W201].
+        NoTemplateError: none takes the product [W204].
         DeviceError: the device computes wrongly, or no worker starts [W301].
     """
     start = time.monotonic()
@@ -175,7 +175,7 @@ def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False)
 
     Raises:
         DeviceError: there is no NVRTC, or it does not know an architecture [W301].
-        UnsupportedError: no template takes the product [W201].
+        NoTemplateError: none takes the product [W204].
     """
     if isinstance(nvrtc, Declined):
         raise DeviceError(problem=f"a dry run compiles, and there is no NVRTC: {nvrtc.reason}")

@@ -37,6 +37,7 @@ TYPES: Mapping[str, tuple[DType, DType]] = {
     "e5m2": (DType.F8E5M2, DType.F8E5M2),
     "e4m3_e5m2": (DType.F8E4M3, DType.F8E5M2),
     "e5m2_e4m3": (DType.F8E5M2, DType.F8E4M3),
+    "i8": (DType.I8, DType.I8),
 }
 """What the templates multiply: names of the types of A and B."""
 LARGEST = 1 << 20
@@ -77,7 +78,7 @@ class Gemm:
     search: Search = Search.TEMPLATES
     layout: str = "nn"
     dtype: DType = DType.F16
-    """Of A; 8-bit floats are multiplied by a scale for each operand, and everything else is then bf16."""
+    """Of A; products of 8-bit numbers are multiplied by a scale for each operand, and everything else is then bf16."""
     epilogue: Epilogue = field(default_factory=lambda: epilogue("none"))
     constant: bool = False
     """B is the same in every call, so that it may be repacked once."""
@@ -100,14 +101,19 @@ class Gemm:
         return next(name for name, types in TYPES.items() if types == (self.dtype, self.right or self.dtype))
 
     @property
+    def bytes(self) -> bool:
+        """Whether A and B are numbers of 8 bits."""
+        return self.dtype.itemsize == 1
+
+    @property
     def out(self) -> DType:
         """Of the result and of the epilogue's operands."""
-        return DType.BF16 if self.dtype.is_float8 else self.dtype
+        return DType.BF16 if self.bytes else self.dtype
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """Of everything in `shapes`."""
-        scales = (DType.F32, DType.F32) if self.dtype.is_float8 else ()
+        scales = (DType.F32, DType.F32) if self.bytes else ()
         return (self.dtype, self.right or self.dtype, *(self.out for _ in self.epilogue.operands), *scales)
 
     @property
@@ -123,7 +129,7 @@ class Gemm:
         extents: dict[str, tuple[int, ...]] = {
             "column": (self.n,), "row": (self.m, 1), "full": (self.m, self.n),
         }  # fmt: skip
-        scales: tuple[tuple[int, ...], ...] = ((), ()) if self.dtype.is_float8 else ()
+        scales: tuple[tuple[int, ...], ...] = ((), ()) if self.bytes else ()
         return (a, b, *(extents[extent] for _, extent in self.epilogue.operands), *scales)
 
     def problem(self) -> Problem:
@@ -131,14 +137,15 @@ class Gemm:
         b = GraphBuilder()
         types = [TensorType(dtype, shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         left, right = b.input(types[0]), b.input(types[1], is_weight=self.constant)
-        wide = self.dtype.accumulator if self.dtype.is_float8 else self.dtype
+        wide = DType.F32 if self.bytes else self.dtype
+        summed = DType.I32 if self.dtype.is_integer else wide
         given: dict[str, NodeId] = {}
         for (name, extent), type_ in zip(self.epilogue.operands, types[2:], strict=False):
             given[name] = b.cast(b.input(type_, is_weight=extent == "column"), wide)
         left = b.transpose(left, (1, 0)) if self.layout[0] == "t" else left
         right = b.transpose(right, (1, 0)) if self.layout[1] == "t" else right
-        product = b.add(Prim.MATMUL, b.cast(left, wide), b.cast(right, wide))
-        if self.dtype.is_float8:
+        product = b.cast(b.add(Prim.MATMUL, b.cast(left, summed), b.cast(right, summed)), wide)
+        if self.bytes:
             product = b.apply(Prim.MUL, product, b.apply(Prim.MUL, b.input(types[-2]), b.input(types[-1])))
         graph = b.build([b.cast(self.epilogue.build(b, product, given), self.out)])
         posed = Problem(graph, "", (Format.ROW,) * len(graph.inputs), (Format.ROW,))
