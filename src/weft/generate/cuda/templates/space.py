@@ -6,6 +6,8 @@ may have all.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import cast
 
@@ -22,6 +24,8 @@ Ranked = list[tuple[float, Schedule]]
 """(modelled microseconds, configuration)."""
 _NEAR = 1.5
 """What the model has slower than so many times the best is measured late, if at all."""
+_ALIKE = 0.15
+"""Share by which the model must have one faster for each of the same kind before it."""
 _FROM_TABLE = 4
 """Kinds that are measured because they were fastest elsewhere."""
 _KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices", "pair", "even")
@@ -46,19 +50,20 @@ def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
     return sorted(((cycles / per_us, s) for cycles, s in found), key=_rank)
 
 
-def _rank(item: tuple[float, Schedule]) -> tuple[float, int, int, str]:
-    """Where the model sees no difference, more stages, and blocks that go on, come first."""
+def _rank(item: tuple[float, Schedule]) -> tuple[float, int, int, int, str]:
+    """Where the model sees no difference, more stages, blocks that go on, and sums of more warps come first."""
     us, s = item
     known = dict(s.params)
-    return us, -cast("int", known.get("stages", 0)), -cast("int", known.get("blocks", 0)), str(s)
+    stages, blocks, slices = (-cast("int", known.get(name, 0)) for name in ("stages", "blocks", "slices"))
+    return us, stages, blocks, slices, str(s)
 
 
 def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) -> Ranked:
     """The few that are worth measuring.
 
     First the kinds that the compiler would measure, as far as the model has them near the best, and one of each
-    template, and among them those that were fastest where the GPU was measured before; then the best of each further
-    kind; then the rest by rank.
+    template, and among them those that were fastest where the GPU was measured before; then the others, those of new
+    kinds before those alike.
     """
     modelled = {s: us for us, s in ranked}
     found = templates.schedules(problem, facts)
@@ -72,15 +77,23 @@ def pruned(problem: Problem, facts: GpuFacts, ranked: Ranked, keep: int = 16) ->
         if s in modelled and (new or (modelled[s] <= near and kind(s) not in kinds)):
             kinds.add(kind(s))
             chosen.append(s)
-    for _, s in ranked:
-        if kind(s) not in kinds:
-            kinds.add(kind(s))
-            chosen.append(s)
-        if len(chosen) >= keep:
-            break
     known = set(chosen)
-    chosen += [s for _, s in ranked if s not in known]
+    chosen += [s for s in _spread(ranked, kinds) if s not in known]
     return [(modelled[s], s) for s in chosen[:keep]]
+
+
+def _spread(ranked: Ranked, kinds: Collection[object]) -> list[Schedule]:
+    """By rank, but those alike later than their number says; each of `kinds` is there once already."""
+    counts = Counter(kinds)
+    seen: set[object] = set()
+    keyed = []
+    for us, s in ranked:
+        alike = tuple(x for x in s.params if x[0] != "stages")
+        again = s.param("template") == "tma" and alike in seen  # with fewer stages these are hardly ever faster
+        seen.add(alike)
+        keyed.append((again, us * (1.0 + _ALIKE * counts[kind(s)]), s))
+        counts[kind(s)] += 1
+    return [s for _, _, s in sorted(keyed, key=lambda x: x[:2])]
 
 
 def _measured_best(problem: Problem, facts: GpuFacts, ranked: Ranked) -> list[Schedule]:

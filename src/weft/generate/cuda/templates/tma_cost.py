@@ -19,8 +19,10 @@ from weft.generate.cuda.templates.cost import Sizes
 from weft.generate.cuda.templates.tma_operands import STEP, Rows, Three
 from weft.generate.cuda.templates.tma_shape import Even, Shape
 
-PORT = 47.8
+PORT = 56.0
 """Bytes per cycle and multiprocessor from the L2 cache while all load."""
+SHARED = 138.0
+"""Bytes per cycle that shared memory takes and gives: 128, at the clock of an H200 where copies bound products."""
 BUSY = 0.79
 """Share of the tensor cores' peak that a stream of products reaches."""
 START = 583.0
@@ -182,7 +184,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     if s.fields:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
-    reads = high * (64 + s.bn) * part + loaded / 128
+    reads = (high * (64 + s.bn) * 128 * part + loaded) / SHARED
     flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.pair == 1 else s.bm) / (s.bm + s.bn)
