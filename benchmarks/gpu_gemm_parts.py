@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.device.cuda import tensor_map
+from weft.device.cuda import driver, tensor_map
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
@@ -57,7 +57,7 @@ class Cores:
 
 
 Variant = tuple[str, Shape | Cores, Patch | None, int]
-"""Name, schedule, change of the text, promotion into the L2 cache."""
+"""Name, schedule, change of the text, promotion into the L2 cache; and ten times how clusters are placed."""
 ROUNDS = 5
 
 
@@ -221,6 +221,20 @@ def released_at_once(text: str) -> str:
 def staggered(step: int) -> Patch:
     """Tiles begin at different steps of the sum, so that not all ask for the same columns of their rows at once."""
     return _replaced(r"const int kb = st;", f"const int kb = (st + (tm + tn) * {step}) % last;")
+
+
+def places() -> Iterator[tuple[Gemm, list[Variant]]]:
+    """Pairs that copy for each other: where their blocks are, and the order of tiles."""
+
+    def placed(shapes: Sequence[Shape], *policies: int) -> list[Variant]:
+        return [(f"policy {n}", s, None, 2 + 10 * n) for n in policies for s in shapes]
+
+    low = [tile(64, 128, 8, groups=1, pair=x, blocks=0) for x in (0, 1, 4)]
+    banded = [replace(s, band=n) for s in low[:2] for n in (1, 2, 4, 16)]
+    yield Gemm(1024, 1024, 8192, layout="nt"), _all([*low, *banded]) + placed(low[1:], 1, 2)
+    ninety = [replace(tile(128, 96, 8), pair=x, blocks=0) for x in (0, 1, 4)]
+    banded = [replace(s, band=n) for s in ninety for n in (2, 4)]
+    yield Gemm(968, 1376, 2616, layout="nt"), _all([*ninety, *banded]) + placed(ninety[1:], 1, 2)
 
 
 def cores() -> Iterator[tuple[Gemm, list[Variant]]]:
@@ -393,6 +407,22 @@ def clusters(source: CudaSource, path: str) -> dict[str, int]:
     return found
 
 
+def with_policy(policy: int) -> Callable[..., list[Any]]:
+    """Attributes of a launch whose clusters are spread (1) or balanced (2); 0: as the driver does."""
+    usual = driver._launch_attributes
+
+    def attributes(api: Any, cluster: tuple[int, int, int], *, dependent: bool) -> list[Any]:
+        found = usual(api, cluster, dependent=dependent)
+        if policy and cluster != (1, 1, 1):
+            value = api.CUlaunchAttributeValue()
+            value.clusterSchedulingPolicyPreference = api.CUclusterSchedulingPolicy(policy)
+            name = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+            found.append(driver._attribute(api, name, value))
+        return found
+
+    return attributes
+
+
 def measure(g: Gemm, made: Sequence[tuple[str, CudaSource, CompiledCubin, bool, int]], bad: set[str]) -> None:
     """One product, on the GPU."""
     import torch
@@ -416,9 +446,10 @@ def measure(g: Gemm, made: Sequence[tuple[str, CudaSource, CompiledCubin, bool, 
         if name in bad:
             continue
         say({"running": name})
-        tensor_map._PROMOTION_128 = promotion
+        tensor_map._PROMOTION_128, usual = promotion % 10, driver._launch_attributes
+        driver._launch_attributes = with_policy(promotion // 10)
         contender = race.add_kernel(name, source, str(cubin.path))
-        tensor_map._PROMOTION_128 = 2
+        tensor_map._PROMOTION_128, driver._launch_attributes = 2, usual
         race._verify(contender)
         errors[name] = contender.error
         if right and contender.refused:
@@ -468,6 +499,8 @@ def ticks(bound: Any) -> float:
 
 def chosen(given: argparse.Namespace) -> Iterator[tuple[Gemm, list[Variant]]]:
     """The products that the command line names."""
+    if given.places:
+        return places()
     return promotions() if given.promotions else targets() if given.targets else cases()
 
 
@@ -506,7 +539,7 @@ def child(given: argparse.Namespace) -> None:
 def watch(given: argparse.Namespace, end: float) -> bool:
     """One child to its end, its stall or the end of the time; True: nothing is left."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
-    command += ["--promotions"] * given.promotions + ["--targets"] * given.targets
+    command += ["--promotions"] * given.promotions + ["--targets"] * given.targets + ["--places"] * given.places
     process = subprocess.Popen(
         [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
     )
@@ -559,6 +592,7 @@ def main() -> None:
     parser.add_argument("--out", default="", help="file of results, JSON lines")
     parser.add_argument("--promotions", action="store_true", help="promotion into the L2 cache instead of parts")
     parser.add_argument("--targets", action="store_true", help="products that lose, by the newest shapes, instead")
+    parser.add_argument("--places", action="store_true", help="where pairs of blocks are, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
