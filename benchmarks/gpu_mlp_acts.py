@@ -77,7 +77,7 @@ class Variant:
         if isinstance(s, mlp_pair.Shape):
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
-        words += ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
+        words += ["near"] * s.near + ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         return " ".join([*words, *([self.way] if self.way else []), f"[{self.without}]" if self.without else ""])
 
 

@@ -35,6 +35,7 @@ GROUP = Shape(True, 1, 4, 0, 0, 1, 2)
 RING = Shape(True, 1, 8, 6, 0, 1, 1)
 PART = Shape(True, 1, 8, 5, 2, 1, 1)
 FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
+NEAR = Shape(True, 1, 4, 0, 0, 1, 1, near=True)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
 TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
 RING_TURNS = replace(RING, turns=True)
@@ -52,6 +53,7 @@ TWOS = mlp_pair.Shape(9, 4)
 
 CASES: dict[str, tuple[Net, tuple[Shape | mlp_pair.Shape | mlp_wide.Shape, ...]]] = {
     "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP, FLOW, TURNS)),
+    "the tile after next": (Net(333, (64, 32, 32)), (NEAR, replace(NEAR, warps=8, flow=1, pace=1))),
     "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
     "three to one": (Net(33, (3, 24, 17, 1)), (WARP, PAIRS, GROUP, FLOWS)),
     "one wide": (Net(150, (1, 1, 16, 2), "silu"), (WARP,)),

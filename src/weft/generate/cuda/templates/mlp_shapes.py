@@ -78,6 +78,8 @@ class Shape(Parameters):
     """Products begin as soon as so many 16 columns of their left operand are there; 0: when all are."""
     pace: int = 0
     """Of those parts of a product as many may be under way: else the compiler makes the operand first; 0: all."""
+    near: bool = False
+    """The tile after the next comes into the L2 cache while the next is loaded."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -185,7 +187,18 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     best = [*turns[:1], *flow[:1]]
     best += _unlike(plain)[: MOST - 1 - len(best)]
     best += _unlike(warps)[: max(1, MOST // 2 - len(best))]
-    return [s for s in near if s in best]
+    ranked = [s for s in near if s in best]
+    waiting = sorted((s for s in ranked if _waits(p, s, facts)), key=lambda s: s.flow == 0)
+    return [*ranked[:1], *(replace(s, near=True) for s in waiting[:1]), *ranked[1:]]
+
+
+def _waits(p: Chain, shape: Shape, facts: GpuFacts) -> bool:
+    """Whether memory takes long, for a shape of which one more tile can be on its way."""
+    product = sum(2.0 * p.rows * x.k * x.n for x in p.layers) / (4096 * facts.sms * facts.clock_ghz * 1e9)
+    moved = (p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes) / ((facts.peak_bandwidth or 4800.0) * 1e9)
+    turns = p.rows / (shape.rows * shape.owners * shape.blocks)
+    one = shape.group and shape.tiles == 1 and not shape.stages and not shape.turns
+    return one and moved > 0.5 * product and turns > 3 and prefetched(p, shape)
 
 
 def _unlike(ranked: list[Shape]) -> list[Shape]:

@@ -113,8 +113,10 @@ class Kernel:
             copy = f"{name}[m][k][e] = ahead[m][k][e];"
             lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
+            if s.near:
+                lines += self._fetch(f"(tile + 2 * {s.owners} * (int)gridDim.x) * {s.rows} + {inside}")
         elif late:
-            lines += [f"const int next0 = ({following}) * {s.rows} + {inside};", *self._fetch()]
+            lines += [f"const int next0 = ({following}) * {s.rows} + {inside};", *self._fetch("next0")]
         else:
             lines.append(f"load(row0, {name});")
         alike = dict(self._alike)
@@ -138,13 +140,14 @@ class Kernel:
             and last_use(p)[p.layers[0].left[0]] == 1 and len(p.layers) > 1
         )  # fmt: skip
 
-    def _fetch(self) -> list[str]:
-        """The next tile of a warp comes near: its 16 rows lie side by side."""
+    def _fetch(self, first: str) -> list[str]:
+        """A later tile of a warp, from that row on, comes into the L2 cache: its 16 rows lie side by side."""
         p = self.p
         row = p.layers[0].k * self._x.itemsize
         return [
-            f"if (next0 + 16 <= {p.rows}) for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
-            f"w_prefetch((const char*)(x + (u64)next0 * {p.layers[0].k}) + i * 128);",
+            f"{{ const int near0 = {first}; if (near0 + 16 <= {p.rows})",
+            f"for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
+            f"w_prefetch((const char*)(x + (u64)near0 * {p.layers[0].k}) + i * 128); }}",
         ]
 
     @property
