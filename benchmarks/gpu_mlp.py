@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ CHECKED = 4096
 """Rows that are compared."""
 NAMES = ("eager", "library", "compile", "autotune")
 MODES = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
+PATIENCE_S = 40.0
+"""For a case."""
 SPIN_NS = 60_000
 PROBES = f"""
 extern "C" __global__ void nothing() {{
@@ -440,11 +443,16 @@ def main() -> int:
                 print(f"no time left for {c.name} and what follows", file=sys.stderr)
                 break
             asked = [w for w in wanted_peers(c, dtype, slow) if w not in MODES or (c, w) in ready]
+            watch = threading.Timer(PATIENCE_S, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
+            watch.daemon = True
+            watch.start()
             try:
                 row = measured(c, dtype, kernels.get(c, []), asked, probes)
             except (WeftError, RuntimeError) as error:
                 print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
+            finally:
+                watch.cancel()
             name = named(c, dtype)
             head = {"record": "case", "suite": "mlp", "case": name, "rows": c.rows, "width": c.width, "depth": c.depth,
                     "act": c.act, "dtype": dtype.value, "commit": commit}  # fmt: skip
