@@ -7,8 +7,14 @@ import torch
 
 from weft.frontends.torch import import_exported
 from weft.generate.library import LibraryGenerator
+from weft.generate.library.fused import fused_linear
+from weft.generate.library.fused_cuda import cublaslt_linear
 from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import LibraryCall, Schedule
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
@@ -19,8 +25,8 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-def attention(dtype: torch.dtype) -> Problem:
-    given = tuple(torch.randn(1, 2, 16, 32, dtype=dtype) for _ in range(3))
+def attention(dtype: torch.dtype, heads: int = 2) -> Problem:
+    given = tuple(torch.randn(1, heads, 16, 32, dtype=dtype) for _ in range(3))
     graph = import_exported(torch.export.export(Attention(), given)).graph
     for candidate in enumerate_candidates(graph).candidates:
         if candidate.kind is Kind.ORIGIN:
@@ -48,3 +54,21 @@ def test_flash_and_cudnn_take_floats_of_16_bits_only(dtype: torch.dtype, backend
     assert {name for name, call in made.items() if isinstance(call, LibraryCall)} == backends
     declined = [call for call in made.values() if isinstance(call, Declined)]
     assert all("16 bits" in call.reason for call in declined)
+
+
+def test_attention_without_elements_is_left_to_primitives() -> None:
+    problem = attention(torch.float16, heads=0)
+    for name in ("flash", "efficient", "cudnn"):
+        call = LibraryGenerator().emit(problem, Schedule("library", (("backend", name), ("form", "attention"))))
+        assert isinstance(call, Declined) and "over none" in call.reason
+
+
+@pytest.mark.parametrize(("rows", "k", "n"), [(0, 8, 8), (8, 0, 8), (8, 8, 0)])
+def test_products_without_elements_are_left_to_primitives(rows: int, k: int, n: int) -> None:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (rows, k))), b.input(TensorType(DType.F32, (k, n)), is_weight=True)
+    graph = b.build([b.add(Prim.MATMUL, x, w)])
+    problem = Problem(graph, "nothing", (Format.ROW,) * 2, (Format.ROW,))
+    for make in (fused_linear, cublaslt_linear):
+        call = make(problem, Schedule("library", ()))
+        assert isinstance(call, Declined) and "of none" in call.reason

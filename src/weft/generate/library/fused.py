@@ -139,8 +139,10 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     x, w = n.inputs
     if n.type.dtype is not DType.F32 or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
         return Declined("not a plain 2-d f32 convolution")
-    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w) or 0 in n.type.shape:
+    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
         return Declined("the operand is computed inside, or the weight is not constant")
+    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
+        return Declined("a convolution without elements, or of none")
     tail = Tail(graph, convs[0], 1)
     if not tail.matched:
         return Declined("what follows the convolution is no bias + residual + activation")
@@ -178,8 +180,10 @@ def fused_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined
         return Declined("not one product with one result")
     n = graph.nodes[products[0]]
     x, w = n.inputs
-    if n.type.dtype is not DType.F32 or n.type.rank != 2 or not is_weight(graph, w) or 0 in n.type.shape:
+    if n.type.dtype is not DType.F32 or n.type.rank != 2 or not is_weight(graph, w):
         return Declined("not a 2-d f32 product with a constant right operand")
+    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
+        return Declined("a product without elements, or of none")
     tail = Tail(graph, products[0], 1)
     if not tail.matched or tail.residual is not None:
         return Declined("what follows the product is no bias + activation")

@@ -32,8 +32,10 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     x, w = n.inputs
     if n.type.dtype not in _TYPES or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
         return Declined("not a plain 2-d convolution of floats")
-    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w) or 0 in n.type.shape:
+    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
         return Declined("the operand is computed inside, or the weight is not constant")
+    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
+        return Declined("a convolution without elements, or of none")
     tail = Tail(graph, convs[0], 1)
     name = tail.activation[0]
     if not tail.matched or name not in ("none", "relu"):
@@ -70,8 +72,10 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
         return Declined("not one product with one result")
     n = graph.nodes[products[0]]
     x, w = n.inputs
-    if n.type.dtype not in _TYPES or n.type.rank != 2 or not is_weight(graph, w) or 0 in n.type.shape:
+    if n.type.dtype not in _TYPES or n.type.rank != 2 or not is_weight(graph, w):
         return Declined("not a 2-d product of floats with a constant right operand")
+    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
+        return Declined("a product without elements, or of none")
     tail = Tail(graph, products[0], 1)
     if not tail.matched:
         return Declined("what follows the product is no bias + residual + activation")
@@ -110,6 +114,8 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         return Declined("no attention")
     if bool(params.get("enable_gqa", False)) or graph.type_of(operands[0]).rank != 4:
         return Declined("grouped heads, or not four dimensions")
+    if any(0 in graph.type_of(i).shape for i in operands[:3]):
+        return Declined("attention without elements, or over none")
     p = Program(graph)
     q, k, v = (p.value(i) for i in operands[:3])
     bias = p.value(operands[3]) if len(operands) > 3 and operands[3] >= 0 else None
