@@ -1,4 +1,4 @@
-// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=2,stages=5,template=mma,wk=2,wm=16,wn=16)
+// cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=4,stages=5,template=mma,wk=2,wm=16,wn=16)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
@@ -9,7 +9,7 @@ const int g = blockIdx.z / 1, b = blockIdx.z % 1;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 16384;
-const int first = blockIdx.y * 16 / 2, last = (blockIdx.y + 1) * 16 / 2;
+const int first = blockIdx.y * 16 / 4, last = (blockIdx.y + 1) * 16 / 4;
 int ao[2];
 _Pragma("unroll")
 for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
@@ -79,13 +79,13 @@ float4 a = *at;
 for (int y = 1; y < 2; ++y) { const float4 h = at[y * 96]; a.x += h.x; a.y += h.y; a.z += h.z; a.w += h.w; }
 *at = a; }
 w_cluster_sync();
-for (int i = t; i < 32; i += 64) { const int x = i + (int)blockIdx.y * 32; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
+for (int i = t; i < 16; i += 64) { const int x = i + (int)blockIdx.y * 16; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
 { float acc[4];
 
 #pragma unroll
 for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
 #pragma unroll
-for (int rank = 0; rank < 2; ++rank)
+for (int rank = 0; rank < 4; ++rank)
 #pragma unroll
 for (int i = 0; i < 1; ++i) {
 const float4 h = w_read_cluster(sb + (u32)((r * 24 + q + 4 * i) * 4), (u32)rank);
