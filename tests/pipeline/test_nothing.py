@@ -12,13 +12,12 @@ import weft
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("name", list(EMPTY))
-def test_networks_of_nothing(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "budget"), [("no columns", 0.0), *((name, 0.5) for name in EMPTY)])
+def test_networks_of_nothing(name: str, budget: float, tmp_path: Path) -> None:
     make, shape = EMPTY[name]
     module, x = make().eval(), torch.zeros(shape)
     with torch.no_grad():
         want = module(x)
-    for budget in (0.0, 0.5):
-        got = weft.compile(module, x, options=weft.Options(budget_s=budget, cache_dir=tmp_path))(x)
-        assert isinstance(got, torch.Tensor)
-        torch.testing.assert_close(got, want)
+    got = weft.compile(module, x, options=weft.Options(budget_s=budget, cache_dir=tmp_path))(x)
+    assert isinstance(got, torch.Tensor)
+    torch.testing.assert_close(got, want)
