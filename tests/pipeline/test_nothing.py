@@ -12,7 +12,7 @@ import weft
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize(("name", "budget"), [("no columns", 0.0), *((name, 0.5) for name in EMPTY)])
+@pytest.mark.parametrize(("name", "budget"), [*((name, 0.0) for name in EMPTY), ("no columns", 0.5)])
 def test_networks_of_nothing(name: str, budget: float, tmp_path: Path) -> None:
     make, shape = EMPTY[name]
     module, x = make().eval(), torch.zeros(shape)
