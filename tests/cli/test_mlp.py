@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from weft.cli import app as cli
+from weft.nn import FusedMLP
 
 SMALL = ("mlp", "--widths", "3,8,8,1", "--rows", "33", "--rounds", "1", "--device", "cpu")
 
@@ -51,6 +52,13 @@ def test_each_layer_its_own_activation_and_float32_under_autocast(
 def test_people_are_told_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(monkeypatch, capsys, *SMALL, "--backward")
     assert code == 0 and "not fused" in out and "the input is on cpu" in out and "eager" in out
+
+
+def test_nothing_to_say_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a GPU: all of it is fused."""
+    monkeypatch.setattr(FusedMLP, "why_not", lambda *_: None)
+    code, out, err = run(monkeypatch, capsys, *SMALL)
+    assert code == 0 and "eager" in out and "fused" not in out, err
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def summary(screen: Screen, record: CompileRecord) -> None:
 
 
 def print_pairs(screen: Screen, pairs: Mapping[str, str]) -> None:
-    """`name  value` lines."""
-    width = max(map(len, pairs))
+    """`name  value` lines; nothing of none."""
+    width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         screen.out.print(f"[bold]{name:<{width}}[/bold]  {value}")
