@@ -153,6 +153,21 @@ def test_the_command_line(shared_cache: Path, tmp_path: Path, tell: Tell) -> Non
     tell(f"weft trace: {len(kernels)} kernels by {told['source']}, {told['microseconds']:.1f} us")
 
 
+def test_weft_mlp_as_text(shared_cache: Path, tell: Tell) -> None:
+    """What people see, in graphs: a row for each contender, and nothing below it where all is fused."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "mlp", "--widths", "32,32,32,8", "--rows", "4096", "--graph", "--rounds", "3",
+         "--against", "eager,cublas", "--activation", "silu,sin,none"],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**environ, "WEFT_CACHE_DIR": str(shared_cache), "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert rows[1:] == ["weft", "eager", "cublas"] and "not fused" not in done.stdout, done.stdout
+    tell(done.stdout.strip())
+
+
 def test_a_device_that_is_not_there(shared_cache: Path, tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
     perceptron(model)
