@@ -26,7 +26,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Pointer, TensorMap
 from weft.nn import fused_mlp, kernels, layered, timing
-from weft.nn.autograd import fused
+from weft.nn.autograd import by_composite, fused
 from weft.nn.layers import Layers, layers_of
 
 ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(k[0-9a-f]{16}\w*)\s*\(([^)]*)\)')
@@ -201,6 +201,14 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
     fused(other, x, list(net.parameters())).sum().backward()
     refused = other.kernels.training_refused(9)
     assert refused is not None and "not those of torch" in refused.reason
+    # far from torch in 16 bits, but near to it in float32
+    third = _run(net, torch.float16, torch.float16, masters=False)
+    monkeypatch.setattr(fused_mlp, "by_composite", lambda run, dy, x, p, needs: (
+        [torch.ones_like(t) for t in (x, *p)] if run is third else by_composite(run, dy, x, p, needs)
+    ))  # fmt: skip
+    monkeypatch.setattr(fused_mlp, "least", lambda call: 1.0)
+    fused(third, x, list(net.parameters())).sum().backward()
+    assert third.kernels.training_refused(9) is None
 
 
 def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch):

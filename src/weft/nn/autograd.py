@@ -8,7 +8,15 @@ from typing import Any, Protocol
 import torch
 
 
-class Engine(Protocol):
+class Composite(Protocol):
+    """A network in torch's operations."""
+
+    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result in torch's operations, which record gradients."""
+        ...
+
+
+class Engine(Composite, Protocol):
     """What computes; `weft.nn.fused_mlp` has one on a GPU, tests have one of torch's operations."""
 
     def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -30,10 +38,6 @@ class Engine(Protocol):
         """Gradients of x and of the parameters as far as they are needed; `kept` comes from `keep`."""
         ...
 
-    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result in torch's operations, which record gradients."""
-        ...
-
 
 def fused(engine: Engine, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """The network's result for dense x (rows, columns); differentiable twice and more."""
@@ -44,7 +48,7 @@ def fused(engine: Engine, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -
 
 
 def by_composite(
-    engine: Engine, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
+    engine: Composite, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """Gradients by torch's operations, recomputing the forward pass."""
     with torch.enable_grad():
