@@ -18,7 +18,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,9 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda import templates
 from weft.generate.cuda.generator import CudaGenerator
+from weft.generate.cuda.templates import pooled_choose, pooled_match, separable_match, stacked
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -40,7 +42,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 
 LAUNCHES = 10
 ROTATED_BYTES = 160 << 20
@@ -118,15 +120,25 @@ class Kernel:
     cubin: CompiledCubin
 
 
-def written(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource]:
-    """Kernels of the first schedules."""
+def written(problem: Problem, facts: GpuFacts, first: int, *, fused: bool) -> list[CudaSource]:
+    """Kernels of the first schedules; fused ones also where the model would have two kernels."""
     generator = CudaGenerator()
-    found = generator.schedules(problem, facts)
+    found = _fused(problem, facts) if fused else generator.schedules(problem, facts)
     if isinstance(found, Declined):
         print(f"declined: {found.reason}", flush=True)
         return []
     sources = (generator.emit(problem, s) for s in found[:first])
     return [s for s in sources if isinstance(s, CudaSource)]
+
+
+def _fused(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
+    if templates.has_window(problem):
+        pool = pooled_match.pooled(problem)
+        found = pool if isinstance(pool, Declined) else pooled_choose.shapes(pool, facts)
+        return found if isinstance(found, Declined) else [s.schedule() for _, s in found]
+    pair = separable_match.stacked(problem)
+    shapes = pair if isinstance(pair, Declined) else stacked.shapes(pair, facts)
+    return shapes if isinstance(shapes, Declined) else [s.schedule() for _, s in shapes]
 
 
 def compiled(nvrtc: Nvrtc, arch: str, sources: list[CudaSource], threads: int) -> list[Kernel]:
@@ -324,6 +336,7 @@ def main() -> int:
                 problem_of(item[1], conv=conv, pool=pool),
                 facts,
                 args.first if conv or isinstance(item[1].pool, int) else 3,
+                fused=conv and pool,
             )
             for k, (conv, pool) in parts.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -69,9 +70,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     if sum(n.prim is Prim.CONV for n in problem.graph.nodes) == 2:
         return _of_two(problem, facts)
     if has_window(problem):
-        whole = pooled_match.pooled(problem, tf32=facts.tf32)
-        ranked_shapes = whole if isinstance(whole, Declined) else pooled_choose.shapes(whole, facts)
-        return ranked_shapes if isinstance(ranked_shapes, Declined) else [s.schedule() for _, s in ranked_shapes]
+        return _of_pool(problem, facts)
     p = product(problem, tf32=facts.tf32)
     if isinstance(p, Declined):
         return p
@@ -99,8 +98,38 @@ def _of_two(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else [s.schedule() for _, s in separable.shapes(pair, facts)]
     pair = separable_match.stacked(problem)
-    found = pair if isinstance(pair, Declined) else stacked.shapes(pair, facts)
-    return found if isinstance(found, Declined) else [s.schedule() for _, s in found]
+    if isinstance(pair, Declined):
+        return pair
+    found = stacked.shapes(pair, facts)
+    if isinstance(found, Declined):
+        return found
+    two = sum(_least(p, facts) for p in (pair.first, pair.second))
+    return _worth(found[0][0], two, facts) or [s.schedule() for _, s in found]
+
+
+def _of_pool(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
+    """A convolution and a window of its results."""
+    whole = pooled_match.pooled(problem, tf32=facts.tf32)
+    if isinstance(whole, Declined):
+        return whole
+    found = pooled_choose.shapes(whole, facts)
+    if isinstance(found, Declined):
+        return found
+    two = pooled_choose.apart(whole, _least(whole.first, facts), facts)
+    return _worth(found[0][0], two, facts) or [s.schedule() for _, s in found]
+
+
+def _least(p: Product, facts: GpuFacts) -> float:
+    """Modelled cycles of the best kernel for a product alone."""
+    return min((cycles for cycles, _ in modelled(p, facts)), default=math.inf)
+
+
+def _worth(one: float, two: float, facts: GpuFacts) -> Declined | None:
+    """Why one kernel is not measured where two are modelled to be that much faster."""
+    if two >= pooled_choose.WORTH * one:
+        return None
+    us = facts.clock_ghz * 1e3
+    return Declined(f"one kernel is modelled to take {one / us:.1f} us, two {two / us:.1f} us")
 
 
 def has_window(problem: Problem) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us, memory_us
 from weft.generate.cuda.templates import epilogue, halo, halo_choose
 from weft.generate.cuda.templates.halo import FEW
 from weft.generate.cuda.templates.pooled import Geometry, Shape
@@ -14,6 +15,9 @@ from weft.ir.declined import Declined
 
 REPEATED = 1.5
 """Most results of the convolution that all blocks may compute, over those that it has."""
+WORTH = 0.8
+"""Share of the one kernel's modelled time that two must take at least, for the one to be measured. Of 20 pairs on an
+NVIDIA H200, where the copy engine feeds most convolutions, 17 were faster as two or as fast: 16 of them are below."""
 PLACE, PASS = 2.2, 260.0
 """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
 
@@ -52,6 +56,12 @@ def cycles(p: Pooled, s: Shape, facts: GpuFacts, end: halo_choose.End | None = N
     again = 1.0 if s.early else math.prod(p.pool.kernel) / math.prod(p.pool.strides)
     slots = PLACE + (0.0 if s.early else 1.0 + (again - 1.0) / again * len(p.first.c.body))
     return found + PASS + busiest * places * slots / 128
+
+
+def apart(p: Pooled, convolution: float, facts: GpuFacts) -> float:
+    """Modelled cycles of two kernels: that of the convolution takes `convolution`."""
+    read, written = (x.m * x.n * p.between.itemsize for x in (p.first, p.second))
+    return convolution + (gap_us(facts) + memory_us(facts, read, written)) * facts.clock_ghz * 1e3
 
 
 def _geometry(p: Pooled, ph: int, pw: int) -> Geometry:
