@@ -60,8 +60,9 @@ CLUSTER_REGISTERS = 168
 HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
 HANDED_LATENCY = 4000.0
-PAIRED = 1700.0
-"""Cycles in which two blocks that copy for each other start and leave together."""
+PAIRED = {1: 0.0, 2: 1700.0, 4: 600.0}
+"""Cycles in which so many blocks that copy for each other start and leave together, less what else they save: of four
+too little is looked up to be in the way of anything."""
 DRIFT = 1.04
 """Blocks that are at different steps of their sums find less of each other's operands on its way from the L2 cache."""
 LESS = 0.01
@@ -135,7 +136,7 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     inside = _inside(case, s, facts)
     memory = _memory(case, facts)
     hidden = EXPOSED * min(inside, memory)
-    gap = gap_us(facts) * facts.clock_ghz * 1e3 + (PAIRED if s.pair else 0.0)
+    gap = gap_us(facts) * facts.clock_ghz * 1e3 + PAIRED[s.together]
     if case.copied:
         gap += gap + COPYING + case.copied * 2 * facts.clock_ghz / facts.read_bandwidth[-1][1]
     return gap + START + max(inside, memory) + hidden
