@@ -196,5 +196,6 @@ def test_the_models_sixteen_hold_one_near_the_fastest_of_all_that_were_measured(
     new = [case for case, ratio in found.items() if ratio == math.inf]
     assert not new, f"none of the sixteen was ever measured: run the group `exhaustive` again; {new}"
     near = sum(ratio <= gpu_gemm_lt.CLOSE for ratio in found.values())
-    assert near >= 0.75 * len(found), found
-    assert max(found.values()) < 1.2, found
+    # 1536^3 is of a commit whose kernels with 5 and 6 stages were slower
+    assert near >= len(found) - 1 >= 19, found
+    assert max(found.values()) < 1.12, found
