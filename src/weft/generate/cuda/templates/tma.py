@@ -506,7 +506,9 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
         f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ({walk.last}){at_both});",
-        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));" if f else "",
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));"
+        if f
+        else "",
     ]
     stages = [
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
