@@ -107,7 +107,7 @@ def _ranked(w: Window, cluster: bool, end: End, facts: GpuFacts, keep: int) -> t
     return tuple((modelled, s) for _, modelled, s in keyed[:keep])
 
 
-def _sides(size: int, least: int, most: int) -> list[int]:
+def sides(size: int, most: int, least: int = 1) -> list[int]:
     """Sides of tiles that cover `size` with little waste."""
     found = {-(-size // k) for k in range(1, size + 1)}
     return sorted(x for x in found if least <= x <= most and -(-size // x) * x <= WASTE * size)
@@ -116,8 +116,8 @@ def _sides(size: int, least: int, most: int) -> list[int]:
 def _tiles(w: Window, wide: bool) -> Sequence[tuple[int, int]]:
     """For each number of rows of the product, the rectangle that reads the least of the image per pixel."""
     best: dict[int, tuple[float, tuple[int, int]]] = {}
-    for th in _sides(w.rows, 1, 32):
-        for tw in _sides(w.cols, min(w.cols, 4), 64):
+    for th in sides(w.rows, 32):
+        for tw in sides(w.cols, 64, min(w.cols, 4)):
             g = Geometry(w, Shape(th, tw, 16, 16, 16, 16, 1, 1, 1, False, wide))
             if not 16 <= g.bm <= 512 or (g.bm > 256 and not wide) or th * g.across < 0.7 * g.bm:
                 continue

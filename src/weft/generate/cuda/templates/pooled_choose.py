@@ -68,17 +68,11 @@ def _geometry(p: Pooled, ph: int, pw: int) -> Geometry:
     return Geometry.of(p, Shape(ph, pw, 16, FEW if p.window.ic <= FEW else 16, 16, 16, 1, 1, 1, True))
 
 
-def _sides(size: int, most: int) -> list[int]:
-    """Sides of tiles that cover `size` with little waste."""
-    found = {-(-size // k) for k in range(1, size + 1)}
-    return sorted(x for x in found if x <= most and -(-size // x) * x <= halo_choose.WASTE * size)
-
-
 def _rectangles(p: Pooled) -> list[tuple[int, int]]:
     """Rectangles of windows whose results are a product of 16 to 512 rows; the smallest if there is none."""
     found = []
-    for ph in _sides(p.pool.rows, 16):
-        for pw in _sides(p.pool.cols, 32):
+    for ph in halo_choose.sides(p.pool.rows, 16):
+        for pw in halo_choose.sides(p.pool.cols, 32):
             results = p.pool.reach(ph, 0) * p.pool.reach(pw, 1)
             if results <= 512 and (results >= 16 or (ph, pw) == (p.pool.rows, p.pool.cols)):
                 found.append((ph, pw))

@@ -232,16 +232,11 @@ def cycles(p: Separable, s: Shape, facts: GpuFacts) -> float:
     return MEASURED * (first + g.parts * (_START + max(tensor, fragments, weights) + stored / _STORED))
 
 
-def _sides(size: int, most: int) -> list[int]:
-    found = {-(-size // k) for k in range(1, size + 1)}
-    return sorted(x for x in found if x <= most and -(-size // x) * x <= halo_choose.WASTE * size)
-
-
 def _tiles(w: halo.Window) -> list[tuple[int, int]]:
     """For each number of rows of the product, the rectangle that reads the least of the image."""
     best: dict[int, tuple[float, tuple[int, int]]] = {}
-    for th in _sides(w.rows, 16):
-        for tw in _sides(w.cols, 32):
+    for th in halo_choose.sides(w.rows, 16):
+        for tw in halo_choose.sides(w.cols, 32):
             g = halo.Geometry(w, halo.Shape(th, tw, 16, FEW if w.ic <= FEW else 16, 16, 16, 1, 1, 1, False, False))
             if not 16 <= g.bm <= 256 or th * tw < 0.7 * g.bm:
                 continue

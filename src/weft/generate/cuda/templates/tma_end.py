@@ -105,9 +105,7 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         "float total[8];" if p.column_sums else "",
         f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
         *place,
-        f"if (o % {2 * high} == 0)\n#pragma unroll\nfor (int e = 0; e < 8; ++e) total[e] = 0.0f;"
-        if p.column_sums
-        else "",
+        f"if (o % {2 * high} == 0)\n{_CLEAR}" if p.column_sums else "",
         *take,
         *parts,
         *(_summed(p, rows, s) if p.column_sums else []),
