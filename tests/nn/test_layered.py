@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,3 +228,49 @@ def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch)
     assert long is not None and "5000 columns" in long.reason
     many = kernels_of((64, 512, 128)).training_refused(1 << 23)
     assert many is not None and "too many to be trained at once" in many.reason
+
+
+def test_what_captures_and_full_memory_are_answered(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
+    x = torch.randn(9, 16).half()
+    run = _run(net, torch.float16, torch.float16, masters=False)
+    layers = run.kernels.by_layers()
+    assert layers is not None
+    addresses = run.reads(list(net.parameters()))
+    assert not isinstance(layers.forward(x, addresses, layered.Memory(), 1), Declined)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not isinstance(layers.forward(x, addresses, layered.Memory(), 1), Declined)
+    for chosen in layers._chosen.values():
+        if isinstance(chosen, layered.Chosen):
+            chosen.bound.source = replace(chosen.bound.source, state_bytes=16)
+    refused = layers.forward(x, addresses, layered.Memory(), 1)  # of another module, whose states are not there yet
+    assert isinstance(refused, Declined) and "while a CUDA graph is captured" in refused.reason
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def full(net: Network, product: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(layered, "Trial", full)
+    refused = layers.forward(x[:8], addresses, layered.Memory(), 1)
+    assert isinstance(refused, Declined) and "no memory is left to try products of layer 0" in refused.reason
+
+
+def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels.Kernels(net, profile("h200"), Compiler()))
+    module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    x: Any = SimpleNamespace(
+        device=torch.device("cuda"), dtype=torch.float16, shape=(9, 16), dim=lambda: 2, numel=lambda: 144,
+        get_device=lambda: torch.device("cpu"), requires_grad=False,
+    )  # fmt: skip
+    assert module.why_no_fused_backward(x) is None
+    run = module._run(x, module._known(), trains=True)
+    assert isinstance(run, fused_mlp._Run)
+    layers = run.kernels.by_layers()
+    assert layers is not None
+    layers.refuse(9, Declined("torch is faster"))
+    assert module.why_no_fused_backward(x) == "torch is faster"
+    with torch.no_grad():
+        assert module.why_no_fused_backward(x) == "torch is faster"
+        assert module.why_not(x) is None

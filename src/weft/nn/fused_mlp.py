@@ -93,19 +93,15 @@ class FusedMLP(nn.Sequential):
 
     def why_no_fused_backward(self, x: torch.Tensor) -> str | None:
         """Why gradients for this input are computed by torch; None: by the kernels."""
-        with torch.no_grad():
-            run = self._run(x, self._known())
-        if isinstance(run, Declined):
-            return run.reason
-        found = run.kernels.backward_refused()
-        return None if found is None else found.reason
+        run = self._run(x, self._known(), trains=True)
+        return run.reason if isinstance(run, Declined) else None
 
     def refresh(self) -> None:
         """Read the parameters anew at the next call: they were changed behind autograd's back."""
         self._images.clear()
 
-    def _run(self, x: torch.Tensor, known: _Known | Declined) -> _Run | Declined:
-        """What computes the result for x, or why nothing does."""
+    def _run(self, x: torch.Tensor, known: _Known | Declined, *, trains: bool = False) -> _Run | Declined:
+        """What computes the result for x, or why nothing does; `trains`: with gradients, whatever requires them."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return Declined("the module is being traced")
         if x.device.type != "cuda":
@@ -134,7 +130,7 @@ class FusedMLP(nn.Sequential):
         run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
         if isinstance(run, Declined):
             return run
-        trains = torch.is_grad_enabled() and known.trains(x)
+        trains = trains or (torch.is_grad_enabled() and known.trains(x))
         refused = run.kernels.training_refused(rows) if trains else run.kernels.refused(rows)
         return run if refused is None else refused
 

@@ -39,6 +39,7 @@ _COMPARED = 48
 _SMALL, _ROWS_OF_A_SHARE = 0.05, 32
 _BYTES_A_MILLISECOND = 3.5e9
 """At which columns are summed."""
+_CAPTURED = "products are met first while a CUDA graph is captured"
 TORCH = {
     DType.F16: torch.float16,
     DType.BF16: torch.bfloat16,
@@ -54,6 +55,10 @@ class Memory:
         self.stamp = -1
         """Of the parameters in the image."""
         self._states: dict[Chosen, torch.Tensor] = {}
+
+    def lacks(self, plan: Sequence[tuple[Product, Chosen]]) -> bool:
+        """Whether a state is to be made; while a graph is captured it would be zero from the first replay on only."""
+        return any(kernel.bound.source.state_bytes and kernel not in self._states for _, kernel in plan)
 
     def state(self, chosen: Chosen) -> int:
         """Address of the state of a kernel; 0 for one that has none."""
@@ -166,7 +171,7 @@ class ByLayers:
         new = {p.problem.key: p for p in products if p.problem.key not in self._chosen}
         if new:
             if torch.cuda.is_current_stream_capturing():
-                return Declined("products are met first while a CUDA graph is captured")
+                return Declined(_CAPTURED)
             for key, kernel in self._made(new).items():
                 self._chosen[key] = kernel
         found = []
@@ -210,10 +215,17 @@ class ByLayers:
             own = [(s, r, n) for k, s, n, r in compiled if k == key]
             whole = [x for x in own if max(r.spill_stores for _, r in x[1].resources) <= _SPILLED]
             if own:
-                trial = Trial(self.net, p)
-                best = min((trial.of(*x) for x in whole or own), key=lambda x: x[0])
-                found[key] = best[1] if best[1] is not None else found[key]
+                best = self._best(p, whole or own)
+                found[key] = found[key] if best is None else best
         return found
+
+    def _best(self, p: Product, kernels: Sequence[tuple[CudaSource, CompiledCubin, int]]) -> Chosen | Declined | None:
+        """The fastest right one."""
+        try:
+            trial = Trial(self.net, p)
+            return min((trial.of(*x) for x in kernels), key=lambda x: x[0])[1]
+        except torch.OutOfMemoryError:  # the training under way leaves none
+            return Declined(f"no memory is left to try products of layer {p.layer}")
 
     def pack(self, beside: Beside, addresses: Sequence[int], memory: Memory, stamp: int) -> int:
         """The image of parameters at these addresses; its address."""
@@ -238,6 +250,8 @@ class ByLayers:
             return beside
         if isinstance(plan, Declined):
             return plan
+        if memory.lacks(plan) and torch.cuda.is_current_stream_capturing():
+            return Declined(_CAPTURED)
         image = self.pack(beside, addresses, memory, stamp)
         h = x
         kept: list[torch.Tensor] = []
@@ -303,6 +317,8 @@ class ByLayers:
             return beside
         if isinstance(products, Declined):
             return products
+        if memory.lacks(products) and torch.cuda.is_current_stream_capturing():
+            return Declined(_CAPTURED)
         plan = beside.plan
         image = self.pack(beside, addresses, memory, stamp)
         inputs, marks = self._values(x, kept)
