@@ -188,7 +188,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     reads = (high * (64 + s.bn) * 128 * part + loaded) / SHARED
     flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
-        flow *= 1.0 - LESS * (s.bn if s.pair == 1 else s.bm) / (s.bm + s.bn)
+        flow *= 1.0 - LESS * (s.bn if s.beside == 1 else s.bm) / (s.bm + s.bn)
     own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
     if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
