@@ -208,7 +208,7 @@ def _workspace(p: Product, rows: Rows, s: Shape) -> int:
 
 
 def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
-    """Why two blocks cannot copy for each other."""
+    """Why blocks of a cluster cannot copy for each other."""
     counts, columns = tiles_of(p, rows, s)
     if not s.pair:
         return None
