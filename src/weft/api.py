@@ -29,6 +29,7 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
+from weft.runtime.executable import InputError
 from weft.runtime.loaded import Loaded, load
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Compiled:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _plan_for(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        for position, given in enumerate(inputs):
+            if not isinstance(given, torch.Tensor):
+                raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
         key = tuple((tuple(t.shape), t.dtype) for t in inputs)
         with self._lock:
             found = self._plans.get(key)
@@ -206,7 +210,15 @@ def _compile_torch(
     module = None if isinstance(model, torch.export.ExportedProgram) else model
     if module is not None and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
+    given: object = model
+    if not isinstance(given, torch.nn.Module | torch.export.ExportedProgram):
+        problem = f"a {type(given).__name__} is no torch module, exported program or ONNX file"
+        raise OptionError(option="model", problem=problem)
     device = options.device
+    if device.startswith("cuda"):
+        from weft.pipeline.gpu import device_of
+
+        device_of(options)  # told before the weights go there
     placed = _placed(model, device)
 
     def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:

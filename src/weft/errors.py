@@ -48,7 +48,7 @@ class OptionError(UserError):
 
     code = "W001"
     template = "option {option!r}: {problem}"
-    todo = "see `weft --help` or the docstring of weft.Options"
+    todo = "see `weft COMMAND --help` or the docstring of weft.Options"
 
 
 class ModelError(UserError):

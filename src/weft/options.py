@@ -75,6 +75,9 @@ class Options:
             if not isinstance(value, str | os.PathLike):
                 raise OptionError(option=name, problem=f"{type(value).__name__} is no path")
             object.__setattr__(self, name, Path(value))
+        budget: object = self.budget_s
+        if not (isinstance(budget, int | float) and budget >= 0):
+            raise OptionError(option="budget_s", problem=f"{budget!r} is no number of seconds, 0 or more")
         if self.memory_limit_bytes < 0:
             raise OptionError(option="memory_limit_bytes", problem=f"{self.memory_limit_bytes} is no number of bytes")
 
@@ -156,6 +159,9 @@ def read_fields(
     return found
 
 
+_WORDS = {"bool": "true or false", "int": "a whole number, or a size such as 256MiB", "float": "a number"}
+
+
 def parse_text(option: str, kind: str, text: str) -> object:
     """The value of a text for a field of type `kind`, as its annotation spells it.
 
@@ -171,7 +177,7 @@ def parse_text(option: str, kind: str, text: str) -> object:
             return float(text)
         return Path(text) if kind.startswith("Path") else text
     except (KeyError, ValueError):
-        raise OptionError(option=option, problem=f"{text!r} is not a {kind}") from None
+        raise OptionError(option=option, problem=f"{text!r} is not {_WORDS.get(kind, kind)}") from None
 
 
 def _integer(text: str) -> int:
@@ -188,5 +194,5 @@ def _take(option: str, kind: str, value: object) -> object:
         return parse_text(option, kind, value)
     fits = {"bool": (bool,), "int": (int,), "float": (int, float)}.get(kind, ())
     if not isinstance(value, fits) or (isinstance(value, bool) and kind != "bool"):
-        raise OptionError(option=option, problem=f"{value!r} is not a {kind}")
+        raise OptionError(option=option, problem=f"{value!r} is not {_WORDS.get(kind, kind)}")
     return float(value) if kind == "float" and isinstance(value, int) else value

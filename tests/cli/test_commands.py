@@ -98,9 +98,55 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_limit_on_memory_is_an_option_of_compile(run: Weft, model: Path) -> None:
     done = run("compile", model, "--budget", "0", "--memory-limit", "1MiB", "--format", "json")
     assert done.code == 0 and done.data
-    for given, told in (("8", "8 bytes at once"), ("much", "'much' is not a int"), ("-1", "no number of bytes")):
+    for given, told in (
+        ("8", "8 bytes at once"),
+        ("much", "'much' is not a whole number, or a size"),
+        ("-1", "no number of bytes"),
+    ):
         done = run("compile", model, "--budget", "0", f"--memory-limit={given}")
         assert done.code == 2 and told in done.err and "[W001]" in done.err, done.err
+
+
+def test_a_place_that_cannot_be_written_is_told_before_tuning(run: Weft, model: Path, tmp_path: Path) -> None:
+    for flag in ("-o", "--report"):
+        done = run("compile", model, "--budget", "60", flag, tmp_path / "no" / "net")
+        assert done.code == 3 and "net: the folder" in done.err and "does not exist [W401]" in done.err, done.err
+        assert "enumerate" not in done.err
+        done = run("compile", model, "--budget", "60", flag, tmp_path)
+        assert done.code == 3 and "it is a folder [W401]" in done.err and "enumerate" not in done.err, done.err
+
+
+def test_a_refused_file_is_named(run: Weft, model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(model.read_bytes()[:40])
+    done = run("check", cut)
+    assert done.code == 3 and done.err.startswith("weft: cut.onnx: "), done.err
+
+
+def test_an_unknown_dimension_is_refused(run: Weft, model: Path) -> None:
+    done = run("check", model, "--dim", "batch=3")
+    assert done.code == 3 and "no input has a symbolic dimension 'batch' [W114]" in done.err, done.err
+
+
+def test_products_that_do_not_fit_say_why(run: Weft, tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"], name="mm")], "g", [x], [y])
+    path = tmp_path / "mm.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    done = run("check", path)
+    assert done.code == 3 and "node 0 'mm' (MatMul): Incompatible dimensions" in done.err, done.err
+
+
+def test_shapes_that_depend_on_values_are_told_once(run: Weft, tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [2, "n"])
+    graph = helper.make_graph([helper.make_node("NonZero", ["x"], ["y"], name="nz")], "g", [x], [y])
+    path = tmp_path / "nz.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    done = run("check", path)
+    assert done.code == 4 and done.err.count("depends on run-time values") == 1, done.err
+    assert "export the model without this operator" in done.err and "`weft check`" not in done.err
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import weft
 from weft import pipeline
 from weft.api import Compiled
 from weft.device.files import private_directory
-from weft.errors import ArtifactError, OptionError
+from weft.errors import ArtifactError, DeviceError, OptionError, UnsupportedError
 from weft.ir.graph import Graph
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.plan import Plan
@@ -275,3 +275,34 @@ def test_a_plan_that_does_not_run_is_left_out(
     assert [c.name for c in found] == [plan.name]
     with pytest.warns(UserWarning, match="leaves out"), pytest.raises(RuntimeError, match="FlashAttention"):
         pipeline.link_all(graph, [bad], setting, [x], lambda *_: [model(x)])
+
+
+def test_what_is_no_tensor_is_an_input_error(compiled: Compiled, x: torch.Tensor) -> None:
+    for wrong in ("x", x.numpy(), None):
+        with pytest.raises(InputError, match=r"input 0: a \w+ is no tensor \[W011\]"):
+            compiled(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="is no tensor"):
+            compiled.executable(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_no_model_is_an_option_error(x: torch.Tensor) -> None:
+    with pytest.raises(OptionError, match=r"option 'model': a int is no torch module"):
+        weft.compile(3, x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [-1.0, float("nan"), "a", None])
+def test_a_budget_is_a_number_of_seconds(budget: object) -> None:
+    with pytest.raises(OptionError, match=r"'budget_s': .* is no number of seconds"):
+        weft.Options(budget_s=budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_a_device_error(model: nn.Module, x: torch.Tensor) -> None:
+    with pytest.raises(DeviceError, match="sees no NVIDIA GPU"):
+        weft.compile(model, x, device="cuda")
+
+
+def test_a_linear_layer_of_two_types_is_refused() -> None:
+    """`torch.export` takes it, which torch itself does not run."""
+    with pytest.raises(UnsupportedError, match="operands of f64 and f32"):
+        weft.compile(nn.Linear(4, 4), torch.randn(2, 4, dtype=torch.float64), options=weft.Options(budget_s=0))

@@ -54,7 +54,7 @@ def test_inputs_are_not_modified_and_may_be_strided() -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([], "takes 1 tensors"),
+        ([], "takes 1 tensors, 0 were given"),
         ([torch.zeros(64, 63)], "expected 64x64xf32"),
         ([torch.zeros(64, 64, dtype=torch.float64)], "float64"),
         ([torch.zeros(64, 64, device="meta")], "expected a CPU tensor"),

@@ -48,7 +48,8 @@ Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: l
 Dims = Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=weft.__doc__, rich_markup_mode=None,
+HELP = (weft.__doc__ or "").split("\n\n")[0]  # the rest is about Python
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_markup_mode=None,
                   pretty_exceptions_enable=False)  # fmt: skip
 app.command("mlp")(mlp_command)
 app.command("gemm")(gemm_command)
@@ -114,6 +115,17 @@ def _writing(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _can_be_written(*paths: Path | None) -> None:
+    """Told before anything is tuned, not after."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            problem = f"the folder {visible(str(path.parent))} does not exist"
+            raise ArtifactError(where=visible(path.name), problem=problem, remedy="make it first")
+        if path is not None and path.is_dir():
+            problem = "cannot be written: it is a folder"
+            raise ArtifactError(where=visible(path.name), problem=problem, remedy="choose another place")
+
+
 def _dims(pairs: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for pair in pairs:
@@ -161,6 +173,7 @@ def compile_command(
 ) -> None:
     """Compile an ONNX file to the fastest verified plan. Example: weft compile candy.onnx -o candy.weft."""
     screen = Screen(format)
+    _can_be_written(output, report)
     compiled = _compile(model, _options(budget, memory_limit), dim, device, limits, screen)
     if output is not None:
         digest = compiled.save(output)
@@ -393,7 +406,8 @@ def explain(
     record = _record(plan)
     steps = [s for s in record.steps if node is None or _matches(node, s.position, s.nodes, s.operators)]
     if not steps:
-        raise OptionError(option="NODE", problem=f"no kernel of this plan matches {visible(node or '')!r}")
+        problem = f"no kernel of this plan matches {visible(node or '')!r}; all {len(record.steps)}: leave NODE out"
+        raise OptionError(option="NODE", problem=problem)
     if screen.json:
         screen.data([to_json(s) for s in steps])
         return

@@ -100,6 +100,7 @@ def summary(screen: Screen, record: CompileRecord) -> None:
         screen.data(to_json(record))
         return
     r = record
+    stages = [f"{plain(s.name)} {s.seconds:.1f} s" for s in r.stages if s.seconds >= 0.05]
     print_pairs(
         screen,
         {
@@ -116,7 +117,7 @@ def summary(screen: Screen, record: CompileRecord) -> None:
             "memory": f"arena {memory(r.arena_bytes)}, largest live set {memory(r.live_bytes)}",
             "predicted": microseconds(r.objective_us),
             "chosen": f"{plain(r.chosen)} ({microseconds(r.median_us)})",
-            "time": ", ".join(f"{plain(s.name)} {s.seconds:.1f} s" for s in r.stages if s.seconds >= 0.05),
+            "time": ", ".join(stages) or "less than 0.1 s",
         },
     )
     rows = []

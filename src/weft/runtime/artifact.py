@@ -205,7 +205,7 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         raise _refuse(
             path,
             "holds native code that is not trusted",
-            f'pass trust="{digest}" if you know where the file comes from',
+            f'if you know where the file comes from, pass trust="{digest}", on the command line --trust',
         )
     facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
     if manifest.get("device") == "cuda":

@@ -316,7 +316,8 @@ class CudaExecutable:
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""
         if len(tensors) != len(self._input_types):
-            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
+            problem = f"the model takes {len(self._input_types)} tensors, {len(tensors)} were given"
+            raise InputError(position=len(tensors), problem=problem)
         for position, tensor in enumerate(tensors):
             self._check(position, tensor)
         captured = torch.cuda.is_current_stream_capturing()

@@ -295,7 +295,8 @@ class Executable:
     def _point_at(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Check the inputs, make the outputs, and point the launches at both."""
         if len(tensors) != len(self._input_types):
-            raise InputError(position=len(tensors), problem=f"the model takes {len(self._input_types)} tensors")
+            problem = f"the model takes {len(self._input_types)} tensors, {len(tensors)} were given"
+            raise InputError(position=len(tensors), problem=problem)
         addresses = [self._take(i, t) for i, t in enumerate(tensors)]
         fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)]
         for p in self._patches:
@@ -304,6 +305,8 @@ class Executable:
 
     def _take(self, position: int, tensor: torch.Tensor) -> int:
         expected = self._input_types[position]
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(position=position, problem=f"a {type(tensor).__name__} is no tensor")
         if tuple(tensor.shape) != expected.shape or tensor.dtype is not TORCH_DTYPE[expected.dtype]:
             got = f"{tuple(tensor.shape)} {tensor.dtype}"
             raise InputError(position=position, problem=f"expected {expected}, got {got}")

@@ -58,6 +58,8 @@ def test_symbolic_sizes():
     assert import_onnx(raw, example_inputs=[example]).graph.type_of(0).shape == (7, 3, 4)
     with pytest.raises(BindingError, match="W114"):
         import_onnx(raw, example_inputs=[example, example])
+    with pytest.raises(BindingError, match=r"no input has a symbolic dimension 'M' \[W114\]\n .*are: N"):
+        import_onnx(raw, dims={"M": 5})
     with pytest.raises(BindingError, match="the model says 3"):
         import_onnx(raw, example_inputs=[np.zeros((7, 4, 4), np.float32)])
 

@@ -93,7 +93,7 @@ class NoRuleError(UnsupportedError):
     """An operator without a rule that ONNX Runtime cannot take over either."""
 
     code = "W201"
-    todo = "list every such operator with `weft check`"
+    todo = "export the model without this operator"
 
 
 class NeedsValueError(UnsupportedError):

@@ -529,6 +529,12 @@ class Importer:
 
     def _bind(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
         """Symbolic sizes from the example inputs; explicit `dims` go first."""
+        known = {d.dim_param for info in inputs for d in info.type.tensor_type.shape.dim if d.dim_param}
+        if unknown := sorted(self.dims.keys() - known):
+            raise BindingError(
+                problem=f"no input has a symbolic dimension '{shown(unknown[0])}'",
+                remedy=f"its symbolic dimensions are: {', '.join(shown(n) for n in sorted(known)[:16]) or 'none'}",
+            )
         if self.examples is None:
             return
         if len(self.examples) != len(inputs):

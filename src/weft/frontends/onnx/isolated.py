@@ -70,7 +70,7 @@ def import_onnx(
     try:
         request.update(model=model, tensors=tensors)
         answer = _ask(request, limits, (model, tensors))
-        return _take(answer, tensors, request["directory"], limits)
+        return _take(answer, tensors, request["directory"], request["file_name"], limits)
     finally:
         os.close(model)
         os.close(tensors)
@@ -169,12 +169,12 @@ def _died(problem: str) -> ParserDiedError:
     return ParserDiedError(problem=problem, remedy=f"{remedy} --parse-timeout or --max-parse-memory")
 
 
-def _take(answer: Any, tensors: int, directory: str | None, limits: Limits) -> Imported:
+def _take(answer: Any, tensors: int, directory: str | None, file_name: str, limits: Limits) -> Imported:
     if "error" in answer:
         kind = errors.ALL.get(answer["error"])
         if kind is None:
             raise _died("an answer of unknown kind")
-        raise kind(where=str(answer["where"]), **answer["details"])
+        raise kind(where=str(answer["where"]) or file_name, **answer["details"])
     if "unexpected" in answer:
         raise ParserDiedError(
             problem=f"reading the model failed: {shown(answer['unexpected'])}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _IN, _OUT = "weft.in.", "weft.out."
 _INITIALISER_ELEMENTS = 1024
 _IR_VERSION = 10
 _CAST_OPSET = 13
+_STAGES = re.compile(r"^(\[\w+\] )?(Inference error\(s\): )?(\(op_type:[^()]*\): )?(\[\w+\] )?")
 SAME_AS: Mapping[tuple[str, int], int] = MappingProxyType(
     {
         ("RoiAlign", 22): 16, ("DeformConv", 22): 19, ("TopK", 24): 11, ("GRU", 22): 14, ("LSTM", 22): 14,
@@ -221,13 +223,18 @@ def _static(t: onnx.TypeProto | None) -> TensorType | str:
     return TensorType(dtype, tuple(d.dim_value for d in dims))
 
 
+def _said(error: Exception) -> str:
+    """The last line of ONNX's message, without the names of its own stages in front."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shown(_STAGES.sub("", lines[-1]) if lines else "") or "operands do not fit"
+
+
 def type_problem(call: Call) -> str | None:
     """What ONNX's type and shape inference has against this call; None if nothing."""
     try:
         _OneNode(call, guard=False).infer()
     except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return shown(lines[-1] if lines else "operands do not fit")
+        return _said(error)
     except (NoRuleError, NeedsValueError):
         return None
     return None
@@ -254,8 +261,7 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
             one = _OneNode(call, guard=True)
             types = one.infer()
     except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = shown(lines[-1] if lines else "operands do not fit")
+        problem = _said(error)
         remedy = "types and shapes of the model contradict each other: export it again"
         raise MismatchError(where=call.where, problem=problem, remedy=remedy) from None
     good = [t for t in types if isinstance(t, TensorType)]
@@ -267,7 +273,7 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
         )
     if len(good) != len(types):
         bad = next(t for t in types if isinstance(t, str))
-        raise NoRuleError(where=call.where, op=call.op, reason=f"{reason}; {bad}")
+        raise NoRuleError(where=call.where, op=call.op, reason=reason if reason == bad else f"{reason}; {bad}")
     outputs = []
     names = [name for name in one.node.output if name]
     for name, t in zip(names, good, strict=True):

@@ -84,6 +84,9 @@ def einsum(c: Call) -> NodeId:
 
 def linear(c: Call) -> NodeId:
     """x wᵀ + b."""
+    given, weight = (c.type(c.ref(name)).dtype for name in ("input", "weight"))
+    if given is not weight:  # `torch.export` takes what torch does not run
+        c.refuse(f"it has operands of {given.value} and {weight.value}, which torch does not multiply")
     return c.one("linear", c.ref("input"), c.ref("weight"), c.maybe("bias"))
 
 

@@ -352,7 +352,7 @@ def _compress(c: Call) -> Result:
 def _constant_result(c: Call) -> Result:
     """NonZero and Unique of a constant."""
     if c.im.depends(c.x(0)):
-        return Declined("the shape of the result depends on run-time values")
+        return Declined("the shape of its result depends on run-time values")
     value = np.asarray(c.value(0))
     if c.op == "NonZero":
         found = np.array(np.nonzero(np.atleast_1d(value)), np.int64)
