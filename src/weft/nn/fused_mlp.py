@@ -403,17 +403,12 @@ class _Run:
         needs: Sequence[bool],
     ) -> None:
         """Wrong gradients, and passes that torch's operations are faster at, are refused from now on."""
-        trial = torch.zeros_like(dy)
-        trial[:VERIFIED] = normal_like(dy[:VERIFIED])
-        found = run(trial)
-        if isinstance(found, Declined):
-            return layers.refuse(len(x), found)
-        own = self._parts(*found, parameters, needs)
-        own[0] = None if own[0] is None else own[0][:VERIFIED]
-        first = trial[:VERIFIED], x[:VERIFIED], parameters, needs
-        # where a network makes much of rounding, results in 16 bits are far from each other and from that in float32
-        if not _all_near(own, by_composite(self, *first)) and not _all_near(own, _in_float32(self.layers, *first)):
-            return layers.refuse(len(x), Declined("gradients by layers that are not those of torch"))
+        try:
+            wrong = self._tried(run, dy, x, parameters, needs)
+        except torch.OutOfMemoryError:  # what was not compared is not used
+            wrong = Declined("gradients by layers that there is no memory to compare with those of torch")
+        if wrong is not None:
+            return layers.refuse(len(x), wrong)
         addresses, memory = self._addresses, self._memory_of_layers
         try:
             ours = least(lambda: (layers.forward(x, addresses, memory, self._stamp), run(dy)))
@@ -423,6 +418,28 @@ class _Run:
         if theirs < ours:
             reason = f"layers of {max(self.layers.widths)} columns, which are faster one by one for {len(x)} rows"
             layers.refuse(len(x), Declined(reason))
+        return None
+
+    def _tried(
+        self,
+        run: Callable[[torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None] | Declined],
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> Declined | None:
+        """What is wrong with the gradients of some rows, those of torch beside them; None: nothing."""
+        trial = torch.zeros_like(dy)
+        trial[:VERIFIED] = normal_like(dy[:VERIFIED])
+        found = run(trial)
+        if isinstance(found, Declined):
+            return found
+        own = self._parts(*found, parameters, needs)
+        own[0] = None if own[0] is None else own[0][:VERIFIED]
+        first = trial[:VERIFIED], x[:VERIFIED], parameters, needs
+        # where a network makes much of rounding, results in 16 bits are far from each other and from that in float32
+        if not _all_near(own, by_composite(self, *first)) and not _all_near(own, _in_float32(self.layers, *first)):
+            return Declined("gradients by layers that are not those of torch")
         return None
 
     def _parts(
