@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 import weft.generate.cuda
 from weft.device.cuda import tensor_map
 from weft.generate.cuda.templates.prelude import float8
-from weft.ir.reference import round_to
+from weft.ir.declined import Declined
+from weft.ir.reference import evaluate, round_to
 from weft.ir.types import DType, from_bits, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -23,6 +25,7 @@ from weft.kernels.source import CudaSource, Launch, TensorMap
 _HERE = Path(__file__).parent
 _PACKAGE = Path(weft.generate.cuda.__file__).parent
 GUARD = 256
+S = TypeVar("S")
 
 
 def to_memory(x: np.ndarray, dtype: DType, format: Format) -> np.ndarray:
@@ -182,3 +185,24 @@ def small_integers(problem: Problem, seed: int = 0, most: int = 2) -> list[np.nd
 def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
     """An exact result in the output's own type."""
     return round_to(x, dtype)
+
+
+def written(
+    cases: Mapping[str, tuple[Problem, S]], write: Callable[[Problem, S, str], CudaSource | Declined]
+) -> dict[str, CudaSource]:
+    """The kernel of each case, under an entry of its own."""
+    found = {}
+    for i, (name, (problem, shape)) in enumerate(cases.items()):
+        source = write(problem, shape, f"k{i}")
+        assert isinstance(source, CudaSource), (name, source)
+        found[name] = source
+    return found
+
+
+def assert_exact(kernels: Emulated, problem: Problem, source: CudaSource, *, most: int = 2, defer: int = False) -> None:
+    """On integers of up to `most` every bit is that of the reference, rounded once."""
+    inputs = small_integers(problem, most=most)
+    exact = evaluate(problem.graph, inputs, precise=True)
+    got = run(kernels, problem, source, inputs, defer=defer)  # type: ignore[arg-type]
+    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
+        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))

@@ -11,7 +11,7 @@ import pytest
 from tests.generate.cuda import products
 from tests.generate.cuda.emulate import build, trials
 from tests.generate.cuda.emulate import run as run_loops
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, rounded, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.generate.cuda.test_tma import compile_all, linear
 
@@ -172,12 +172,7 @@ ALL |= {"mma 1 long": MMA["long"]} | {f"gemv {k}": p for k, p in FEW.items()}
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = ALL[name]
-    inputs = small_integers(problem)
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs)
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    assert_exact(kernels, ALL[name], sources[name])
 
 
 def readings(dtype: DType) -> list[tuple[Problem, list[Array]]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, product
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 
 from weft.generate.cuda import templates
@@ -16,7 +16,6 @@ from weft.generate.cuda.templates.halo import Shape
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
 from weft.ir.declined import Declined
-from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
@@ -114,12 +113,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
-    inputs = small_integers(problem)
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
 def test_nothing_beside_the_window_reaches_a_sum(sources: dict[str, CudaSource], kernels: Emulated):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, pooled_convolution
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
@@ -87,12 +87,7 @@ def match(problem: Problem) -> Pooled:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for i, (name, (problem, shape)) in enumerate(CASES.items()):
-        source = pooled.emit(match(problem), shape.schedule(), f"k{i}")
-        assert isinstance(source, CudaSource), (name, source)
-        found[name] = source
-    return found
+    return written(CASES, lambda problem, shape, entry: pooled.emit(match(problem), shape.schedule(), entry))
 
 
 @pytest.fixture(scope="module")

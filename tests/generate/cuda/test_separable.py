@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, pair
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.generate.cuda import templates
@@ -14,7 +13,6 @@ from weft.generate.cuda.templates.separable import Shape
 from weft.generate.cuda.templates.separable_match import Separable
 from weft.generate.cuda.templates.separable_match import separable as matched
 from weft.ir.declined import Declined
-from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
@@ -40,12 +38,7 @@ def match(problem: Problem) -> Separable:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for i, (name, (problem, shape)) in enumerate(CASES.items()):
-        source = separable.emit(match(problem), shape.schedule(), f"k{i}")
-        assert isinstance(source, CudaSource), source
-        found[name] = source
-    return found
+    return written(CASES, lambda problem, shape, entry: separable.emit(match(problem), shape.schedule(), entry))
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +49,8 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
-    inputs = small_integers(problem, most=1)  # the value between stays a small integer
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    # the value between stays a small integer
+    assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
 def test_schedules_come_from_the_template():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, pair
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
@@ -18,7 +17,6 @@ from weft.generate.cuda.templates.separable_match import Separable
 from weft.generate.cuda.templates.separable_match import stacked as matched
 from weft.generate.cuda.templates.stacked import Geometry, Shape
 from weft.ir.declined import Declined
-from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
@@ -50,12 +48,7 @@ def match(problem: Problem) -> Separable:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for i, (name, (problem, shape)) in enumerate(CASES.items()):
-        source = stacked.emit(match(problem), shape.schedule(), f"k{i}")
-        assert isinstance(source, CudaSource), (name, source)
-        found[name] = source
-    return found
+    return written(CASES, lambda problem, shape, entry: stacked.emit(match(problem), shape.schedule(), entry))
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +59,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
-    inputs = small_integers(problem, most=1)
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
 LARGE = (pair(16, 64, 56, 56, 256, between=64, residual=True), pair(16, 128, 28, 28, 512, between=128))

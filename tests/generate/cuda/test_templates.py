@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, heads_joined, heads_parted, product
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -148,12 +148,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", [*CASES, *(f"tf32, {name}" for name in TF32)])
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = (CASES.get(name) or TF32[name.removeprefix("tf32, ")])[0]
-    inputs = small_integers(problem)
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    assert_exact(kernels, (CASES.get(name) or TF32[name.removeprefix("tf32, ")])[0], sources[name], defer=defer)
 
 
 LINES = {

@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, heads_joined, heads_parted, product
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -22,7 +21,6 @@ from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
 from weft.generate.cuda.templates.tma_shape import Even, Shape
 from weft.ir.declined import Declined
-from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
@@ -288,12 +286,7 @@ PIPELINES = (
 
 @pytest.mark.parametrize(("name", "defer"), [*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)])
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
-    inputs = small_integers(problem)
-    exact = evaluate(problem.graph, inputs, precise=True)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)  # type: ignore[arg-type]
-    for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
-        np.testing.assert_array_equal(x, rounded(y, problem.graph.type_of(node).dtype))
+    assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
 def compile_all(sources: list[CudaSource]) -> None:
