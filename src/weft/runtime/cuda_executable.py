@@ -255,9 +255,9 @@ class CudaExecutable:
         pool = torch.cuda.graph_pool_handle()
         if self.order.width > 1:
             graph = torch.cuda.CUDAGraph()
-            self._lease.streams(max(self.order.lanes) + 1)  # to take one over is to wait, which no recording allows
+            lanes = self._lease.streams(max(self.order.lanes) + 1)  # here: one taken over is waited for
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._in_lanes(stream)
+                self._in_lanes(lanes)
             self._graphs.append(graph)
             return [graph.replay]
 
@@ -281,10 +281,9 @@ class CudaExecutable:
         flush()
         return segments
 
-    def _in_lanes(self, main: torch.cuda.Stream) -> None:
-        """Put all steps on the streams of their lanes, beginning and ending on `main`, which is lane 0."""
-        count = max(self.order.lanes) + 1
-        lanes = self._lease.streams(count)
+    def _in_lanes(self, lanes: Sequence[torch.cuda.Stream]) -> None:
+        """Put all steps on the streams of their lanes, beginning and ending on the first."""
+        main = lanes[0]
         awaited = {p for waits in self.order.waits for p in waits}
         ended: dict[int, torch.cuda.Event] = {}
         for lane in lanes[1:]:
