@@ -33,7 +33,7 @@ from weft.ir.prims import Prim
 from weft.kernels.formats import Format
 from weft.kernels.plan import Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
-from weft.runtime.executable import InputError, Linked, to_torch, typed
+from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
 from weft.runtime.streams import Lease
@@ -314,9 +314,7 @@ class CudaExecutable:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""
-        if len(tensors) != len(self._input_types):
-            problem = f"the model takes {len(self._input_types)} tensors, {len(tensors)} were given"
-            raise InputError(position=len(tensors), problem=problem)
+        check_count(tensors, self._input_types)
         for position, tensor in enumerate(tensors):
             self._check(position, tensor)
         captured = torch.cuda.is_current_stream_capturing()

@@ -46,6 +46,13 @@ class InputError(UserError):
     todo = "compile the model again for these shapes and types, or convert the tensor"
 
 
+def check_count(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> None:
+    """InputError where a call has more or fewer tensors than the model takes [W011]."""
+    if len(tensors) != len(types):
+        problem = f"the model takes {len(types)} tensors, {len(tensors)} were given"
+        raise InputError(position=len(tensors), problem=problem)
+
+
 @dataclass(frozen=True)
 class Linked:
     """What a plan needs besides itself: compiled objects by the SHA-256 of their source."""
@@ -294,9 +301,7 @@ class Executable:
 
     def _point_at(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Check the inputs, make the outputs, and point the launches at both."""
-        if len(tensors) != len(self._input_types):
-            problem = f"the model takes {len(self._input_types)} tensors, {len(tensors)} were given"
-            raise InputError(position=len(tensors), problem=problem)
+        check_count(tensors, self._input_types)
         addresses = [self._take(i, t) for i, t in enumerate(tensors)]
         fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)]
         for p in self._patches:
