@@ -7,11 +7,12 @@ from collections import Counter
 import pytest
 from tests.generate.cuda.products import F32, LAST, ROW, convolution, pair
 
-from weft.generate.cuda.templates.separable_match import Separable, separable, stacked
+from weft.generate.cuda.templates.separable_match import MOST_BETWEEN, Separable, separable, stacked
 from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Candidate
+from weft.orchestrate import separable as offered
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
@@ -85,3 +86,11 @@ def test_where_it_is_not_offered(graph: Graph):
 
 def test_not_without_the_limit():
     assert fused(pair(1, 32, 9, 9, 24).graph, EnumerationLimits()) == []
+
+
+@pytest.mark.parametrize("between", [MOST_BETWEEN - 16, MOST_BETWEEN, MOST_BETWEEN + 16])
+def test_as_many_channels_between_are_offered_as_the_template_takes(between: int):
+    assert offered.MOST_BETWEEN == MOST_BETWEEN  # neither layer may import the other
+    problem = pair(1, 16, 9, 9, 72, between=between)
+    graph = pair(1, 16, 9, 9, 72, between=between, constants=True).graph
+    assert isinstance(stacked(problem), Separable) == (between <= MOST_BETWEEN) == (len(fused(graph)) == 1)
