@@ -46,7 +46,7 @@ _FIRST = 3
 TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _OWN = 6
-"""Shapes of the copy engine's template for 8-bit floats."""
+"""Shapes of the copy engine's template for numbers of 8 bits."""
 _NEAR = 1.5
 """Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
 
@@ -76,10 +76,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
-    if p.float8:
-        return _of_float8(p, facts)
     if p.bytes:
-        return [s.schedule("mma") for _, s in choose.shapes(p, facts)]
+        return _of_bytes(p, facts)
     plain = not has_float8(problem.graph)
     by_channel = depthwise.normal(p)
     if not isinstance(by_channel, Declined):
@@ -154,8 +152,8 @@ def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[f
     return _ordered(ranked)[:_MOST]
 
 
-def _of_float8(p: Product, facts: GpuFacts) -> list[Schedule]:
-    """Products of 8-bit floats: as halves by `mma.sync`, by themselves where the copy engine feeds warpgroups."""
+def _of_bytes(p: Product, facts: GpuFacts) -> list[Schedule]:
+    """Products of numbers of 8 bits: by `mma.sync`, floats as halves, and where the copy engine feeds warpgroups."""
     ranked = [(cycles, s.schedule("mma")) for cycles, s in choose.shapes(p, facts)]
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts, _OWN)]
     if gemv.applies(p) is None:

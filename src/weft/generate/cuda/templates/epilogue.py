@@ -31,8 +31,8 @@ class Epilogue:
     """True: neighbouring threads take neighbouring rows (outputs whose channels lie apart)."""
 
 
-def plan(p: Product) -> Epilogue:
-    """Widest vectors that the outputs' places in memory allow."""
+def plan(p: Product, most: int = 0) -> Epilogue:
+    """Widest vectors that the outputs' places in memory allow; `most`: of sums of integers, else 16 bytes of them."""
     walks = [w for _, w in p.c.outputs]
     if p.n > 1 and walks[0].channel != 1:
         return Epilogue(1, True)
@@ -41,7 +41,11 @@ def plan(p: Product) -> Epilogue:
         fits = all(
             w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(walks, sizes, strict=True)
         )
-        if p.n % width == 0 and fits and width <= (8 if p.float8 else 16 // p.sum.itemsize):
+        if (
+            p.n % width == 0
+            and fits
+            and width <= (8 if p.float8 else most if most and p.integers else 16 // p.sum.itemsize)
+        ):
             return Epilogue(width, False)
     return Epilogue(1, False)
 
@@ -164,6 +168,13 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
             lines += [f"{to}[{i + j}] = h.{f};" for j, f in enumerate("xyzw"[:per])]
             lines.append("}")
         return lines
+    if dtype is DType.I32 and width == 8:
+        return [
+            f"{{ const uint4 h = *(const uint4*)({address} + {i}); "
+            + " ".join(f"{to}[{i + j}] = (int)h.{f};" for j, f in enumerate("xyzw"))
+            + " }"
+            for i in (0, 4)
+        ]
     return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
 
 
@@ -185,6 +196,17 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
         return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
     if dtype.is_float8 and width >= 2:
         return [f"{{ const float q[{width}] = {{{', '.join(values)}}}; w_stv((w_{dtype.value}*)({address}), q); }}"]
+    if dtype in (DType.I8, DType.U8) and width == 8:
+        low, high = (
+            " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(half))
+            for half in (values[:4], values[4:])
+        )
+        return [f"*(uint2*)({address}) = make_uint2({low}, {high});"]
+    if dtype is DType.I32 and width == 8:
+        return [
+            f"*(uint4*)({address} + {i}) = make_uint4({', '.join(f'(u32)({x})' for x in values[i : i + 4])});"
+            for i in (0, 4)
+        ]
     if dtype in (DType.I8, DType.U8) and width == 4:
         word = " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(values))
         return [f"*(u32*)({address}) = {word};"]
@@ -274,7 +296,7 @@ def streamed(p: Product, *, by_row: bool) -> list[int]:
             moves == by_row
             and walk.channel == 1
             and step.dtype.itemsize * p.vector == 16
-            and plan(p).width == p.vector
+            and plan(p, p.vector).width == p.vector
             and _aligned(p, walk, p.vector)
         ):
             found.append(slot)

@@ -74,6 +74,8 @@ def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
     if p.m > MOST_ROWS:
         return Declined(f"{p.m} rows; the template for few takes {MOST_ROWS}")
+    if p.integers:
+        return Declined("sums of integers")
     if p.a_load != "rows" or p.k % p.chunk:
         return Declined("rows that are not read in chunks of 16 bytes")
     if p.w_load not in ("packed", "nk"):

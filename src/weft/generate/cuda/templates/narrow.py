@@ -18,6 +18,11 @@ from weft.kernels.candidate import Problem
 
 BYTES = frozenset({DType.I8, DType.U8})
 FLOATS = frozenset({DType.F8E4M3, DType.F8E5M2})
+SHORT = {DType.I8: "s8", DType.U8: "u8"}
+"""Names of the instructions for integers."""
+SUMS = """W_FN void w_add_bits(float& sum, float x) { sum = __int_as_float(__float_as_int(sum) + __float_as_int(x)); }
+"""
+"""The function that adds sums of integers that travel as bits."""
 _RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE})
 """What may stand between an operand and the input that it is."""
 
@@ -84,6 +89,38 @@ def _as_wide(g: Graph, inputs: set[NodeId], casts: set[NodeId], wide: DType) -> 
         else:
             new[i] = b.add(node.prim, *(new[j] for j in node.inputs), attrs=node.attrs)
     return b.build([new[o] for o in g.outputs])
+
+
+def carried(sum_: str, *, integers: bool) -> str:
+    """C text of a sum in a register of its own type as the float that the end of a tile works with."""
+    return f"__int_as_float({sum_})" if integers else sum_
+
+
+def added(to: str, x: str, *, integers: bool) -> str:
+    """Statement: a part of a sum to another."""
+    return f"w_add_bits({to}, {x});" if integers else f"{to} += {x};"
+
+
+def instruction(kind: str, columns: int) -> str:
+    """The function that multiplies 64 rows by 32 of the sum by `columns` on Hopper; tests bring their own.
+
+    Sums are i32 in registers of their own type: to move them as bits would wait for products that are under way.
+    Source: PTX ISA, wgmma.mma_async with integer operands.
+    """
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+r"(d[{i}])' for i in range(count))
+    return f"""#ifndef W_EMULATED
+W_FN void w_product_{kind}_00(int (&d)[{count}], u64 a, u64 b, int add) {{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.{kind[:2]}.{kind[2:]} {{{registers}}},"
+    " %{count}, %{count + 1}, p; }}"
+    : {operands} : "l"(a), "l"(b), "r"(add));
+#endif
+}}
+#endif
+"""
 
 
 def functions(kind: str) -> str:

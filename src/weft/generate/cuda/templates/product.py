@@ -152,8 +152,8 @@ class Product:
 
     @property
     def vector(self) -> int:
-        """Neighbouring results that a thread finishes where memory allows: of 8-bit floats as of halves."""
-        return 8 if self.float8 else self.chunk
+        """Neighbouring results that a thread finishes where memory allows: of numbers of 8 bits as of halves."""
+        return 8 if self.bytes else self.chunk
 
 
 def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.generate.cuda.templates import epilogue, float8, tf32
+from weft.generate.cuda.templates import epilogue, float8, narrow, tf32
 from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -71,8 +71,10 @@ def even_header() -> str:
 def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
     """The function that multiplies 64 rows by 32 bytes of the sum by `columns`; tests bring their own.
 
-    `kind`: f16, bf16, or tf32 and two of e4m3 and e5m2, whose operands cannot be turned.
+    `kind`: f16, bf16, or tf32, two of e4m3 and e5m2 and two of s8 and u8, whose operands cannot be turned.
     """
+    if kind[:2] in narrow.SHORT.values():
+        return narrow.instruction(kind, columns)
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -121,7 +123,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     before = _workspace(p, rows, s)
     if isinstance(moved, Aligned):
         a, w = moved.operand(a, moved.left, before), moved.operand(w, moved.right, before)
-    end = epilogue.plan(p)
+    end = epilogue.plan(p, p.vector)
     if p.column_sums and (s.split > 1 or s.even or not rows.linear or p.z > 1 or end.width != 8):
         return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
     if end.by_row:
@@ -169,6 +171,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         + (even_header() if s.even else "")
         + (tf32.FUNCTIONS if p.tf32 else "")
         + float8.functions(p)
+        + (narrow.SUMS if p.integers else "")
         + (COLUMN_SUMS if p.column_sums else "")
     )
     functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
@@ -429,6 +432,9 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     high, warps, threads = s.rows // 64, 4 * s.groups, 128 * s.groups
     each = f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int c = 0; c < {s.bn // 8}; ++c)"
     place = f"[(i * {s.bn // 8} + c) * {threads}]"
+    left = ", ".join(narrow.carried(f"acc[i][4 * c{x}]", integers=p.integers) for x in ("", " + 1", " + 2", " + 3"))
+    kind, part = ("int", "__float_as_int(part.{})") if p.integers else ("float", "part.{}")
+    adds = " ".join(f"d[{x}] += {part.format(f)};" for x, f in enumerate("xyzw"))
 
     def mine(unit: str) -> str:
         block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
@@ -439,7 +445,7 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
 
     return [
         f"if (last < {e.steps}) {{ {mine('unit')}\n{each}",
-        f"sums{place} = make_float4(acc[i][4 * c], acc[i][4 * c + 1], acc[i][4 * c + 2], acc[i][4 * c + 3]);",
+        f"sums{place} = make_float4({left});",
         "__syncwarp(); if (lane == 0) w_raise(flag);",
         "} else {",
         # each lane waits for one of them, then all are read one after another, the nearest first
@@ -447,7 +453,7 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
         f"{{ {mine('(after - 1)')} (void)sums; w_await(flag); }}\n__syncwarp();",
         f"#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')} (void)flag;\n{each} {{",
         f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});",
-        "float* const d = acc[i] + 4 * c; d[0] += part.x; d[1] += part.y; d[2] += part.z; d[3] += part.w; }",
+        f"{kind}* const d = acc[i] + 4 * c; {adds} }}",
         f"if ({e.range_of('other')} <= tile * {e.steps}) break; }} }}",
         *end,
         "}",
@@ -531,7 +537,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"w_more_registers<{_MOVED[s.groups][1]}>();" if s.moves_registers else "",
         "w_wait(); w_release();",
         f"const int row0 = {row0}; (void)row0;",
-        f"float acc[{high}][{s.bn // 2}];",
+        f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
         f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
         _loop(p, rows, s, begin, step),

@@ -130,7 +130,7 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
     read = [(step.walk, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
-    sizes = replace(cost.sizes_of(p), k=p.in_words(p.k))
+    sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
     packed = p.w_load == "packed"
     stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     exact = epilogue.exact(p.c)
@@ -221,7 +221,7 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
-    if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
+    if p.dtype.itemsize > 1 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
         pairs += [pair for pair in PAIRS if pair and _paired(case, counts, columns, pair)]
     plain = usual
     for pair in pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates import epilogue, narrow
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import Operand, Rows
@@ -54,19 +54,17 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
+    one, two = (narrow.carried(f"acc[i][(4 * j + c) * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
     take = [
         "float v[8];",
-        (
-            "#pragma unroll\nfor (int c = 0; c < 4; ++c) {"
-            " v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }"
-        ),
+        f"#pragma unroll\nfor (int c = 0; c < 4; ++c) {{ v[2 * c] = {one}; v[2 * c + 1] = {two}; }}",
         # packed weights are permuted instead
         "" if w.map is None or w.woven else "w_quad(v, lane);",
     ]
     take, parts = _as_words(p, w, take, parts) if s.split == 1 else (take, parts)
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
-        return [], _shared_sum(rows, s, take, row, parts, _first(p, w))
+        return [], _shared_sum(p, rows, s, take, row, parts, _first(p, w))
     place = [
         f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = {_first(p, w)};",
         f"const int r = {row}; {_row(rows, s, 'r')}",
@@ -233,10 +231,11 @@ def _clipped(rows: Rows, s: Shape) -> bool:
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 
 
-def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str], first: str) -> list[str]:
+def _shared_sum(p: Product, rows: Rows, s: Shape, take: list[str], row: str, parts: list[str], first: str) -> list[str]:
     """The blocks of the cluster put their sums into shared memory, and each finishes its share of the pieces."""
     high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.groups
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
+    eight = [f"{x}.{f}" for x in ("lo", "hi") for f in "xyzw"]
     return [
         f"w_meet_some(1, {threads});",
         f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j)\n#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
@@ -251,10 +250,7 @@ def _shared_sum(rows: Rows, s: Shape, take: list[str], row: str, parts: list[str
         "float v[8];\n#pragma unroll\nfor (int e = 0; e < 8; ++e) v[e] = 0.0f;",
         f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y) {{",
         f"const float4 lo = w_read_cluster({piece}, y), hi = w_read_cluster({piece} + {16 * threads}, y);",
-        (
-            "v[0] += lo.x; v[1] += lo.y; v[2] += lo.z; v[3] += lo.w;"
-            " v[4] += hi.x; v[5] += hi.y; v[6] += hi.z; v[7] += hi.w; }"
-        ),
+        " ".join(narrow.added(f"v[{i}]", x, integers=p.integers) for i, x in enumerate(eight)) + " }",
         f"const int r = {row}; {_row(rows, s, 'r')}",
         *parts,
         "}",

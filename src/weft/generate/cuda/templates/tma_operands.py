@@ -114,8 +114,8 @@ def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tu
 def rows_of(p: Product) -> Rows | Declined:
     """How the left operand's rows lie in memory."""
     c = p.c
-    if not p.tensor or p.integers or c.a.kind != "input":
-        return Declined("the copy engine's template takes 16-bit inputs, 8-bit floats, or f32 as TF32")
+    if not p.tensor or c.a.kind != "input":
+        return Declined("the copy engine's template takes inputs of 16 or 8 bits, or f32 as TF32")
     if p.float8 and c.kernel != (1, 1):
         return Declined("a convolution of 8-bit floats")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
@@ -369,7 +369,7 @@ def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap 
         return Declined("steps that are no multiples of 16 bytes")
     return TensorMap(
         base,
-        "u8" if p.float8 else p.multiplied,
+        "u8" if p.bytes else p.multiplied,
         tuple(d.size for d in dims),
         strides,
         tuple(d.box for d in dims),
