@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import Emulated, run
@@ -9,7 +11,10 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.fission.quantize import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from weft.generate.cuda import templates
+from weft.generate.cuda.templates import mma
 from weft.generate.cuda.templates.narrow import narrow
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.product import product as contraction
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.passes import clean_up
@@ -91,6 +96,51 @@ def emitted(problem: Problem) -> CudaSource:
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
     return {name: emitted(problem) for name, problem in CASES.items()}
+
+
+def shared_sums() -> dict[str, tuple[Problem, mma.Shape]]:
+    """Sums of several warps and blocks."""
+    plain = product(70, 40, 512)
+    by_work = mma.Shape(32, 32, 64, 16, 16, 1, 3, 3, False)
+    return {
+        "warps": (plain, mma.Shape(32, 32, 128, 16, 16, 2, 3, 1, False)),
+        "workspace": (plain, by_work),
+        "workspace, odd columns": (product(40, 19, 512), by_work),
+        "cluster": (product(70, 40, 512, U8, I8), replace(by_work, split=4, cluster=True)),
+        "cluster and warps": (requantized(70, 48, 512), mma.Shape(64, 32, 128, 32, 16, 2, 3, 2, True)),
+        "3x3, workspace": (convolution(1, 32, 9, 9, 24, 3, 1, 1), by_work),
+    }
+
+
+SHARED = shared_sums()
+
+
+@pytest.fixture(scope="module")
+def shared() -> tuple[dict[str, CudaSource], Emulated]:
+    found = {}
+    for i, (name, (problem, shape)) in enumerate(SHARED.items()):
+        p = contraction(problem)
+        assert isinstance(p, Product), p
+        source = mma.emit(p, shape.schedule("mma"), f"s{i}")
+        assert isinstance(source, CudaSource), source
+        found[name] = source
+    return found, Emulated(list(found.values()))
+
+
+@pytest.mark.parametrize("name", list(SHARED))
+def test_sums_of_several_warps_and_blocks_are_exact(name: str, shared: tuple[dict[str, CudaSource], Emulated]):
+    problem = SHARED[name][0]
+    inputs = numbers(problem)
+    got = run(shared[1], problem, shared[0][name], inputs)
+    for x, y in zip(got, evaluate(problem.graph, inputs), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_few_tiles_of_a_long_sum_are_split():
+    for facts in (H200, A100):
+        found = templates.schedules(product(64, 64, 8192), facts)
+        assert not isinstance(found, Declined)
+        assert any(int(str(s.param("split"))) > 1 for s in found if s.param("template") == "mma")
 
 
 @pytest.fixture(scope="module")

@@ -103,8 +103,6 @@ def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
             continue
         if s.bk >= 2 * p.k and s.bk > 64 // p.dtype.itemsize and not s.group:
             continue
-        if p.dtype.is_integer and s.wk > 1:
-            continue  # sums of integers travel as bits
         if p.a_load == "columns" and s.bm < 16:
             continue
         if not p.tensor and s.wm * s.wn > 2048 and p.a_load not in ("rows", "columns"):
@@ -116,7 +114,7 @@ def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
     kt = -(-p.k // s.bk)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
     for alone, together in _variants(s):
-        if alone.split > 1 and (kt < 2 * alone.split or p.dtype.is_integer or blocks * alone.split > 600):
+        if alone.split > 1 and (kt < 2 * alone.split or blocks * alone.split > 600):
             break
         yield alone
         if together is not None and cluster:

@@ -102,8 +102,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("warpgroup products of operands that do not lie along the sum")
     if p.float8 and s.group:
         return Declined("warpgroup products of 8-bit floats are those of the copy engine's template")
-    if p.integers and (s.group or s.wk > 1 or s.split > 1):
-        return Declined("sums of integers by several warps or blocks")
+    if p.integers and s.group:
+        return Declined("warpgroup products of integers are those of the copy engine's template")
     if s.group and p.dtype is DType.F32:
         return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
     tensor = p.tensor
@@ -163,10 +163,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "float* const sums = (float*)sm;",
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
     ]
-    lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads), end, mt * nt)
+    lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads, p.integers), end, mt * nt)
     lines.append("}")
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
-    own += narrow.functions(p.multiplied) if p.integers else ""
+    own += narrow.functions(p.multiplied) + narrow.SUMS if p.integers else ""
     own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
@@ -412,6 +412,12 @@ class Sums:
     split: int
     cluster: bool
     threads: int
+    integers: bool = False
+    """True: they are bits of integers."""
+
+    def added(self, to: str, x: str) -> str:
+        """Statement: a part of a sum to another."""
+        return narrow.added(to, x, integers=self.integers)
 
 
 def finish(
@@ -488,7 +494,7 @@ def finish(
             if per == 4
             else [(f"acc[{i}]", f"h[{i}]")]
         )
-        adds += [f"{to} += {of};" for to, of in fields]
+        adds += [s.added(to, of) for to, of in fields]
     reads = " ".join(
         f"h[{i}] = w_read_partial(part + y * {s.bm * s.bn // per} + {i} * {count} + x);" for i in range(v // per)
     )
@@ -521,7 +527,9 @@ def sum_warps(s: Sums, v: int, row: int) -> str:
             "#pragma unroll",
             f"for (int i = 0; i < {v}; ++i) {{ acc[i] = sums[r * {row} + q + i];",
             "#pragma unroll" if s.wk > 1 else "",
-            f"for (int y = 1; y < {s.wk}; ++y) acc[i] += sums[(y * {s.bm} + r) * {row} + q + i];" if s.wk > 1 else "",
+            f"for (int y = 1; y < {s.wk}; ++y) {s.added('acc[i]', f'sums[(y * {s.bm} + r) * {row} + q + i]')}"
+            if s.wk > 1
+            else "",
             "}",
         ]
     )
@@ -531,7 +539,7 @@ def fold_warps(s: Sums, row: int) -> list[str]:
     """The copies of the warps along k into the first one, in order: other blocks read only that."""
     if s.wk == 1:
         return []
-    adds = " ".join(f"a.{f} += h.{f};" for f in "xyzw")
+    adds = " ".join(s.added(f"a.{f}", f"h.{f}") for f in "xyzw")
     return [
         "__syncthreads();",
         f"for (int i = t; i < {s.bm * s.bn // 4}; i += {s.threads}) {{",
@@ -545,7 +553,7 @@ def fold_warps(s: Sums, row: int) -> list[str]:
 
 def sum_cluster(s: Sums, v: int, row: int) -> str:
     """`acc` from the tiles of all blocks of the cluster, in order."""
-    adds = [f"acc[4 * i + {j}] += h.{f};" for j, f in enumerate("xyzw")]
+    adds = [s.added(f"acc[4 * i + {j}]", f"h.{f}") for j, f in enumerate("xyzw")]
     return (
         f"\n#pragma unroll\nfor (int i = 0; i < {v}; ++i) acc[i] = 0.0f;\n"
         f"#pragma unroll\nfor (int rank = 0; rank < {s.split}; ++rank)\n"
