@@ -33,11 +33,11 @@ def _squares(*sizes: int) -> list[tuple[int, int, int]]:
     return [(n, n, n) for n in sizes]
 
 
-def _plain(dtype: DType, *, whole: bool) -> list[Gemm]:
+def _plain(dtype: DType) -> list[Gemm]:
     found = [replace(g, dtype=dtype, layout="nn") for g in thirteen(Gemm())]
     found += _cases(_squares(*SQUARES), "nt", dtype)
     found += _cases((*ODD, *LOGITS, *DEEP, *SOME, *BLOCKS), "nt", dtype)
-    return found + list(_cases(SKINNY, "nt", dtype)) if whole else found[13::2] + list(_cases(SKINNY[::3], "nt", dtype))
+    return found + list(_cases(SKINNY, "nt", dtype))
 
 
 FLOAT8 = (
@@ -54,8 +54,7 @@ def _float8(cases: Iterable[tuple[int, int, int, str]], *, fast: bool) -> Iterab
 
 
 GROUPS: Mapping[str, tuple[Gemm, ...]] = {
-    "f16": tuple(_plain(DType.F16, whole=True)),
-    "bf16": tuple(_plain(DType.BF16, whole=False)),
+    **{dtype.value: tuple(_plain(dtype)) for dtype in HALF},
     "layouts": tuple(
         g
         for layout in LAYOUTS
@@ -90,5 +89,5 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
     ),
 }
-"""`exhaustive`: for `--every`; `bf16`: a third of the shapes; `epilogues`: what cuBLASLt does not fuse; `f32`: without
+"""`f16` and `bf16`: the same products; `exhaustive`: for `--every`; `epilogues`: what cuBLASLt does not fuse; `f32`: without
 TF32, `tf32`: with it; `fp8`: both sides move sums to f32, `fp8_fast`: neither."""
