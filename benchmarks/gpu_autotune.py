@@ -7,15 +7,16 @@ Eager's graph is timed in the same interleaved rounds, and is the yardstick: `be
 Weft. Cases already on record are passed over, and no case is begun after `--seconds`, so that the command can be given
 again until nothing is left.
 
-With `--jobs N`, N networks are compiled at a time on one GPU, in processes of their own, those that take longest
-first. Every timing on which Inductor bases a choice is made in the process's turn at the GPU (`side_by_side.Turn`).
-What runs there outside a turn: each network's reference in float64, its weights' way to the GPU, eager's graphs (three
-runs and a capture each), all before its compilation begins; then the inputs of kernels that are about to be timed, and
-three runs and a capture of what was compiled. Inductor takes the least of up to 100 samples, so that little of this
-shows. After `--seconds`, or when all is compiled, what still compiles is ended, and the networks are timed one at a
-time while the others idle, by the same protocol as without `--jobs`. Compilers' files are kept apart by network:
-nobody meets what another left. A case's record has the seconds that it waited for turns and held them in `turns_s`,
-and from start to graph in `prepared_s`; `peer_compile_s` is then on a machine that others use too.
+With `--jobs N`, N networks are compiled at a time on one GPU, in processes of their own, those that take longest first.
+Every timing on which Inductor bases a choice is made in the process's turn at the GPU (`side_by_side.Turn`). What runs
+there outside a turn: each network's reference in float64, its weights' way to the GPU, eager's graphs (three runs and a
+capture each), all before its compilation begins; then the inputs of kernels that are about to be timed and one run of
+each, which brings it to the GPU, and three runs and a capture of what was compiled. Inductor takes the least of up to
+100 samples, so that little of this shows. After `--seconds`, or when all is compiled, what still compiles is ended, and
+the networks are timed one at a time while the others idle, by the same protocol as without `--jobs`. Compilers' files
+are kept apart by network: nobody meets what another left. A case's record has the seconds that it waited for turns and
+held them in `turns_s`, and from start to graph in `prepared_s`; `peer_compile_s` is then on a machine that others use
+too.
 
 `--part K/N` takes every Nth of the missing cases, for N such runs on as many GPUs, started together. `--keep FILE`
 leaves Inductor's own records of what it has timed (a few MB); with `--resume FILE`, as often as there are such files, a
@@ -148,6 +149,12 @@ def inductor_in_turn(turn: Turn) -> Iterator[int]:
 
 def _in_turn(turn: Turn, function: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*given: Any, **named: Any) -> Any:
+        # what is timed is the first thing given, after the benchmarker; its first run loads it, which takes longest
+        kernel = next((x for x in (*given[:2], *named.values()) if callable(x)), None)
+        if kernel is not None and turn.since == 0.0:
+            kernel()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
         with turn:
             return function(*given, **named)
 

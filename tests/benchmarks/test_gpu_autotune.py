@@ -22,6 +22,7 @@ from benchmarks import gpu_autotune
 def test_inductor_times_kernels_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(tmp_path / "turn")
     seen: list[bool] = []
+    loads: list[bool] = []
 
     def timed(self: object, run: Callable[[], object], **_: Any) -> float:
         seen.append(turn.since > 0)
@@ -32,7 +33,8 @@ def test_inductor_times_kernels_in_turn(tmp_path: Path, monkeypatch: pytest.Monk
     bench = benchmarking.benchmarker.benchmark
     with gpu_autotune.inductor_in_turn(turn) as count:
         assert count >= 3
-        assert bench(lambda: None, (), {}, device="cuda") == 1.5
+        assert bench(lambda: loads.append(turn.since > 0), (), {}, device="cuda") == 1.5
+        assert loads == [False, True]  # the first run, which loads the kernel, is nobody's turn
         assert turn.since == 0
         assert bench(lambda: seen.append(turn.since > 0), (), {}, device="cpu", warmup=0, rep=0) >= 0
     assert bench(lambda: None, (), {}, device="cuda") == 1.5
