@@ -123,7 +123,9 @@ def compile_imported(
         setting = replace(setting, lease=Lease(setting.device))
     with collector.put_off():
         cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
-        alternatives = stages.run("alternatives", find_alternatives, cleaned.graph, strict=options.strict)
+        alternatives = stages.run(
+            "alternatives", find_alternatives, cleaned.graph, strict=options.strict, padded=setting.on_gpu
+        )
         graph = alternatives.graph
         key = warm.plan_key(graph, options, setting.environment)
         stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)

@@ -6,6 +6,7 @@ from weft.ir.graph import Graph
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.gates import part_gated_products
+from weft.orchestrate.alternatives.padded import pad_channels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.transposed import convolve_instead
 from weft.orchestrate.alternatives.union import Alternatives, Maker
@@ -13,9 +14,10 @@ from weft.orchestrate.alternatives.union import Alternatives, Maker
 __all__ = ["Alternatives", "find_alternatives"]
 
 
-def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
+def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
+    `padded`: also tensors with channels padded to whole vectors, which only a GPU's kernels gain by.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -23,6 +25,8 @@ def find_alternatives(graph: Graph, *, strict: bool = False) -> Alternatives:
     maker = Maker(graph)
     for rule in _RULES:
         rule(maker)
+    if padded:
+        pad_channels(maker)
     return maker.finish()
 
 

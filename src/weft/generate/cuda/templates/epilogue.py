@@ -175,6 +175,10 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
             + " }"
             for i in (0, 4)
         ]
+    if dtype is DType.BOOL and width in (4, 8):
+        words = [temporary] if width == 4 else [f"{temporary}.x", f"{temporary}.y"]
+        lines = [f"const {_WIDE[width]} {temporary} = *(const {_WIDE[width]}*)({address});"]
+        return lines + [f"{to}[{i}] = ({words[i // 4]} >> {i % 4 * 8} & 1u) != 0u;" for i in range(width)]
     return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
 
 
