@@ -149,6 +149,79 @@ inline void w_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     w_self = now;
   });
 }
+// results that the copy engine stores: read as late as the kernel's waits allow
+inline void w_matrices_store(u32 at, const u32 (&r)[4]) {
+  Warp& w = *w_self->warp;
+  const unsigned slot = w.bar.generation & 1, lane = w_self->lane;
+  w.at[slot][lane] = at;
+  w_meet(w.bar);
+  for (unsigned i = 0; i < 4; ++i) memcpy(w_at(w.at[slot][8 * i + lane / 4]) + lane % 4 * 4, &r[i], 4);
+  w_meet(w.bar);
+}
+static std::map<Thread*, std::deque<std::vector<std::function<void()>>>> w_sent;
+static std::map<Thread*, std::vector<std::function<void()>>> w_sending;
+inline void w_store_box(const w_map* m, u32 from, std::vector<int> x) {
+  const w_record& r = *m->r;
+  if ((long long)x.size() != r.rank) w_fail("coordinates of another rank");
+  if (from % (r.swizzle ? 8 * r.swizzle : 128)) w_fail("misaligned box");
+  x.resize(5, 0);
+  unsigned char* const shared = w_self->block->shared;
+  const u32 bytes = w_self->block->shared_bytes;
+  auto copy = [=, &r] {
+    long long total = 1;
+    for (int i = 0; i < r.rank; ++i) total *= r.box[i];
+    u32 place = from;
+    for (long long e = 0; e < total; ++e, place += r.size) {
+      long long left = e, at = r.address;
+      bool inside = true;
+      for (int i = 0; i < r.rank; ++i) {
+        const long long c = x[i] + left % r.box[i];
+        left /= r.box[i];
+        inside &= c >= 0 && c < r.sizes[i];
+        at += c * (i ? r.strides[i] : r.size);
+      }
+      u32 source = place;
+      if (r.swizzle) source ^= ((source >> 7) & (r.swizzle / 16 - 1)) << 4;
+      if (source + r.size > bytes) w_fail("store from beyond shared memory");
+      if (!inside) continue;
+      bool known = false;
+      for (auto& b : w_buffers) known |= (const char*)at >= b.first && (const char*)at + r.size <= b.second;
+      if (!known) w_fail("store beyond every buffer");
+      memcpy((void*)at, shared + source, r.size);
+    }
+  };
+  if (w_defer) w_sending[w_self].push_back(copy); else copy();
+}
+inline void w_stores_commit() {
+  w_sent[w_self].push_back(std::move(w_sending[w_self]));
+  w_sending[w_self].clear();
+}
+template <int N> inline void w_stores_read() {
+  auto& groups = w_sent[w_self];
+  for (; groups.size() > N; groups.pop_front())
+    for (auto& copy : groups.front()) copy();
+}
+inline void w_stores_done() { w_stores_read<0>(); }
+inline void w_tma_store(const w_map* m, u32 from, int x, int y) { w_store_box(m, from, {x, y}); }
+inline void w_tma_store(const w_map* m, u32 from, int x, int y, int z) { w_store_box(m, from, {x, y, z}); }
+inline void w_tma_store(const w_map* m, u32 from, int x, int y, int z, int u) { w_store_box(m, from, {x, y, z, u}); }
+inline void w_tma_store(const w_map* m, u32 from, int x, int y, int z, int u, int v) {
+  w_store_box(m, from, {x, y, z, u, v});
+}
+// hints: of them only that they are for what there is
+inline void w_ask_box(const w_map* m, size_t rank) {
+  if ((long long)rank != m->r->rank) w_fail("coordinates of another rank");
+}
+inline void w_tma_ask(const w_map* m, int, int) { w_ask_box(m, 2); }
+inline void w_tma_ask(const w_map* m, int, int, int) { w_ask_box(m, 3); }
+inline void w_tma_ask(const w_map* m, int, int, int, int) { w_ask_box(m, 4); }
+inline void w_tma_ask(const w_map* m, int, int, int, int, int) { w_ask_box(m, 5); }
+inline void w_bulk_ask(const void* from, u32 bytes) {
+  if ((size_t)from % 16 || bytes % 16) w_fail("misaligned hint");
+  bool known = false;
+  for (auto& b : w_buffers) known |= (const char*)from >= b.first && (const char*)from + bytes <= b.second;
+  if (!known) w_fail("hint outside of every buffer");
+}
 inline void w_raise(unsigned* flag) {
   if (*flag) w_fail("a flag that is up is raised");
   *flag = 1;

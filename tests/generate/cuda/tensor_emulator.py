@@ -142,8 +142,8 @@ def run(
         values, maps = [], []
         for p in launch.arguments:
             if isinstance(p, TensorMap):
-                assert p.base.kind in ("in", "work"), "inputs and the workspace have maps"
-                at = ins[p.base.index].address if p.base.kind == "in" else work.address + p.base.index
+                kind, index = p.base.kind, p.base.index
+                at = work.address + index if kind == "work" else pools[kind][index].address
                 maps.append(_record(p, at))
                 values.append(ctypes.addressof(maps[-1]))
             elif p.kind in pools:

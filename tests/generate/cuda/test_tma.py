@@ -224,6 +224,58 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
         linear(64, 64),
     ),
+    "stored by boxes": (
+        product((70, 264), (40, 264), turn_right=True, weight=False, bias=False),
+        linear(64, 64, store=64),
+    ),
+    "stored by boxes of 32": (
+        product((150, 72), (104, 72), turn_right=True, weight=False, bias=False, dtype=BF16),
+        linear(64, 96, store=32, blocks=2),
+    ),
+    "stored by boxes, nn, two warpgroups": (
+        product((300, 136), (136, 200), weight=False, bias=False),
+        linear(128, 128, store=64, groups=2, blocks=2),
+    ),
+    "stored by boxes, two warpgroups in turn": (
+        product((200, 200), (72, 200), turn_right=True, weight=False, bias=False),
+        linear(64, 64, store=64, groups=2, turns=True, blocks=3, stages=4),
+    ),
+    "stored by boxes, bias": (product((150, 136), (136, 168)), linear(128, 128, groups=2, store=64, blocks=2)),
+    "stored by boxes of 32, bias, one block": (product((290, 72), (72, 168)), linear(64, 96, store=32, blocks=1)),
+    "stored by boxes, not woven": (
+        product((150, 136), (168, 136), weight=False, turn_right=True),
+        linear(128, 128, groups=2, store=64, blocks=2),
+    ),
+    "stored by boxes, woven": (
+        product((300, 136), (96, 136), weight=False, turn_right=True, bias=False),
+        linear(64, 64, woven=True, store=64, blocks=2),
+    ),
+    "stored by boxes, residual": (
+        convolution(2, 24, 9, 9, 40, 1, residual=True),
+        linear(64, 64, store=64, blocks=2),
+    ),
+    "stored by boxes, batch": (
+        product((3, 70, 72), (3, 40, 72), weight=False, turn_right=True, bias=False),
+        linear(64, 64, store=64, blocks=2),
+    ),
+    "stored by boxes, pair below": (
+        product((300, 264), (72, 264), weight=False, turn_right=True, bias=False),
+        linear(64, 64, pair=1, blocks=4, store=64),
+    ),
+    "stored by boxes, pair beside, even": (
+        product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16, bias=False),
+        linear(64, 32, even=True, pair=2, blocks=6, store=32),
+    ),
+    "asked ahead": (product((70, 264), (40, 264), turn_right=True, weight=False), linear(64, 64, ask=2)),
+    "asked ahead, nn, split": (product((70, 520), (520, 72), weight=False), linear(64, 64, split=4, ask=9)),
+    "asked ahead, even, pair below": (
+        product((300, 264), (72, 264), turn_right=True, weight=False),
+        linear(64, 64, even=True, pair=1, blocks=8, ask=3),
+    ),
+    "asked ahead, woven, three warpgroups, two by two": (
+        product((500, 136), (192, 136), weight=False, turn_right=True),
+        linear(192, 96, groups=3, pair=3, stages=4, ask=2),
+    ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),

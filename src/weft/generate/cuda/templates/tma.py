@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.generate.cuda.templates import epilogue, float8, narrow, tf32
+from weft.generate.cuda.templates import ahead, epilogue, float8, narrow, tf32, tma_store
 from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -112,7 +112,12 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
         return wrong
+    to = tma_store.stored(p, rows, s) if s.store else None
+    if isinstance(to, Declined):
+        return to
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
+    if s.ask and (p.w_load == "packed" or s.fields):
+        return Declined("constants are copied at once, not asked for")
     if s.spare and p.w_load != "kn":
         return Declined("columns to spare where panels run along the sum")
     w = right(p, s.bn + s.spare, s.panel, s.step, share=s.right_share, woven=s.woven)
@@ -131,11 +136,13 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     packed = w.map is None
     args = epilogue.arguments(p, packed, s.even, s.even)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
+    maps += [("my", to.map)] if to is not None else []
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
     units = math.prod(pairs_of(p, rows, s)) * p.z
     grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
     own = 4 if s.turns else 4 * s.groups
     readers = own * (s.below + s.beside - 1)
+    ring = s.stages * s.stage_bytes + s.staged_bytes
     lines = [
         (
             f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}'
@@ -143,7 +150,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         ),
         "W_DYNAMIC(sm);",
         (
-            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {s.stages * s.stage_bytes},"
+            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {ring},"
             f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
             f" READ = THERE + {8 * s.fields} }};"
         ),
@@ -162,13 +169,15 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
         "} else {",
-        *_products(p, rows, s, a, w, end.width),
+        *_products(p, rows, s, a, w, end.width, to),
         "} }",
     ]
     functions = (
         header()
         + (pair_header() if s.pair else "")
         + (even_header() if s.even else "")
+        + (ahead.header() if s.ask else "")
+        + (tma_store.header() if to is not None else "")
         + (tf32.FUNCTIONS if p.tf32 else "")
         + float8.functions(p)
         + (narrow.SUMS if p.integers else "")
@@ -357,7 +366,10 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     walk = _walk(s.stages)
     one = f"if (t == {128 * s.groups}) {{"
     lines = [f"w_fewer_registers<{_MOVED[s.groups][0]}>();"] if s.moves_registers else []
-    lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);"))
+    if s.ask:
+        lines.append(_asked(p, rows, s, w))
+    stored = " w_map_prefetch(&my);" if s.store else ""
+    lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
     early = "0u"
     if packed and not s.even:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
@@ -389,6 +401,23 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "__syncwarp(); w_cluster_sync();" if s.pair else "",
     ]
     return lines
+
+
+def _asked(p: Product, rows: Rows, s: Shape, w: Operand) -> str:
+    """The lanes of the warp that copies ask for stages of the block's first tile."""
+    if s.even:
+        kt = even_of(p, rows, s, _steps(p, s)).steps
+        begin = (
+            f"{{ const int tile = (highest - 1) / {kt}, last = highest - tile * {kt},"
+            f" first = lowest > tile * {kt} ? lowest - tile * {kt} : 0;"
+        )
+    else:
+        begin = f"{{ const int tile = blockIdx.x{f' / {s.cluster}' if s.cluster > 1 else ''};"
+    return (
+        f"if (warp == {4 * s.groups}) {begin} {_tile(p, rows, s)}\n"
+        f"for (int kb = first + lane; kb < last && kb < first + {s.ask}; kb += 32)"
+        f" {{ {ahead.asked(w.load)} }} }}"
+    )
 
 
 def _copy_field(p: Product, s: Shape, a: Operand) -> str:
@@ -474,7 +503,9 @@ def _stages_apart(s: Shape, product: str, free: str) -> list[str]:
     ]
 
 
-def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int) -> list[str]:
+def _products(
+    p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int, to: tma_store.Stored | None
+) -> list[str]:
     """The warpgroups that multiply."""
     high = s.rows // 64
     row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
@@ -530,7 +561,7 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         "}",
     ]
     freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
-    ahead, end = finish(p, rows, s, w, width)
+    first, end = finish(p, rows, s, w, width, to)
     if s.even:
         end = _handed(p, rows, s, end)
     return [
@@ -540,8 +571,9 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
         f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
+        "u32 put = 0;" if to is not None else "",
         _loop(p, rows, s, begin, step),
-        *ahead,
+        *first,
         mine,
         *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
         other,
@@ -550,5 +582,6 @@ def _products(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: i
         skip,
         *end,
         "}",
+        "if (lane == 0) w_stores_done();\n__syncwarp();" if to is not None else "",
         "w_cluster_sync();" if s.pair else "",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weft.generate.cuda.templates import epilogue, narrow
+from weft.generate.cuda.templates import epilogue, narrow, tma_store
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import Operand, Rows
@@ -32,10 +32,13 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
     return f"const int m = {f'{test} ? {place} : -1' if test else place};"
 
 
-def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[list[str], list[str]]:
+def finish(
+    p: Product, rows: Rows, s: Shape, w: Operand, width: int, to: tma_store.Stored | None = None
+) -> tuple[list[str], list[str]]:
     """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
     They are neighbours, or for f32 with packed weights two pieces of 4: four threads fill whole sectors at once.
+    `to`: the copy engine stores them, see `tma_store`.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
     high, wide = s.rows // 64, s.bn // 32
@@ -61,12 +64,14 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
         # packed weights are permuted instead
         "" if w.map is None or w.woven else "w_quad(v, lane);",
     ]
-    take, parts = _as_words(p, w, take, parts) if s.split == 1 else (take, parts)
+    take, parts = _as_words(p, w, take, parts, s if to is not None else None) if s.split == 1 else (take, parts)
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
         return [], _shared_sum(p, rows, s, take, row, parts, _first(p, w))
     place = [
-        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = {_first(p, w)};",
+        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = {_first(p, w)};"
+        if to is None
+        else f"{tma_store.order(s)} const int n8 = {_first(p, w)};",
         f"const int r = {row}; {_row(rows, s, 'r')}",
     ]
     count = 2 * high * wide
@@ -99,13 +104,15 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
             f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
             f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
         ]
+    step = [*take, *parts]
+    if to is not None:
+        step = tma_store.boxed(s, f"FULL - {s.staged_bytes}", to, step)
     after = [
         "float total[8];" if p.column_sums else "",
         f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
         *place,
         f"if (o % {2 * high} == 0)\n{_CLEAR}" if p.column_sums else "",
-        *take,
-        *parts,
+        *step,
         *(_summed(p, rows, s) if p.column_sums else []),
         f"if (o + {ring} < {count}) ask(o + {ring});" if residuals else "",
         "}",
@@ -113,8 +120,13 @@ def finish(p: Product, rows: Rows, s: Shape, w: Operand, width: int) -> tuple[li
     return before, after
 
 
-def _as_words(p: Product, w: Operand, take: list[str], parts: list[str]) -> tuple[list[str], list[str]]:
-    """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them."""
+def _as_words(
+    p: Product, w: Operand, take: list[str], parts: list[str], boxes: Shape | None
+) -> tuple[list[str], list[str]]:
+    """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them.
+
+    On their way into boxes, the store of fragments exchanges them.
+    """
     rounded = [f"w_narrow2_{p.dtype.value}(v[{e}], v[{e + 1}])" for e in range(0, 8, 2)]
     if (
         p.c.body
@@ -124,7 +136,7 @@ def _as_words(p: Product, w: Operand, take: list[str], parts: list[str]) -> tupl
         or len(parts) != 1
         or any(parts[0].count(x) != 1 for x in rounded)
     ):
-        return take, parts
+        return take, parts if boxes is None else [tma_store.into_box(boxes, x) for x in parts]
     text = parts[0]
     for i, x in enumerate(rounded):
         text = text.replace(x, f"x[{i}]")
@@ -134,6 +146,10 @@ def _as_words(p: Product, w: Operand, take: list[str], parts: list[str]) -> tupl
             "#pragma unroll\nfor (int c = 0; c < 4; ++c)"
             f" x[c] = w_narrow2_{p.dtype.value}(acc[i][(4 * j + c) * 4 + 2 * h], acc[i][(4 * j + c) * 4 + 2 * h + 1]);"
         ),
+    ]
+    if boxes is not None:
+        return words, [tma_store.fragments(boxes)]
+    words += [
         # each of four neighbouring lanes holds a word of every chunk; afterwards lane q holds all of chunk q
         "#pragma unroll\nfor (int bit = 1; bit <= 2; bit *= 2)",
         "#pragma unroll\nfor (int c = 0; c < 4; ++c) if (!(c & bit)) {",

@@ -152,7 +152,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
         dims = [
             Dim(p.m + c.a_walk.offset, 1, STEP, f"i0 + {c.a_walk.offset}"),
             Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
-            *_outer(p, c.a_walk, c.a_walk.group),
+            *outer(p, c.a_walk, c.a_walk.group),
         ]
         return _turned(p, c.a.index, dims, bm, share=share)
     if share and (not rows.linear or rows.sizes[2] == 1):
@@ -169,14 +169,14 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
             if rows.sizes[i] > 1 or box[i] > 1:  # of a single row too a whole box is copied, as the barriers count
                 step = rows.steps[i] or -(-first.size // STEP) * STEP
                 dims.append(Dim(rows.sizes[i], step, box[i], f"i{i_name(i)}"))
-        dims += _outer(p, c.a_walk, c.a_walk.group)
+        dims += outer(p, c.a_walk, c.a_walk.group)
     if math.prod(d.box // d.stride for d in dims[1:]) != math.prod(box):
         return Declined("a box of other rows than its barrier counts")
     part = bm
     if share:
         part = bm // share.parts
         dims = [replace(d, box=part, at=f"i0 + {share.rank} * {part}") if d.at == "i0" else d for d in dims]
-    map_ = _map(p, Pointer("in", c.a.index), dims, 2 * panel)
+    map_ = box_map(p, Pointer("in", c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     blocks = blocks_of_channels(p, panel)
@@ -217,7 +217,7 @@ def field(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
     ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
     sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
     dims = [first, *sized, *image[2:]]
-    map_ = _map(p, Pointer("in", p.c.a.index), dims, 2 * panel)
+    map_ = box_map(p, Pointer("in", p.c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     copied = box[0] * high * wide * 2 * panel
@@ -282,13 +282,13 @@ def right(
         dims = [
             Dim(p.n + walk.offset, 1, STEP, f"n0 + {walk.offset}"),
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
-            *_outer(p, walk, walk.group),
+            *outer(p, walk, walk.group),
         ]
         return _turned(p, pointer.index, dims, bn, "mw", share=share)
     wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
     columns = Dim(p.n, walk.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
-    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *_outer(p, walk, walk.group)]
-    map_ = _map(p, pointer, dims, 2 * panel)
+    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *outer(p, walk, walk.group)]
+    map_ = box_map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
@@ -305,7 +305,7 @@ def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | De
     count = share.parts if share else 1
     whole = WOVEN * count
     own = f" + {share.rank} * {bn // whole}" if share else ""
-    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % WOVEN or bn % whole or _outer(p, walk, walk.group):
+    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % WOVEN or bn % whole or outer(p, walk, walk.group):
         return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
     step = walk.channel
     dims = [
@@ -315,7 +315,7 @@ def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | De
         Dim(4, 2 * step, 4, "0"),
         Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own),
     ]
-    map_ = _map(p, Pointer("in", c.w.index), dims, 2 * panel)
+    map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     copy = _copy("mw", "to", dims, share, bn // count * panel * 2)
@@ -331,7 +331,7 @@ def _turned(
     if share:
         part = STEP // share.parts
         dims = [dims[0], replace(dims[1], box=part, at=f"{dims[1].at} + {share.rank} * {part}"), *dims[2:]]
-    map_ = _map(p, Pointer("in", index), dims, 2 * STEP)
+    map_ = box_map(p, Pointer("in", index), dims, 2 * STEP)
     if isinstance(map_, Declined):
         return map_
     panel = 2 * STEP * STEP
@@ -343,7 +343,7 @@ def _turned(
     return Operand(map_, " ".join(lines), turned=True)
 
 
-def _outer(p: Product, walk: Walk, group: int) -> list[Dim]:
+def outer(p: Product, walk: Walk, group: int) -> list[Dim]:
     """Groups and batch dimensions, as far as they move the operand."""
     c = p.c
     found = [Dim(c.groups, group, 1, "g")] if c.groups > 1 and group else []
@@ -354,7 +354,7 @@ def _outer(p: Product, walk: Walk, group: int) -> list[Dim]:
     return found
 
 
-def _map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap | Declined:
+def box_map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorMap | Declined:
     """The map, if there can be one. Source: CUDA driver API, cuTensorMapEncodeTiled."""
     size = p.dtype.itemsize
     if len(dims) < 2:

@@ -12,13 +12,17 @@ from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
 _OFF = ("even", "woven")
-_DEFAULTS = (("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), *((name, False) for name in _OFF))
+_DEFAULTS = (
+    ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), ("ask", 0), *((name, False) for name in _OFF),
+)  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
 """Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
 PAIRS: Mapping[int, tuple[int, int]] = {0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4)}
 """Tiles one below the other and side by side whose blocks copy for each other, by `Shape.pair`."""
 
 
+STORED_ROWS = 16
+"""Rows of a box of results: a warp's of 64."""
 MOST_SHARES = 30
 """Blocks that may work on a tile, roughly: each lane of a warp waits for one."""
 MOST_APART = 192
@@ -75,6 +79,11 @@ class Shape(Parameters):
     woven: bool = False
     """True: columns of a right operand that is no constant are copied in the order in which a thread's registers hold 8
     neighbours, as packed ones are; else lanes exchange them at the end."""
+
+    store: int = 0
+    """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
+    ask: int = 0
+    """Stages of a right operand that is no constant that the L2 cache is asked for before the wait."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
@@ -157,7 +166,12 @@ class Shape(Parameters):
 
     def shared_bytes(self, field: int = 0) -> int:
         """Dynamic shared memory: fields of so many bytes, stages and barriers."""
-        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16
+        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16 + self.staged_bytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """Shared memory of results on their way: two boxes of 16 rows for each warp."""
+        return 4 * self.groups * 2 * STORED_ROWS * self.store * 2
 
 
 def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:

@@ -1,0 +1,309 @@
+"""Products with few rows on Hopper, transposed: columns of the weights fill the 64 rows of a warpgroup product.
+
+The rows of the product, 8 or a few more, are its columns. Such products are bound by reading the weights once. A block
+has 32 columns or 64 for each warpgroup; one warp copies panels of both operands through a ring, and several blocks fit
+on a multiprocessor, so that the next kernel's are there before this one ends. These ask the L2 cache for their first
+panels while they wait: a hint, which is right whoever writes the memory; constant weights are copied at once. A sum may
+be divided among the blocks of a cluster, which add up in order. At the end sums go through shared memory, transposed,
+and a thread finishes 8 neighbours of a row. Source: note on matrix products, sections 2, 7 and 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.generate.cuda.templates import ahead, epilogue
+from weft.generate.cuda.templates.prelude import prelude, storage
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma import header, instruction
+from weft.generate.cuda.templates.tma_operands import STEP, Operand, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma_pack import pack_panels
+from weft.generate.shape import Parameters
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, Launch, Schedule
+
+MOST_ROWS = 128
+_GROUP = 64
+"""Columns of a warpgroup product's left operand."""
+_PAD = 4
+"""Elements that a row of sums is longer than the tile, for the sake of shared memory's banks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Parameters):
+    """Parameters of the template; rows and columns in elements."""
+
+    bm: int
+    """Rows of a tile, a multiple of 8."""
+    bn: int
+    """Columns: 32, or 64 for each warpgroup."""
+    deep: int
+    """Panels of 64 elements of the sum in one stage."""
+    stages: int
+    split: int
+    """Blocks of a cluster that share the sum of a tile."""
+    ahead: int
+    """Stages that the L2 cache is asked for before the wait, beside constant weights that are copied."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.named("cuda", template="swap")
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply."""
+        return max(1, self.bn // _GROUP)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups, and the warp that copies."""
+        return 128 * self.groups + 32
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return self.deep * (self.bm + self.bn) * STEP * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: stages, what a product of 32 columns reads beyond the last one, and barriers."""
+        return self.stages * (self.stage_bytes + 16) + (0 if self.bn % _GROUP == 0 else (_GROUP - self.bn) * STEP * 2)
+
+    @property
+    def sum_bytes(self) -> int:
+        """What sums take of the stages at the end."""
+        return self.bm * (self.bn + _PAD) * 4
+
+
+def applies(p: Product) -> Declined | None:
+    """Why the template does not take a product; None where it does."""
+    if p.m > MOST_ROWS:
+        return Declined(f"{p.m} rows; the transposed template for few takes {MOST_ROWS}")
+    if p.dtype not in (DType.F16, DType.BF16):
+        return Declined("the transposed template takes 16-bit numbers")
+    if p.c.kernel != (1, 1) or p.column_sums:
+        return Declined("a convolution with windows, or sums of columns")
+    if p.a_load != "rows" or p.w_load not in ("packed", "nk", "kn"):
+        return Declined("operands that are not copied in chunks of 16 bytes along rows")
+    rows = rows_of(p)
+    if isinstance(rows, Declined):
+        return rows
+    if not rows.linear or epilogue.plan(p).by_row:
+        return Declined("rows of several dimensions, or outputs whose channels lie apart")
+    return None
+
+
+def _operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
+    rows = rows_of(p)
+    if isinstance(rows, Declined):
+        return rows
+    a, w = left(p, rows, s.bm, STEP, (1, 1, s.bm)), right(p, s.bn, STEP)
+    if isinstance(a, Declined):
+        return a
+    return w if isinstance(w, Declined) else (a, w)
+
+
+def _wrong(p: Product, s: Shape) -> Declined | None:
+    """Why a product has no kernel of this shape."""
+    kt = stages_of_sum(p, STEP)
+    if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or (s.bn != _GROUP // 2 and s.bn % _GROUP) or s.stages < 2:
+        return Declined("rows by eights, columns by 64 or 32, two stages or more")
+    if kt % (s.deep * s.split if s.deep > 1 else 1) or kt < s.deep * s.split:
+        return Declined("stages of several panels divide the sum of every block; each has one")
+    if s.sum_bytes > s.stages * s.stage_bytes:
+        return Declined("sums that do not fit into the stages")
+    return None
+
+
+def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    s = Shape.of(schedule)
+    operands = applies(p) or _wrong(p, s) or _operands(p, s)
+    if isinstance(operands, Declined):
+        return operands
+    a, w = operands
+    packed = w.map is None
+    args = epilogue.arguments(p, packed, False, False)
+    maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
+    parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
+    mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), stages_of_sum(p, STEP) // s.deep
+    batches = p.z // p.c.groups
+    barriers = s.shared_bytes - 16 * s.stages
+    lines = [
+        (
+            f'extern "C" __global__ void __launch_bounds__({s.threads}, 1) {entry}'
+            f"({', '.join([*parameters, *args.parameters])}) {{"
+        ),
+        "W_DYNAMIC(sm);",
+        f"enum {{ STAGE = {s.stage_bytes}, FULL = {barriers}, EMPTY = FULL + {8 * s.stages} }};",
+        "const u32 sb = w_shared(sm);",
+        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        f"const int rank = blockIdx.x % {s.split}, tile = blockIdx.x / {s.split};",
+        f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
+        # tiles of the same columns are neighbours
+        f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn}, i0 = tile % {mt} * {s.bm};",
+        f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
+        _tile_of_weights(p, s, nt) if packed else "",
+        *_asked(s, w),
+        (
+            f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
+            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups}); }} w_bar_ready(); }}"
+        ),
+        "__syncthreads();",
+        f"if (warp >= {4 * s.groups}) {{",
+        *_copies(s, a, w),
+        "} else {",
+        *epilogue.prefetch(p, args.names, s.bn),
+        *_products(p, s, w),
+        *_end(p, s, w),
+        "} }",
+    ]
+    text = prelude() + header() + ahead.header() + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
+    text += args.constants + "\n".join(x for x in lines if x) + "\n"
+    packing = pack_panels(p, f"{entry}_pack", s.bn, STEP) if packed else None
+    launch = Launch(
+        entry,
+        (mt * nt * p.z * s.split, 1, 1),
+        (s.threads, 1, 1),
+        (*(m for _, m in maps), *args.pointers),
+        s.shared_bytes,
+        (s.split, 1, 1),
+    )
+    return CudaSource(
+        schedule=schedule,
+        text=text + (packing.text if packing else ""),
+        launches=(launch,),
+        pack=packing.launches if packing else (),
+        packed_bytes=packing.bytes if packing else (),
+        replaces_weights=packing.replaces if packing else (),
+        capability=90,
+        exact_arch=True,
+    )
+
+
+def _tile_of_weights(p: Product, s: Shape, nt: int) -> str:
+    kind, size = storage(p.dtype), stages_of_sum(p, STEP) * s.bn * STEP
+    return f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {size};"
+
+
+def _stage(s: Shape, stage: str, to: str, o: Operand, rows: int) -> str:
+    """Copies all panels of a stage."""
+    return " ".join(
+        f"{{ const int kb = {stage}{f' * {s.deep} + {d}' if s.deep > 1 else ''}; (void)kb;"
+        f" const u32 to = {to} + {d * rows * STEP * 2}; {o.load} }}"
+        for d in range(s.deep)
+    )
+
+
+def _asked(s: Shape, w: Operand) -> list[str]:
+    """Each lane of the warp that copies asks for some stages of the right operand, before anything is waited for."""
+    if not s.ahead:
+        return []
+    load = ahead.asked(w.load)
+    begin = f"first + {s.stages if w.map is None else 0} + lane"  # the first stages of constants are copied
+    panels = [
+        f"{{ const int kb = i{f' * {s.deep} + {d}' if s.deep > 1 else ''}; (void)kb; {load} }}" for d in range(s.deep)
+    ]
+    end = f"{begin.removesuffix(' + lane')} + {s.ahead}"
+    return [
+        f"if (warp == {4 * s.groups}) for (int i = {begin}; i < last && i < {end}; i += 32) {{ {' '.join(panels)} }}"
+    ]
+
+
+def _walk(stages: int) -> str:
+    """Head of a loop over stages that counts slots and their parity."""
+    again = f"slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
+    return f"#pragma unroll 1\nfor (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, {again}) {{"
+
+
+def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
+    """The warp that copies."""
+    packed = w.map is None
+    bytes_, of_w = s.stage_bytes, s.deep * s.bn * STEP * 2
+    one = f"if (t == {128 * s.groups}) {{"
+    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed else "0u"
+    lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
+    if packed:
+        lines += [
+            f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;",
+            f"w_bar_expect(bar, {bytes_}u); {_stage(s, '(first + (int)i)', 'sb + i * STAGE', w, s.bn)} }}",
+        ]
+    lines += [
+        "}",
+        "__syncwarp(); w_wait(); w_release();",
+        f"{one}\n{_walk(s.stages)}",
+        "const int st = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
+        f"if (it >= {early}) {{" if packed else "{",
+        f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {bytes_}u);",
+        f"{_stage(s, 'st', 'at', w, s.bn)} }}",
+        f"{_stage(s, 'st', f'at + {of_w}', a, s.bm)} }} }}",
+        "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+    ]
+    return lines
+
+
+def _products(p: Product, s: Shape, w: Operand) -> list[str]:
+    """The warpgroups that multiply 64 columns each."""
+    group = f"(u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.groups > 1 else "0u"
+    of_w = f"at + d * {s.bn * STEP * 2} + {group}"
+    if w.turned:
+        of_w = f"w_operand_at({of_w} + q * 2048, {2 * STEP * STEP}, 1024, 1)"
+    else:
+        of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
+    of_a = f"w_operand_at(at + {s.deep * s.bn * STEP * 2} + d * {s.bm * STEP * 2} + q * 32, 16, 1024, 1)"
+    return [
+        "w_wait(); w_release();",
+        f"float acc[{s.bm // 2}];",
+        _walk(s.stages),
+        "const u32 at = sb + slot * STAGE;",
+        "w_bar_wait(sb + FULL + 8 * slot, lap);",
+        "w_group_begin();",
+        f"#pragma unroll\nfor (u32 d = 0; d < {s.deep}; ++d)\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
+        f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | d | q);",
+        "w_group_commit(); w_group_wait<1>();",
+        # the products before these are complete: their stage is free
+        f"if (it > 0 && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? {s.stages - 1} : slot - 1));",
+        "}",
+        "w_group_wait<0>();",
+    ]
+
+
+def _end(p: Product, s: Shape, w: Operand) -> list[str]:
+    """Sums change their order in shared memory; each block of a cluster finishes its share of the vectors."""
+    names = epilogue.arguments(p, w.map is None, False, False).names
+    width, threads, pitch = epilogue.plan(p).width, 128 * s.groups, s.bn + _PAD
+    row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"
+    # packed columns are permuted for threads that hold 8 neighbours: this undoes it
+    column = row if w.map is not None else "r / 32 * 32 + r % 8 / 2 * 8 + r / 8 % 4 * 2 + r % 2"
+    own = f"if (r < {s.bn}) " if s.bn < _GROUP else ""
+    at = f"row * {pitch} + c * 8"
+    if s.split > 1:
+        read = f"w_read_cluster(sb + (u32)({at} + e) * 4, y)"
+    else:
+        read = f"*(const float4*)((const float*)sm + {at} + e)"
+    vectors = min(p.m, s.bm) * s.bn // 8
+    guard = [f"m < {p.m}"] if p.m % s.bm and p.m > s.bm else []
+    guard += [f"n < {p.n}"] if p.n % s.bn else []
+    inside = f"if ({' && '.join(guard)}) " if guard else ""
+    parts = []
+    for e in range(0, 8, width):
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v"))
+        parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
+    return [
+        f"w_meet_some(1, {threads});",
+        f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; {own}{{ const int n = {column};",
+        f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",
+        f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }} }}",
+        "w_cluster_sync();" if s.split > 1 else f"w_meet_some(1, {threads});",
+        f"#pragma unroll 1\nfor (int o = rank * {threads} + t; o < {vectors}; o += {s.split * threads}) {{",
+        f"const int row = o / {s.bn // 8}, c = o % {s.bn // 8}, m = i0 + row;",
+        "float v[8];",
+        f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y)\n#pragma unroll\nfor (int e = 0; e < 8; e += 4) {{",
+        f"const float4 x = {read}; const bool more = y > 0;",
+        "v[e] = more ? v[e] + x.x : x.x; v[e + 1] = more ? v[e + 1] + x.y : x.y;",
+        "v[e + 2] = more ? v[e + 2] + x.z : x.z; v[e + 3] = more ? v[e + 3] + x.w : x.w; }",
+        *parts,
+        "}",
+        "w_cluster_sync();" if s.split > 1 else "",
+    ]
