@@ -1,4 +1,4 @@
-// The part of cuBLASLt that Weft calls, on the host, in f32 and 8-bit floats: column-major, as its documentation says.
+// The part of cuBLASLt that Weft calls, on the host, in floats of 32, 16 and 8 bits: column-major, as its documentation says.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,12 +10,14 @@ struct Desc {
   const float *scale_a, *scale_b;
   int8_t fast;
 };
-struct Layout { int32_t type; uint64_t rows, cols; int64_t ld; };
+struct Layout { int32_t type; uint64_t rows, cols; int64_t ld, stride; int32_t batch; };
+struct Preference { uint64_t workspace; uint32_t schemes; };
 struct Found { uint64_t algorithm[8]; size_t workspace; int32_t state; float waves; int32_t reserved[4]; };
 static int alive = 0;
 static bool is_float8(const Layout* l) { return l->type == 28 || l->type == 29; }
-static double number(int type, const void* p, uint64_t i) {  // f32, bf16, e4m3 or e5m2
+static double number(int type, const void* p, uint64_t i) {  // f32, f16, bf16, e4m3 or e5m2
   if (type == 0) return ((const float*)p)[i];
+  if (type == 2) return ((const _Float16*)p)[i];
   if (type == 14) {
     const uint32_t bits = (uint32_t)((const uint16_t*)p)[i] << 16;
     float x;
@@ -30,6 +32,7 @@ static double number(int type, const void* p, uint64_t i) {  // f32, bf16, e4m3 
 static void put(int type, void* p, uint64_t i, double x) {
   const float y = (float)x;
   if (type == 0) { ((float*)p)[i] = y; return; }
+  if (type == 2) { ((_Float16*)p)[i] = (_Float16)y; return; }
   uint32_t bits;
   memcpy(&bits, &y, 4);
   ((uint16_t*)p)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -54,45 +57,81 @@ int cublasLtMatmulDescSetAttribute(Desc* d, int32_t which, const void* value, si
 }
 int cublasLtMatrixLayoutCreate(Layout** l, int32_t type, uint64_t rows, uint64_t cols, int64_t ld) {
   if (ld < (int64_t)rows) return 7;
-  ++alive; *l = new Layout{type, rows, cols, ld}; return 0;
+  ++alive; *l = new Layout{type, rows, cols, ld, 0, 1}; return 0;
 }
-int cublasLtMatrixLayoutDestroy(Layout* l) { --alive; delete l; return 0; }
-int cublasLtMatmulPreferenceCreate(uint64_t** p) { ++alive; *p = new uint64_t(0); return 0; }
-int cublasLtMatmulPreferenceSetAttribute(uint64_t* p, int32_t which, const void* value, size_t size) {
-  if (which != 1 || size != 8) return 7;
-  memcpy(p, value, 8);
+int cublasLtMatrixLayoutSetAttribute(Layout* l, int32_t which, const void* value, size_t size) {
+  if (!(which == 5 && size == 4) && !(which == 6 && size == 8)) return 7;
+  memcpy(which == 5 ? (void*)&l->batch : (void*)&l->stride, value, size);
   return 0;
 }
-int cublasLtMatmulPreferenceDestroy(uint64_t* p) { --alive; delete p; return 0; }
-int cublasLtMatmulAlgoGetHeuristic(void*, Desc* d, Layout* a, Layout* b, Layout*, Layout* o, uint64_t* p, int32_t most,
+int cublasLtMatrixLayoutDestroy(Layout* l) { --alive; delete l; return 0; }
+int cublasLtMatmulPreferenceCreate(Preference** p) { ++alive; *p = new Preference{0, 7}; return 0; }
+int cublasLtMatmulPreferenceSetAttribute(Preference* p, int32_t which, const void* value, size_t size) {
+  if (which >= 5 && which <= 8 && size == 4) return *(const uint32_t*)value == 16 ? 0 : 7;
+  if (!(which == 1 && size == 8) && !(which == 3 && size == 4)) return 7;
+  memcpy(which == 1 ? (void*)&p->workspace : (void*)&p->schemes, value, size);
+  return 0;
+}
+int cublasLtMatmulPreferenceDestroy(Preference* p) { --alive; delete p; return 0; }
+int cublasLtMatmulAlgoGetHeuristic(void*, Desc* d, Layout* a, Layout* b, Layout*, Layout* o, Preference* p, int32_t most,
                                    Found* found, int32_t* count) {
   if (d->compute == 77) return 15;  // this one has no TF32
   if (is_float8(a) && (!d->ta || d->tb || (a->type == 29 && b->type == 29))) return 15;
   if (is_float8(a) && (o->type != 14 || !d->scale_a || !d->scale_b)) return 7;
-  if (*p < (1u << 20) || (d->epilogue & 4 && !d->bias) || (a->type != 0 && !is_float8(a))) return 7;
-  *count = most < 3 ? most : 3;
-  for (int i = 0; i < *count; ++i) { found[i] = Found{}; found[i].algorithm[0] = 40 + i; found[i].state = i == 1 ? 15 : 0; }
+  if (p->workspace < (1u << 20) || (d->epilogue & 4 && !d->bias)) return 7;
+  // the second does not apply; the fourth is the first again; the fifth adds up in any order, which no mask keeps out here
+  const int kinds = p->schemes == 7 ? 3 : 6;
+  *count = most < kinds ? most : kinds;
+  for (int i = 0; i < *count; ++i) {
+    found[i] = Found{};
+    found[i].algorithm[0] = i == 3 ? 40 : 40 + i;
+    found[i].algorithm[1] = i == 4 ? 0x100000004ull : i == 5 ? 0x200000004ull : 1;  // scheme, splits
+    found[i].workspace = i == 5 ? 4096 : 0;
+    found[i].state = i == 1 ? 15 : 0;
+  }
+  return 0;
+}
+int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t* algorithm, int32_t which, uint32_t* value, size_t size,
+                                         size_t* written) {
+  if (size != 4 || (which != 2 && which != 3)) return 7;
+  *value = (uint32_t)(which == 2 ? algorithm[1] & 0xffffffffu : algorithm[1] >> 32);
+  *written = 4;
+  return 0;
+}
+int cublasLtMatmulAlgoCheck(void* h, Desc*, Layout* a, Layout*, Layout*, Layout*, const uint64_t* algorithm, Found* found) {
+  if (h != &alive) return 1;
+  if (algorithm[0] < 40 || algorithm[0] > 45 || algorithm[7]) return 7;
+  *found = Found{};
+  found->workspace = algorithm[0] == 45 ? 4096 : 0;
+  found->state = a->type == 14 && algorithm[0] == 42 ? 15 : 0;  // this one has no bf16
   return 0;
 }
 int cublasLtMatmul(void* h, Desc* d, const float* alpha, const void* A, Layout* a, const void* B, Layout* b,
-                   const float* beta, const void* C, Layout* c, void* D, Layout* o, const uint64_t* algorithm, void*,
-                   size_t, void*) {
+                   const float* beta, const void* C, Layout* c, void* D, Layout* o, const uint64_t* algorithm, char* work,
+                   size_t size, void*) {
   if (h != &alive || algorithm[0] < 40) return 7;
+  if (algorithm[0] == 45) {
+    if (size < 4096 || !work) return 7;
+    memset(work, 0x5a, 4096);
+  }
   const uint64_t m = d->ta ? a->cols : a->rows, k = d->ta ? a->rows : a->cols, n = d->tb ? b->rows : b->cols;
   if ((d->tb ? b->cols : b->rows) != k || o->rows != m || o->cols != n) return 7;
-  for (uint64_t i = 0; i < m; ++i)
-    for (uint64_t j = 0; j < n; ++j) {
-      double sum = 0;
-      for (uint64_t q = 0; q < k; ++q)
-        sum += number(a->type, A, d->ta ? i * a->ld + q : q * a->ld + i) *
-               number(b->type, B, d->tb ? q * b->ld + j : j * b->ld + q);
-      if (is_float8(a)) sum *= (double)*d->scale_a * *d->scale_b;
-      double y = *alpha * sum + (*beta != 0 ? *beta * number(c->type, C, j * c->ld + i) : 0);
-      if (d->epilogue & 4) y += number(o->type, d->bias, i);
-      if (d->epilogue & 2) y = y > 0 ? y : 0;
-      if (d->epilogue & 32) y = 0.5 * y * (1 + tanh(0.7978845608028654 * (y + 0.044715 * y * y * y)));
-      put(o->type, D, j * o->ld + i, y);
-    }
+  for (int32_t q = 0; q < o->batch; ++q) {
+    const uint64_t ai = q * a->stride, bi = q * b->stride, ci = q * c->stride, oi = q * o->stride;
+    for (uint64_t i = 0; i < m; ++i)
+      for (uint64_t j = 0; j < n; ++j) {
+        double sum = 0;
+        for (uint64_t t = 0; t < k; ++t)
+          sum += number(a->type, A, ai + (d->ta ? i * a->ld + t : t * a->ld + i)) *
+                 number(b->type, B, bi + (d->tb ? t * b->ld + j : j * b->ld + t));
+        if (is_float8(a)) sum *= (double)*d->scale_a * *d->scale_b;
+        double y = *alpha * sum + (*beta != 0 ? *beta * number(c->type, C, ci + j * c->ld + i) : 0);
+        if (d->epilogue & 4) y += number(o->type, d->bias, i);
+        if (d->epilogue & 2) y = y > 0 ? y : 0;
+        if (d->epilogue & 32) y = 0.5 * y * (1 + tanh(0.7978845608028654 * (y + 0.044715 * y * y * y)));
+        put(o->type, D, oi + j * o->ld + i, y);
+      }
+  }
   return 0;
 }
 }

@@ -74,7 +74,7 @@ def test_what_the_library_does_not_take_has_no_algorithm(library: ctypes.CDLL) -
 def test_a_refusal_names_the_call_and_the_status(library: ctypes.CDLL) -> None:
     lt = CublasLt(library)
     with pytest.raises(DeviceError, match=r"cublasLtMatmulAlgoGetHeuristic failed with INVALID_VALUE \(7\)"):
-        lt.algorithms(LtProduct(M, N, K, "f16"))
+        lt.algorithms(LtProduct(16, 16, 16, "f8e4m3", "nt"))  # a result in 8 bits
     first = lt.algorithms(LtProduct(M, N, K, "f32"))[0]
     first._found.algorithm[0] = 1
     with pytest.raises(DeviceError, match="cublasLtMatmul failed with INVALID_VALUE"):

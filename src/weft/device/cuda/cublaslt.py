@@ -1,8 +1,10 @@
-"""cuBLASLt by its C interface: the library that products are compared with. Imports no framework.
+"""cuBLASLt by its C interface: products by an algorithm that is named, and those of its heuristic. No framework.
 
     D = epilogue(A · B + beta · C)      all row-major: A is m x k, B is k x n, each as it is or transposed in memory
 
 A row-major matrix is its transpose in column-major order, which is what the library knows: it computes Dᵀ = Bᵀ · Aᵀ.
+An algorithm is 64 bytes that mean something to one version of the library on one kind of GPU only; `restore` has the
+library check them before they are used.
 Source: cuBLAS documentation, "Using the cuBLASLt API"; numbers of enumerations from its header `cublasLt.h`.
 """
 
@@ -34,8 +36,15 @@ _F32 = 0
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _SCALE_A, _SCALE_B, _FAST = 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
-_MAX_WORKSPACE = 1
+_MAX_WORKSPACE, _SCHEMES, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 """cublasLtMatmulPreferenceAttributes_t."""
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6
+"""cublasLtMatrixLayoutAttribute_t."""
+_CONFIG_SPLITS, _CONFIG_SCHEME = 2, 3
+"""cublasLtMatmulAlgoConfigAttributes_t."""
+IN_ORDER = 2
+"""cublasLtReductionScheme_t: parts of a sum lie in the workspace in f32 and are added by a step of their own, always in
+the same order. Others add into the result as parts come in, or round each part to the type of the result."""
 _ACTIVATIONS: dict[Activation, int] = {"": 0, "relu": 2, "gelu_tanh": 32}
 _BIAS, _DEFAULT = 4, 1
 """cublasLtEpilogue_t."""
@@ -43,6 +52,8 @@ _STATUS = {
     1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 8: "ARCH_MISMATCH", 11: "MAPPING_ERROR",
     13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR", 15: "NOT_SUPPORTED", 16: "LICENSE_ERROR",
 }  # fmt: skip
+_REFUSALS = frozenset({7, 8, 15})
+"""Of an algorithm that is none, is one for another GPU, or for another product."""
 
 
 class _Found(ctypes.Structure):
@@ -80,6 +91,12 @@ class LtProduct:
     """Type of C, D and the bias, where it is another."""
     fast: bool = False
     """8-bit floats: sums may stay in the tensor cores."""
+    batch: int = 1
+    """Products of that many matrices; C and D lie one after the other."""
+    leading: tuple[int, int] = (0, 0)
+    """Elements from one row of A and of B in memory to the next; 0: no gap between them."""
+    strides: tuple[int, int] = (0, 0)
+    """Elements from one A and B of a batch to the next; 0: they share it."""
 
     @property
     def scaled(self) -> bool:
@@ -128,15 +145,33 @@ class CublasLt:
         ask.restype = ctypes.c_size_t
         return str(ask())
 
-    def algorithms(self, product: LtProduct, most: int = MOST) -> list[LtAlgorithm]:
-        """The heuristic's first few, best first; none for what the library does not take."""
+    def algorithms(
+        self,
+        product: LtProduct,
+        most: int = MOST,
+        *,
+        workspace: int = WORKSPACE_BYTES,
+        schemes: int | None = None,
+        alignment: int = 0,
+    ) -> list[LtAlgorithm]:
+        """The heuristic's first few, best first; none for what the library does not take.
+
+        `schemes`: mask of the ways in which sums may be split (cublasLtReductionScheme_t); None: any. `alignment`: of
+        all operands, in bytes; 0: the library's own assumption (256).
+        """
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         found = (_Found * most)()
         count = ctypes.c_int(0)
         try:
-            room = ctypes.c_uint64(WORKSPACE_BYTES)
-            self._call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, ctypes.byref(room), _size(8))
+            wishes: list[tuple[int, Any]] = [(_MAX_WORKSPACE, ctypes.c_uint64(workspace))]
+            if schemes is not None:
+                wishes.append((_SCHEMES, ctypes.c_uint32(schemes)))
+            if alignment:
+                wishes += [(number, ctypes.c_uint32(alignment)) for number in _ALIGNMENTS]
+            for number, value in wishes:
+                size = _size(ctypes.sizeof(value))
+                self._call("cublasLtMatmulPreferenceSetAttribute", preference, number, ctypes.byref(value), size)
             with self._described(product, 256, (256, 256)) as (operation, a, b, d):
                 status = self._library.cublasLtMatmulAlgoGetHeuristic(
                     self._handle, operation, b, a, d, d, preference, most, found, ctypes.byref(count)
@@ -149,6 +184,29 @@ class CublasLt:
             raise _error("cublasLtMatmulAlgoGetHeuristic", status)
         return [LtAlgorithm(self, product, i, found[i]) for i in range(count.value) if found[i].state == 0]
 
+    def restore(self, product: LtProduct, data: bytes) -> LtAlgorithm | Declined:
+        """An algorithm by its bytes, if the library takes them for this product on this GPU.
+
+        Raises:
+            ValueError: not 64 bytes.
+            DeviceError: the library fails otherwise than by refusing them [W301].
+        """
+        given, found = _Found(), _Found()
+        if len(data) != ctypes.sizeof(given.algorithm):
+            raise ValueError(f"{len(data)} bytes are no algorithm")
+        ctypes.memmove(given.algorithm, data, len(data))
+        with self._described(product, 256, (256, 256)) as (operation, a, b, d):
+            status = self._library.cublasLtMatmulAlgoCheck(
+                self._handle, operation, b, a, d, d, ctypes.byref(given.algorithm), ctypes.byref(found)
+            )
+        status = status or found.state
+        if status in _REFUSALS:
+            return Declined(f"cuBLASLt does not take this algorithm: {_STATUS[status]} ({status})")
+        if status:
+            raise _error("cublasLtMatmulAlgoCheck", status)
+        given.workspace = found.workspace
+        return LtAlgorithm(self, product, 0, given)
+
     @contextlib.contextmanager
     def _described(self, p: LtProduct, bias: int, scales: tuple[int, int]) -> Iterator[tuple[ctypes.c_void_p, ...]]:
         """Descriptors of the operation and of A, B and D."""
@@ -160,9 +218,14 @@ class CublasLt:
             made.append((f"cublasLt{name}Destroy", handle))
             return handle
 
-        def layout(dtype: str, rows: int, columns: int, turned: bool) -> ctypes.c_void_p:
+        def layout(dtype: str, rows: int, columns: int, turned: bool, ld: int, stride: int) -> ctypes.c_void_p:
             high, wide = (rows, columns) if turned else (columns, rows)  # of the column-major matrix
-            return make("MatrixLayout", _TYPES[dtype], ctypes.c_uint64(high), ctypes.c_uint64(wide), _long(high))
+            made = make("MatrixLayout", _TYPES[dtype], ctypes.c_uint64(high), ctypes.c_uint64(wide), _long(ld or high))
+            if p.batch > 1:
+                for number, value in ((_BATCH_COUNT, ctypes.c_int32(p.batch)), (_BATCH_STRIDE, _long(stride))):
+                    size = _size(ctypes.sizeof(value))
+                    self._call("cublasLtMatrixLayoutSetAttribute", made, number, ctypes.byref(value), size)
+            return made
 
         try:
             operation = make("MatmulDesc", _COMPUTE.get(p.dtype, _SUMS_F32), _F32)
@@ -185,9 +248,9 @@ class CublasLt:
                     ctypes.byref(value),
                     _size(ctypes.sizeof(value)),
                 )
-            a = layout(p.dtype, p.m, p.k, p.layout[0] == "t")
-            b = layout(p.right or p.dtype, p.k, p.n, p.layout[1] == "t")
-            yield operation, a, b, layout(p.out or p.dtype, p.m, p.n, False)
+            a = layout(p.dtype, p.m, p.k, p.layout[0] == "t", p.leading[0], p.strides[0])
+            b = layout(p.right or p.dtype, p.k, p.n, p.layout[1] == "t", p.leading[1], p.strides[1])
+            yield operation, a, b, layout(p.out or p.dtype, p.m, p.n, False, 0, p.m * p.n)
         finally:
             for name, handle in reversed(made):
                 self._call(name, handle)
@@ -206,6 +269,33 @@ class LtAlgorithm:
         self._lt, self._product, self._found = lt, product, found
         self.number = number
         """Place in the heuristic's order."""
+
+    @property
+    def data(self) -> bytes:
+        """What the library knows it by."""
+        return bytes(self._found.algorithm)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that it needs."""
+        return int(self._found.workspace)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it adds up every sum in one order: in one go, or in parts that a step of their own adds in f32."""
+        return self._setting(_CONFIG_SPLITS) <= 1 or self._setting(_CONFIG_SCHEME) in (0, IN_ORDER)
+
+    def _setting(self, number: int) -> int:
+        value, written = ctypes.c_uint32(0), ctypes.c_size_t(0)
+        self._lt._call(
+            "cublasLtMatmulAlgoConfigGetAttribute",
+            ctypes.byref(self._found.algorithm),
+            number,
+            ctypes.byref(value),
+            _size(4),
+            ctypes.byref(written),
+        )
+        return value.value
 
     def bind(self, at: LtAddresses) -> Callable[[int], None]:
         """What puts the product with these addresses on a stream.

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.library import lt_call as _steps  # noqa: F401 - makes its step known to whoever runs calls
+from weft.generate.library.algorithm import FORM
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
@@ -24,14 +26,21 @@ def _schedule(form: str, **params: bool | str) -> Schedule:
     return Schedule("library", tuple(sorted([*params.items(), ("form", form)])))
 
 
-CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm"})
+CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm", FORM})
 
 
 def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     from weft.generate.library.fused_cuda import attention, cublaslt_linear, cudnn_conv
+    from weft.generate.library.lt import lt_product
     from weft.generate.library.scaled_mm import scaled_mm
 
-    forms = {"cudnn": cudnn_conv, "cublaslt": cublaslt_linear, "attention": attention, "scaled_mm": scaled_mm}
+    forms = {
+        "cudnn": cudnn_conv,
+        "cublaslt": cublaslt_linear,
+        "attention": attention,
+        "scaled_mm": scaled_mm,
+        FORM: lt_product,
+    }
     made = forms[form](problem, schedule)
     fused = isinstance(made, LibraryCall) and any("cudnn_convolution_" in s.target for s in made.run)
     if form == "cudnn" and fused and schedule.param("tuned"):
@@ -68,6 +77,10 @@ class LibraryGenerator:
             found.append(_schedule("operator"))
         if len(prims) <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
+        if isinstance(facts, GpuFacts) and Prim.MATMUL in prims:
+            from weft.generate.library.lt import lt_schedules
+
+            found += lt_schedules(problem, facts)
         return found or Declined("no library form of this group")
 
     def emit(self, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:

@@ -47,6 +47,11 @@ def _activation_texts(type: TensorType) -> dict[str, tuple[str, tuple[float, ...
     return found
 
 
+def activation_of(graph: Graph, start: NodeId, end: NodeId) -> tuple[str, tuple[float, ...], str | None] | None:
+    """oneDNN's name, scalars and algorithm of the activation that a value goes through from one node to another."""
+    return _activation_texts(graph.type_of(start)).get(_tail_text(graph, start, end))
+
+
 def _tail_text(graph: Graph, start: NodeId, end: NodeId) -> str:
     """Text of the part of a graph between two nodes, with `start` as its only input; empty if there is more."""
     builder = GraphBuilder()
@@ -69,7 +74,7 @@ def _tail_text(graph: Graph, start: NodeId, end: NodeId) -> str:
     return print_graph(builder.build([new[end]])) if copy(end) else ""
 
 
-def _channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeId | None:
+def channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeId | None:
     """The weight or constant of `channels` values that a node repeats along every dimension but `axis`."""
     n = graph.nodes[node]
     rank = n.type.rank
@@ -112,7 +117,7 @@ class Tail:
             if n is None or n.prim is not Prim.ADD or self.residual is not None:
                 break
             other = n.inputs[1] if n.inputs[0] == at else n.inputs[0]
-            bias = _channel_bias(graph, other, channels, axis)
+            bias = channel_bias(graph, other, channels, axis)
             if bias is not None and self.bias is None and is_weight(graph, bias):
                 self.bias = bias
             elif graph.nodes[other].prim is Prim.INPUT and graph.type_of(other) == graph.type_of(at):
@@ -121,7 +126,7 @@ class Tail:
                 break
             at = following[0]
         if at != out:
-            found = _activation_texts(graph.type_of(at)).get(_tail_text(graph, at, out))
+            found = activation_of(graph, at, out)
             if found is None:
                 return
             self.activation = found
