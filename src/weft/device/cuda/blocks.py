@@ -13,6 +13,7 @@ measuring decides. Source: performance notes, sections 3 and 6.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -224,9 +225,18 @@ class Block:
         sms = min(blocks, room)
         end = self._end(active, split, cluster)
         inside = waves * (-(-self.steps // split) * self._step(active, sms) + end)
-        port = min(facts.read_bandwidth[-1][1] / facts.clock_ghz, sms * DRAM_PORT_BYTES)
-        memory = LATENCY + p.n * p.k * p.z * p.dtype.itemsize / port
+        memory = LATENCY + self.weights / port_bytes(facts, sms)
         return max(inside, memory) + self.gap
+
+    def one(self, split: int, cluster: bool, active: int, sms: int) -> float:
+        """Cycles of one block of `split` to a sum, `active` of them on each of so many multiprocessors."""
+        return -(-self.steps // split) * self._step(active, sms) + self._end(active, split, cluster)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the right operand."""
+        p = self.sizes
+        return p.n * p.k * p.z * p.dtype.itemsize
 
     def _step(self, active: int, sms: int) -> float:
         """Cycles of one step of the sum with so many blocks on each multiprocessor that has some."""
@@ -255,6 +265,36 @@ class Block:
         elif split > 1:
             end += MEETING + self.tile * 4.0 * split / MEETING_BYTES
         return end
+
+
+def port_bytes(facts: GpuFacts, sms: int) -> float:
+    """Bytes per cycle that so many multiprocessors read from memory."""
+    return min(facts.read_bandwidth[-1][1] / facts.clock_ghz, sms * DRAM_PORT_BYTES)
+
+
+def together(blocks: Sequence[Block], splits: Sequence[int], cluster: int = 1) -> float:
+    """Cycles of several products in one launch, a block for each tile or, with a split, its share of the sum.
+
+    `cluster`: blocks of a cluster, if those that share a sum are one. Where all blocks find room at once, the slowest
+    counts, with as many others on its multiprocessor as there are; else all share the multiprocessors, and half of the
+    slowest is waited for at the end. Infinite where a block does not fit.
+    """
+    fit = min(b.fit for b in blocks)
+    if not fit:
+        return math.inf
+    facts = blocks[0].facts
+    counts = [b.tiles * s for b, s in zip(blocks, splits, strict=True)]
+    total = sum(counts)
+    sms = min(total, facts.sms)
+    busiest = -(-total // facts.sms)
+    active = min(busiest, fit)
+    each = [b.one(s, cluster > 1 and s > 1, active, sms) for b, s in zip(blocks, splits, strict=True)]
+    inside = max(each)
+    if busiest > fit:
+        shared = sum(n * t for n, t in zip(counts, each, strict=True)) / (facts.sms * fit)
+        inside = max(inside, shared + inside / 2)
+    memory = LATENCY + sum(b.weights for b in blocks) / port_bytes(facts, sms)
+    return max(inside, memory) + blocks[0].gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,4 +363,20 @@ def least_cycles(facts: GpuFacts, p: Sizes) -> float:
             if split > 1 and (block.steps < 2 * split or block.tiles * split > 3 * facts.sms):
                 break
             best = min(best, block.cycles(split, cluster and split > 1, spread=True))  # others fit otherwise
+    return best
+
+
+@lru_cache(maxsize=1024)
+def least_together(facts: GpuFacts, every: tuple[Sizes, ...]) -> float:
+    """The same of several products in one launch, whose blocks have one shape."""
+    tensor = every[0].tensor
+    best = math.inf
+    for cut in CUTS["mma" if tensor else "simt"]:
+        blocks = [Block(p, cut, facts, cut.fit(facts, p.dtype.itemsize)) for p in every]
+        for split in SPLITS:
+            splits = [split if b.steps >= 2 * split else 1 for b in blocks]
+            if split > 1 and (max(splits) == 1 or sum(b.tiles * s for b, s in zip(blocks, splits, strict=True)) > 600):
+                break
+            cluster = facts.capability >= 90 and all(p.width % 4 == 0 for p in every)
+            best = min(best, together(blocks, splits, split if cluster else 1))
     return best

@@ -12,6 +12,7 @@ from weft.generate.cuda.templates import (
     cost,
     depthwise,
     gemv,
+    grouped,
     halo,
     halo_choose,
     pooled,
@@ -60,6 +61,9 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if template == "stacked":
         two = separable_match.stacked(problem)
         return None if isinstance(two, Declined) else stacked.cycles(two, stacked.Shape.of(schedule), facts)
+    if template in grouped.TEMPLATES:
+        found = grouped.matched(problem, tf32=template in TENSOR)
+        return None if isinstance(found, Declined) else grouped.cycles(found, grouped.Shape.of(schedule), facts)
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None

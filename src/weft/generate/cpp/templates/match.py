@@ -155,7 +155,8 @@ def _divisions(problem: Problem) -> Iterator[_Apart]:
     sizes = sorted({size for n in g.nodes for size in n.type.shape if size > 1}, reverse=True)
     whole = (*node.type.shape[-2:], g.type_of(node.inputs[0]).shape[-1])
     rows, columns, sums = ([n, *(x for x in sizes if x < n and n % x == 0)] for n in whole)
-    for r, c, k in itertools.product(rows, (c for c in columns if c % 8 == 0), (k for k in sums if k % 8 == 0)):
+    widths, parts = (c for c in columns if c % 8 == 0), (k for k in sums if k % 8 == 0 or k == whole[2])
+    for r, c, k in itertools.product(rows, widths, parts):
         yield _Apart(r, c, k)
 
 

@@ -16,6 +16,8 @@ from weft.generate.cuda.templates import (
     cost,
     depthwise,
     gemv,
+    grouped,
+    grouped_match,
     halo,
     halo_choose,
     mlp,
@@ -43,7 +45,7 @@ _EXACT = 2
 """Of a product that may be rounded to TF32, those that do not."""
 _FIRST = 3
 """Schedules that are measured of every problem."""
-TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled"})
+TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled", "grouped"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _OWN = 6
 """Shapes of the copy engine's template for numbers of 8 bits."""
@@ -56,11 +58,14 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
     result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
-    chains of MATMULs with constant weights; a CONV, by channel or not, with a 1x1 CONV behind it; and a CONV with a
-    window's maximum or sum behind it. Schedules carry `template`.
+    chains of MATMULs with constant weights; a CONV, by channel or not, with a 1x1 CONV behind it; a CONV with a
+    window's maximum or sum behind it; and several of the first that need nothing of each other, each with results of
+    its own, or one whose results are slices of its columns. Schedules carry `template`.
     """
     if has_float8(problem.graph) and sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) != 1:
         return Declined("several contractions around 8-bit floats")
+    if grouped_match.is_group(problem):
+        return _of_group(problem, facts)
     products = sum(n.prim is Prim.MATMUL for n in problem.graph.nodes)
     if products > 1:
         layers = mlp.schedules(problem, facts)
@@ -115,6 +120,23 @@ def _of_pool(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
         return found
     two = pooled_choose.apart(whole, _least(whole.first, facts), facts)
     return _worth(found[0][0], two, facts) or [s.schedule() for _, s in found]
+
+
+def _of_group(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
+    """Products that need nothing of each other."""
+    found = grouped.matched(problem, tf32=facts.tf32)
+    if isinstance(found, Declined):
+        return found
+    if facts.capability < 80:
+        return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    ranked = grouped.shapes(found, facts)
+    if not ranked:
+        return Declined("no block that all products of the group take")
+    apart = sum(_least(m.product, facts) for m in found)
+    if ranked[0][0] > grouped.WORTH * apart and not grouped_match.is_split(problem):
+        us = facts.clock_ghz * 1e3
+        return Declined(f"one launch is modelled to take {ranked[0][0] / us:.1f} us, several {apart / us:.1f} us")
+    return [s.schedule(tensor=found[0].product.tensor) for _, s in ranked]
 
 
 def _least(p: Product, facts: GpuFacts) -> float:
@@ -194,6 +216,8 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     if schedule.param("template") == "stacked":
         pair = separable_match.stacked(problem)
         return pair if isinstance(pair, Declined) else stacked.emit(pair, schedule, entry)
+    if schedule.param("template") in grouped.TEMPLATES:
+        return grouped.emit(problem, schedule, entry)
     if schedule.param("template") == "pooled":
         whole = pooled_match.pooled(problem, tf32=True)
         return whole if isinstance(whole, Declined) else pooled.emit(whole, schedule, entry)

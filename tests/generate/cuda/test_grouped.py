@@ -1,0 +1,364 @@
+"""Products of different sizes in one launch, and a product stored as several results: exact in the emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
+from tests.generate.cuda.test_templates import A100, H200, compiled_well
+
+from weft.generate.cuda import templates
+from weft.generate.cuda.predict import predicted_us
+from weft.generate.cuda.templates import grouped, grouped_match
+from weft.generate.cuda.templates.grouped import Shape
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource, Pointer
+
+Make = Callable[["Maker"], NodeId]
+
+
+class Maker:
+    """A problem as it is made: inputs, weights, and their formats."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.b = GraphBuilder()
+        self.dtype = dtype
+        self.formats: list[Format] = []
+
+    def input(self, *shape: int, weight: bool = False, dtype: DType | None = None) -> NodeId:
+        self.formats.append(LAST if len(shape) == 4 and not weight else ROW)
+        return self.b.input(TensorType(dtype or self.dtype, shape), is_weight=weight)
+
+    def linear(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        weight: bool = True,
+        turned: bool = False,
+        end: str = "bias relu",
+        x: NodeId | None = None,
+        dtype: DType | None = None,
+    ) -> NodeId:
+        """x @ w with what `end` names: bias, relu, residual."""
+        b = self.b
+        x = self.input(m, k, dtype=dtype) if x is None else x
+        w = self.input(n, k, weight=weight, dtype=dtype) if turned else self.input(k, n, weight=weight, dtype=dtype)
+        y = b.add(Prim.MATMUL, x, b.transpose(w, (1, 0)) if turned else w)
+        if "bias" in end:
+            y = b.apply(Prim.ADD, y, self.input(n, weight=True, dtype=dtype))
+        if "residual" in end:
+            y = b.apply(Prim.ADD, y, self.input(m, n, dtype=dtype))
+        return b.apply(Prim.MAX, y, 0.0) if "relu" in end else y
+
+    def conv(self, n: int, c: int, h: int, w: int, oc: int, kh: int, kw: int) -> NodeId:
+        """relu(conv(x) + bias) with the size of x."""
+        b = self.b
+        pads = (kh // 2, kw // 2)
+        x = self.input(n, c, h, w)
+        attrs = a.ConvAttrs((1, 1), pads, pads, (1, 1), 1)
+        y = b.add(Prim.CONV, x, self.input(oc, c, kh, kw, weight=True), attrs=attrs)
+        return b.apply(Prim.MAX, b.apply(Prim.ADD, y, b.reshape(self.input(oc, weight=True), (oc, 1, 1))), 0.0)
+
+    def problem(self, outputs: Sequence[NodeId]) -> Problem:
+        graph = self.b.build(outputs)
+        outs = tuple(LAST if graph.type_of(o).rank == 4 and LAST in self.formats else ROW for o in outputs)
+        return Problem(graph, f"{graph} {self.formats}", tuple(self.formats), outs)
+
+
+def group(*makes: Make, dtype: DType = F16) -> Problem:
+    maker = Maker(dtype)
+    return maker.problem([make(maker) for make in makes])
+
+
+def qkv(
+    batch: int, rows: int, heads: int, size: int, k: int, *, way: str, dtype: DType = F16, turn_k: bool = False
+) -> Problem:
+    """Heads of attention [batch, heads, rows, size] of x @ w + b: q, k (perhaps turned) and v.
+
+    `way`: `three` products of one operand; `slices` of one and heads of these; `stacked`, as a reshape to five
+    dimensions and a permutation make them.
+    """
+    maker = Maker(dtype)
+    b, n = maker.b, heads * size
+
+    def parted(y: NodeId) -> NodeId:
+        return b.transpose(b.reshape(y, (batch, rows, heads, size)), (0, 2, 1, 3))
+
+    if way == "three":
+        x = maker.input(batch * rows, k)
+        found = [parted(maker.linear(batch * rows, n, k, end="bias", x=x)) for _ in range(3)]
+    else:
+        y = maker.linear(batch * rows, 3 * n, k, end="bias", turned=True)
+        if way == "slices":
+            found = [parted(b.slice(y, (0, i * n), (batch * rows, n), (1, 1))) for i in range(3)]
+        else:
+            y = b.transpose(b.reshape(y, (batch, rows, 3, heads, size)), (2, 0, 3, 1, 4))
+            whole = (1, batch, heads, rows, size)
+            parts = [b.slice(y, (i, 0, 0, 0, 0), whole, (1,) * 5) for i in range(3)]
+            found = [b.reshape(part, whole[1:]) for part in parts]
+    if turn_k:
+        found[1] = b.transpose(found[1], (0, 1, 3, 2))
+    graph = b.build(found)
+    return Problem(graph, f"{graph} {way}", tuple(maker.formats), (ROW,) * 3)
+
+
+ONE = Shape(32, 32, 32, 16, 16, 1, 3, (1, 1), 1)
+CASES: dict[str, tuple[Problem, Shape]] = {
+    "rows of two lengths": (
+        group(lambda m: m.linear(70, 40, 64), lambda m: m.linear(33, 72, 40, end="bias")),
+        ONE,
+    ),
+    "odd sizes, one row": (
+        group(
+            lambda m: m.linear(1, 19, 33, end="residual"),
+            lambda m: m.linear(35, 1, 17, turned=True),
+            lambda m: m.linear(5, 70, 3, weight=False, end=""),
+        ),
+        Shape(16, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
+    ),
+    "equal texts": (
+        group(*(lambda m: m.linear(40, 24, 48) for _ in range(3)), lambda m: m.linear(17, 24, 48)),
+        Shape(32, 32, 32, 16, 32, 2, 3, (1, 1, 1, 1), 1),
+    ),
+    "sums through memory": (
+        group(*(lambda m: m.linear(20, 24, 256) for _ in range(2)), lambda m: m.linear(40, 33, 136)),
+        Shape(32, 32, 32, 16, 16, 1, 3, (3, 3, 2), 1),
+    ),
+    "clusters, and blocks that share no sum": (
+        group(lambda m: m.linear(20, 24, 256), lambda m: m.linear(40, 36, 136), lambda m: m.linear(70, 40, 24)),
+        Shape(32, 16, 32, 16, 16, 1, 3, (4, 4, 1), 4),
+    ),
+    "convolutions": (
+        group(
+            lambda m: m.conv(1, 16, 7, 6, 24, 5, 5),
+            lambda m: m.conv(1, 24, 7, 6, 40, 3, 3),
+            lambda m: m.conv(2, 8, 9, 5, 16, 1, 1),
+            lambda m: m.conv(1, 16, 7, 6, 24, 1, 7),
+        ),
+        Shape(32, 32, 32, 16, 16, 1, 3, (2, 1, 1, 1), 1),
+    ),
+    "experts": (
+        group(*(lambda m, rows=rows: m.linear(rows, 48, 32, end="bias relu") for rows in (1, 3, 64, 17, 128))),
+        Shape(64, 32, 32, 32, 16, 1, 3, (1,) * 5, 1),
+    ),
+    "bf16": (group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(64, 16, 24), dtype=BF16), ONE),
+    "f32": (
+        group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32),
+        Shape(32, 32, 16, 16, 16, 1, 3, (2, 1), 2),
+    ),
+    "tf32": (
+        group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32),
+        Shape(32, 32, 16, 16, 16, 1, 3, (1, 1), 1),
+    ),
+    "warpgroups": (
+        group(lambda m: m.linear(70, 40, 264, turned=True), lambda m: m.linear(130, 33, 64, turned=True)),
+        Shape(64, 32, 64, 64, 32, 1, 4, (1, 1), 1, True),
+    ),
+    "q, k and v of one operand": (qkv(2, 20, 3, 16, 40, way="three"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
+    "slices as heads": (qkv(2, 20, 3, 16, 40, way="slices"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
+    "slices as heads, keys turned": (
+        qkv(2, 24, 3, 8, 40, way="slices", turn_k=True),
+        Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
+    ),
+    "stacked heads": (qkv(2, 21, 3, 16, 40, way="stacked"), Shape(32, 64, 32, 16, 32, 1, 3, (1,) * 3, 1)),
+    "stacked heads, keys turned, bf16": (
+        qkv(1, 24, 2, 8, 33, way="stacked", turn_k=True, dtype=BF16),
+        Shape(32, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
+    ),
+}
+
+
+def source_of(name: str) -> CudaSource:
+    problem, shape = CASES[name]
+    source = templates.emit(problem, shape.schedule(tensor=name != "f32"))
+    assert isinstance(source, CudaSource), (name, source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, CudaSource]:
+    return {name: source_of(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def kernels(sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(list(sources.values()))
+
+
+@pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+    assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
+
+
+def test_equal_products_have_one_body_and_one_buffer_for_equal_weights():
+    problem = CASES["equal texts"][0]
+    source = source_of("equal texts")
+    assert source.text.count("W_FN void member(") == 2, "three products of one text, and another"
+    assert len(source.packed_bytes) == 4
+    maker = Maker(F16)
+    w = maker.input(48, 24, weight=True)
+    xs = [maker.input(40, 48) for _ in range(2)]
+    shared = maker.problem([maker.b.add(Prim.MATMUL, x, w) for x in xs])
+    one = templates.emit(shared, replace(ONE, splits=(1, 1)).schedule())
+    assert isinstance(one, CudaSource)
+    assert one.text.count("W_FN void member(") == 1
+    assert len(one.packed_bytes) == len(one.pack) == 1
+    assert one.replaces_weights == (0,)
+    assert len(problem.graph.inputs) == 12
+    assert source.replaces_weights == (1, 4, 7, 10)
+
+
+def test_blocks_of_members_lie_behind_each_other_longest_sums_first():
+    source = source_of("clusters, and blocks that share no sum")
+    (launch,) = source.launches
+    assert launch.cluster == (4, 1, 1)
+    counts = (1 * 2 * 4, 2 * 3 * 4, 3 * 3)
+    assert launch.grid == (-(-sum(counts) // 4) * 4, 1, 1)
+    first, second, third = (source.text.index(f"block < {n}u") for n in (8, 32, 41))
+    assert first < second < third
+    memory = source_of("sums through memory")
+    assert {p.kind for p in memory.launches[0].arguments if isinstance(p, Pointer)} >= {"work", "state"}
+    assert memory.state_bytes == 3 * 256
+
+
+def network(name: str) -> Problem:
+    """Groups as networks have them."""
+    if name == "inception":
+        return group(
+            lambda m: m.conv(1, 48, 35, 35, 64, 5, 5),
+            lambda m: m.conv(1, 64, 35, 35, 96, 3, 3),
+            lambda m: m.conv(1, 192, 35, 35, 32, 1, 1),
+        )
+    if name == "segformer":
+        sizes = ((16384, 32), (4096, 64), (1024, 160), (256, 256))
+        return group(*(lambda m, r=r, k=k: m.linear(r, 256, k, end="bias") for r, k in sizes))
+    if name == "heads":
+        return qkv(1, 128, 12, 64, 768, way="stacked")
+    rows = (3, 17, 40, 64, 100, 128, 260, 412)
+    return group(*(lambda m, r=r: m.linear(r, 1024, 512, end="bias relu") for r in rows))
+
+
+@pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_groups_of_networks_compile_without_spills(name: str, arch: str):
+    facts = H200 if arch == "sm_90a" else A100
+    problem = network(name)
+    found = grouped.matched(problem, tf32=False)
+    assert not isinstance(found, Declined), found.reason
+    for cycles, shape in grouped.shapes(found, facts)[:1]:
+        source = templates.emit(problem, shape.schedule())
+        assert isinstance(source, CudaSource)
+        compiled_well([source], arch, facts)
+        assert predicted_us(problem, shape.schedule(), facts) == pytest.approx(cycles / facts.clock_ghz / 1e3)
+
+
+@pytest.mark.parametrize("name", ["inception", "heads", "experts"])
+def test_small_products_are_offered_together(name: str):
+    found = templates.schedules(network(name), H200)
+    assert not isinstance(found, Declined), found.reason
+    assert {s.param("template") for s in found} == {"grouped"}
+
+
+def test_what_fills_the_gpu_alone_is_declined():
+    problem = group(*(lambda m: m.linear(8192, 4096, 4096, end="") for _ in range(2)))
+    refused = templates.schedules(problem, H200)
+    assert isinstance(refused, Declined)
+    assert "one launch is modelled to take" in refused.reason
+
+
+def dependent() -> Problem:
+    maker = Maker(F16)
+    first = maker.linear(40, 32, 24)
+    return maker.problem([first, maker.linear(40, 16, 32, x=first)])
+
+
+def meeting() -> Problem:
+    maker = Maker(F16)
+    one, two = maker.linear(40, 32, 24), maker.linear(40, 32, 48)
+    return maker.problem([one, maker.b.apply(Prim.ADD, one, two)])
+
+
+def across_rows() -> Problem:
+    maker = Maker(F16)
+    y = maker.linear(40, 32, 24)
+    return maker.problem([maker.b.slice(y, (i * 20, 0), (20, 32), (1, 1)) for i in range(2)])
+
+
+def every_other() -> Problem:
+    maker = Maker(F16)
+    y = maker.linear(40, 32, 24)
+    return maker.problem([maker.b.slice(y, (0, i), (40, 16), (1, 2)) for i in range(2)])
+
+
+def across_heads() -> Problem:
+    """Slices of a reshape that are no stretch of columns: every head's first half."""
+    maker = Maker(F16)
+    y = maker.b.reshape(maker.linear(40, 32, 24), (40, 4, 8))
+    return maker.problem([maker.b.slice(y, (0, 0, i), (40, 4, 4), (1, 1, 1)) for i in (0, 4)])
+
+
+def no_product() -> Problem:
+    maker = Maker(F16)
+    x = maker.input(40, 24)
+    return maker.problem([*(maker.linear(40, 32, 24, x=x) for _ in range(2)), maker.b.apply(Prim.EXP, x)])
+
+
+@pytest.mark.parametrize(
+    ("problem", "part"),
+    [
+        (dependent(), "depend on each other"),
+        (meeting(), "meet in a result"),
+        (across_rows(), "not whole columns"),
+        (every_other(), "in steps"),
+        (across_heads(), "no stretch"),
+        (no_product(), "depends on no product"),
+        (group(lambda m: m.linear(0, 32, 24), lambda m: m.linear(40, 32, 24)), "no elements"),
+        (group(lambda m: m.linear(40, 32, 24), lambda m: m.linear(40, 0, 24)), "no elements"),
+        (group(lambda m: m.linear(40, 32, 24), lambda m: m.linear(40, 32, 24, dtype=BF16)), "bf16 and f16"),
+        (group(lambda m: m.linear(40, 32, 24), lambda m: m.linear(40, 32, 24, dtype=F32)), "f16 and f32"),
+        (group(*(lambda m: m.linear(40, 32, 24) for _ in range(17))), "17 products"),
+    ],
+)
+def test_what_is_declined_says_why(problem: Problem, part: str):
+    refused = templates.schedules(problem, H200)
+    assert isinstance(refused, Declined)
+    assert part in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [
+        (replace(ONE, splits=(1, 1, 1)), "3 splits for 2 products"),
+        (replace(ONE, splits=(2, 1), cluster=4), "other blocks than those of a cluster"),
+        (replace(ONE, group=True), "warpgroup"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str):
+    problem = group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32)
+    refused = templates.emit(problem, shape.schedule())
+    assert isinstance(refused, Declined)
+    assert part in refused.reason
+
+
+def test_a_reshape_is_undone_for_stretches_alone():
+    box = grouped_match.Box
+    undo = grouped_match._before_reshape
+    assert undo((6, 24), (2, 3, 2, 12), box((0, 0, 1, 0), (2, 3, 1, 12))) == box((0, 12), (6, 12))
+    assert undo((2, 3, 24), (6, 2, 1, 12), box((0, 1, 0, 4), (6, 1, 1, 8))) == box((0, 0, 16), (2, 3, 8))
+    assert undo((1, 4, 1), (4, 1, 1), box((2, 0, 0), (1, 1, 1))) == box((0, 2, 0), (1, 1, 1))
+    with pytest.raises(grouped_match._RefusedError, match="no stretch"):
+        undo((6, 24), (6, 2, 12), box((0, 0, 0), (6, 2, 6)))
+    with pytest.raises(grouped_match._RefusedError, match="no stretch"):
+        undo((2, 3, 4), (6, 4), box((2, 0), (2, 4)))
