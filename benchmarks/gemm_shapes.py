@@ -89,5 +89,5 @@ GROUPS: Mapping[str, tuple[Gemm, ...]] = {
         _cases((*_squares(512, 1024, 1536, 2048, 4096), (968, 1376, 2616), (512, 512, 8192), *BLOCKS), "nt", DType.F32)
     ),
 }
-"""`f16` and `bf16`: the same products; `exhaustive`: for `--every`; `epilogues`: what cuBLASLt does not fuse; `f32`: without
-TF32, `tf32`: with it; `fp8`: both sides move sums to f32, `fp8_fast`: neither."""
+"""`f16` and `bf16`: the same products; `exhaustive`: for `--every`; `epilogues`: what cuBLASLt does not fuse; `f32`:
+without TF32, `tf32`: with it; `fp8`: both sides move sums to f32, `fp8_fast`: neither."""
