@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mma
+from weft.generate.cuda.templates import mma, swap
 from weft.generate.cuda.templates.tma_shape import PAIRS, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -56,7 +57,20 @@ class Cores:
         return self.shape.schedule("simt")
 
 
-Variant = tuple[str, Shape | Cores, Patch | None, int]
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A schedule as a file of results has it."""
+
+    text: str
+
+    def schedule(self) -> Schedule:
+        """What the text says."""
+        generator, _, rest = self.text.partition("(")
+        found = re.findall(r"(\w+)=(\([^)]*\)|[^,)]+)", rest)
+        return Schedule(generator, tuple((name, x if name == "template" else literal_eval(x)) for name, x in found))
+
+
+Variant = tuple[str, Shape | Cores | Written | swap.Shape, Patch | None, int]
 """Name, schedule, change of the text, promotion into the L2 cache; and ten times how clusters are placed."""
 ROUNDS = 5
 
@@ -345,7 +359,7 @@ def built(
 ) -> list[tuple[str, CudaSource, CompiledCubin, bool, int]]:
     """(name, kernel, cubin, whether its result must be right, promotion) of what compiles."""
 
-    def one(variant: tuple[str, Shape, Patch | None, int]) -> Any:
+    def one(variant: Variant) -> Any:
         label, shape, patch, promotion = variant
         name = f"{label or 'kernel'} {_short(shape)}"
         source = templates.emit(g.problem(), shape.schedule())
@@ -370,12 +384,22 @@ def built(
     return [x for x in found if not isinstance(x, str)]
 
 
-def _short(s: Shape | Cores) -> str:
+def _short(s: Shape | Cores | Written | swap.Shape) -> str:
+    if isinstance(s, Written):
+        known = dict(s.schedule().params)
+        parts = [f"{name}{known[name]}" for name in ("bm", "bn", "cols", "warps", "split", "pair") if name in known]
+        return " ".join([str(known["template"]), *parts])
+    if isinstance(s, swap.Shape):
+        parts = [
+            f"{name}{getattr(s, name)}" for name, usual in (("deep", 1), ("split", 1)) if getattr(s, name) != usual
+        ]
+        return " ".join([f"swap {s.bm}x{s.bn}x{s.stages}", *parts, f"ahead{s.ahead}"])
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
-    for name, usual in (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False)):
+    usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0), ("ask", 0))
+    for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
     return " ".join(parts)
 
@@ -499,6 +523,10 @@ def ticks(bound: Any) -> float:
 
 def chosen(given: argparse.Namespace) -> Iterator[tuple[Gemm, list[Variant]]]:
     """The products that the command line names."""
+    if given.few or given.stores:
+        from benchmarks import gemm_parts_few
+
+        return gemm_parts_few.few() if given.few else gemm_parts_few.stores()
     if given.places:
         return places()
     return promotions() if given.promotions else targets() if given.targets else cases()
@@ -540,6 +568,7 @@ def watch(given: argparse.Namespace, end: float) -> bool:
     """One child to its end, its stall or the end of the time; True: nothing is left."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
     command += ["--promotions"] * given.promotions + ["--targets"] * given.targets + ["--places"] * given.places
+    command += ["--few"] * given.few + ["--stores"] * given.stores
     process = subprocess.Popen(
         [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
     )
@@ -593,6 +622,8 @@ def main() -> None:
     parser.add_argument("--promotions", action="store_true", help="promotion into the L2 cache instead of parts")
     parser.add_argument("--targets", action="store_true", help="products that lose, by the newest shapes, instead")
     parser.add_argument("--places", action="store_true", help="where pairs of blocks are, instead")
+    parser.add_argument("--few", action="store_true", help="products with few rows, transposed, instead")
+    parser.add_argument("--stores", action="store_true", help="results by the copy engine or by threads, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)

@@ -28,6 +28,7 @@ from weft.generate.cuda.templates import (
     separable,
     separable_match,
     stacked,
+    swap,
     tma,
     tma_choose,
 )
@@ -233,4 +234,6 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         return halo.emit(p, schedule, entry)
     if schedule.param("template") == "tma":
         return tma.emit(p, schedule, entry)
+    if schedule.param("template") == "swap":
+        return swap.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)
