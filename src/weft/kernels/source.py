@@ -20,8 +20,13 @@ class Schedule:
         return dict(self.params)[name]
 
     def __str__(self) -> str:
-        inner = ",".join(f"{k}={v}" for k, v in self.params)
+        inner = ",".join(f"{k}={_short(v)}" for k, v in self.params)
         return f"{self.generator}({inner})"
+
+
+def _short(value: ScheduleParam) -> ScheduleParam:
+    """What is longer than a name is told by its beginning."""
+    return f"{value[:16]}..." if isinstance(value, str) and len(value) > 64 else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import OptionError, ToolchainError
+from weft.errors import ArtifactError, OptionError, ToolchainError
 from weft.frontends.imported import Imported
 from weft.generate.registry import generators
 from weft.ir.declined import Declined
@@ -129,9 +129,9 @@ def compile_imported(
         graph = alternatives.graph
         key = warm.plan_key(graph, options, setting.environment)
         stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
-    if stored is not None:
-        plan, old = stored
-        executable = stages.run("link", link, graph, plan, setting)
+    executable = stages.run("link", _link_stored, graph, stored[0], setting) if stored is not None else None
+    if stored is not None and executable is not None:
+        old = stored[1]
         if setting.on_gpu:
             torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
@@ -188,6 +188,16 @@ def compile_imported(
         gc.collect()
         torch.cuda.empty_cache()
     return Compilation(executable, record, eager_won, baseline)
+
+
+def _link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | None:
+    """A plan that was chosen before, made runnable; None where what it names is refused here: it is tuned anew."""
+    try:
+        return link(graph, plan, setting)
+    except ArtifactError as error:
+        text = f"Weft tunes anew, the plan it remembers does not run: {str(error).splitlines()[0][:200]}"
+        warnings.warn(text, stacklevel=2)
+        return None
 
 
 def at_clocks(clocks_mhz: Sequence[int]) -> str:
@@ -388,7 +398,7 @@ def link_all(
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once."""
     contenders: list[finish.Contender] = []
-    refused: RuntimeError | None = None
+    refused: RuntimeError | ArtifactError | None = None
     seen: set[tuple[object, ...]] = set()
     for plan in branched(graph, plans) if setting.on_gpu else plans:
         identity = (plan.branches, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
@@ -398,7 +408,7 @@ def link_all(
         try:
             executable = link(graph, plan, setting)
             executable(*inputs)
-        except RuntimeError as error:
+        except (RuntimeError, ArtifactError) as error:
             # an operator of the framework may refuse a call that was never measured
             refused = error
             text = f"Weft leaves out the plan {plan.name}, which does not run: {str(error).splitlines()[0][:200]}"

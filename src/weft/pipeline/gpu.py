@@ -18,6 +18,7 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import DeviceError, ToolchainError
 from weft.generate.library.execute import plain_math
+from weft.generate.library.lt_call import library
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
@@ -48,7 +49,9 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     if isinstance(found, Declined) and options.allow_generated:
         text = f"Weft found no NVRTC ({found.reason}): library kernels only, nothing is generated or fused"
         warnings.warn(text, stacklevel=2)
+    products_by = library(device)
     environment = {
+        "cublaslt": "none" if isinstance(products_by, Declined) else products_by.lt.version,
         "gpu": facts.name,
         "capability": str(facts.capability),
         "torch": torch.__version__,

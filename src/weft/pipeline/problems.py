@@ -11,6 +11,7 @@ from functools import cached_property
 
 from weft.device.any import DeviceFacts
 from weft.device.cuda.record import GpuFacts
+from weft.generate.library.algorithm import names_algorithm
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
@@ -29,6 +30,8 @@ FIRST_ON_GPU, FIRST_CALLS_ON_GPU = 2, 3
 """The same on a GPU, of generated kernels and of library calls where nothing is generated."""
 LIBRARY_FROM_US = 7.0
 """On a GPU, products whose estimate is below this are first tried without the library: it seldom won there."""
+LIBRARY_NEAR = 1.3
+"""Further algorithms of a library are measured where its best call took at most so many times the best kernel."""
 _CATEGORIES = {str(p.value): "" if p in FREE else CATEGORY[p].value for p in Prim}
 """By the primitive's name (enumerations hash slowly); empty for free ones."""
 
@@ -47,6 +50,8 @@ class Entry:
     """So many of `kernels` are measured first: the best-looking few of each generator; they stand in front."""
     widened: bool = False
     """Whether the others are to be measured too."""
+    library_near: bool = True
+    """Whether a library's further algorithms are worth a trial."""
     more: bool = False
     """Whether a generator may make more than `kernels` for the asking."""
     on_gpu: bool = False
@@ -65,7 +70,9 @@ class Entry:
     def asked(self) -> list[tuple[Schedule, Kernel]]:
         """The kernels that are to be measured as things stand."""
         made = self.kernels or []
-        return made if self.widened else made[: self.first]
+        if not self.widened:
+            return made[: self.first]
+        return made if self.library_near else [x for x in made if not names_algorithm(x[1])]
 
     @property
     def essential(self) -> bool:

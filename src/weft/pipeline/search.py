@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from weft.ir.graph import bits
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import Schedule
+from weft.kernels.source import LibraryCall, Schedule
 from weft.orchestrate.select import Priced
-from weft.pipeline.problems import Entry, Problems
+from weft.pipeline.problems import LIBRARY_NEAR, Entry, Problems
 
 OPTIMISM = 0.85
 """Factor on estimates where nothing was learned from measurements."""
@@ -51,6 +51,20 @@ class Known:
             entry.widened = entry.widened or len(tried) >= entry.first  # none of the first was right
             return  # or time ran out before it was its turn
         self.best_us[entry.problem.key] = min(times, default=math.inf)
+
+    def library_near(self, entry: Entry) -> bool:
+        """Whether a library's best call so far comes near the best kernel; false where kernels alone were measured."""
+        best = self.best_us.get(entry.problem.key)
+        if best is None or math.isinf(best):
+            return True
+        found = [
+            m.median_us
+            for schedule, kernel in entry.kernels or ()
+            if isinstance(kernel, LibraryCall)
+            and (m := self.measurements.get((entry.problem.key, schedule))) is not None
+            and m.verdict is Verdict.OK
+        ]
+        return min(found, default=math.inf) <= LIBRARY_NEAR * best
 
     def price(self, entry: Entry) -> float:
         """Measured time, or the optimistic prediction."""

@@ -260,6 +260,7 @@ class Asking:
         for wish in wishes:
             self._asked.add(wish.key)
             wish.entry.widened = wish.wide
+            wish.entry.library_near = self.known.library_near(wish.entry)
             self._flying[wish.entry.problem.key] = wish.entry
         return [w.entry for w in wishes]
 

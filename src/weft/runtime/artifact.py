@@ -1,8 +1,8 @@
 """Saved plans: one file with a manifest, the plan as JSON, weights as safetensors, sources and objects by SHA-256.
 
-A saved plan with generated kernels is code. It loads only when the SHA-256 of its manifest is trusted: given by
-the caller, or recorded by this user's own `save`. Nothing is unpacked to names from the file; sizes and counts
-are capped; every member is checked against the manifest before it is looked at.
+A saved plan with generated kernels, or with recorded algorithms of a native library, is code. It loads only when the
+SHA-256 of its manifest is trusted: given by the caller, or recorded by this user's own `save`. Nothing is unpacked to
+names from the file; sizes and counts are capped; every member is checked against the manifest before it is looked at.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from safetensors.numpy import save as save_tensors
 from weft.device.files import publish
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ArtifactError, DeviceError
+from weft.generate.library.algorithm import names_algorithm
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.text import parse_graph, print_graph
@@ -201,7 +202,8 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
     except (KeyError, ValueError, RecursionError) as error:
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
     sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource | CudaSource)]
-    if sources and digest != trust and not _is_trusted(cache_dir, digest):
+    native = sources or any(names_algorithm(s.kernel) for s in plan.steps)  # bytes that a library takes as they are
+    if native and digest != trust and not _is_trusted(cache_dir, digest):
         raise _refuse(
             path,
             "holds native code that is not trusted",
@@ -213,8 +215,8 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
 
         return link(path, graph, plan, members, facts, cache_dir)
     compiler = find_compiler()
-    native = [s for s in sources if isinstance(s, KernelSource)]
-    objects = _objects(path, native, members, manifest, compiler, cache_dir)
+    texts = [s for s in sources if isinstance(s, KernelSource)]
+    objects = _objects(path, texts, members, manifest, compiler, cache_dir)
     linked = Linked(
         graph=graph,
         plan=plan,

@@ -11,7 +11,9 @@ import torch
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.files import publish
-from weft.errors import DeviceError
+from weft.errors import ArtifactError, DeviceError
+from weft.generate.library.algorithm import chosen
+from weft.generate.library.lt_call import library
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
@@ -32,11 +34,13 @@ def link(
 
     Raises:
         DeviceError: no GPU here, one that lacks what a kernel needs, or no compiler for another architecture [W301].
+        ArtifactError: a product's algorithm is of another version of cuBLASLt, or was chosen for another GPU [W401].
     """
     if not torch.cuda.is_available():
         raise DeviceError(where=path.name, problem="the plan was made for an NVIDIA GPU, and torch sees none here")
     major, minor = torch.cuda.get_device_capability()
     here = major * 10 + minor
+    _check_algorithms(path, plan)
     objects: dict[str, Path] = {}
     for step in plan.steps:
         source = step.kernel
@@ -48,6 +52,16 @@ def link(
             )
         objects[source.sha256] = _cubin(path, source, members, facts, here, cache_dir)
     return CudaExecutable(Linked(graph, plan, objects, None, cache_dir, 0, facts))
+
+
+def _check_algorithms(path: Path, plan: Plan) -> None:
+    """Another algorithm may add up in another order: what is recorded runs, or the plan is refused."""
+    for algorithm in (x for step in plan.steps for x in chosen(step.kernel)):
+        found = library()
+        if isinstance(found, Declined):
+            problem = f"its products name algorithms of cuBLASLt, but {found.reason}"
+            raise ArtifactError(where=path.name, problem=problem, remedy="compile the model again on this machine")
+        found.check(algorithm)
 
 
 def _cubin(

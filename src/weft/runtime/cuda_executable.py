@@ -26,6 +26,7 @@ import torch
 
 from weft.errors import InvalidGraphError
 from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.library.algorithm import with_room, workspace_bytes
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall, is_capturable, plain_math
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
@@ -137,9 +138,11 @@ class CudaExecutable:
             uses.append(Use(first, self._values.users(key), key in kept))
         self._workspaces: dict[int, int] = {}
         for i, step in enumerate(self.plan.steps):
-            if isinstance(step.kernel, CudaSource) and step.kernel.workspace_bytes:
+            kernel = step.kernel
+            size = kernel.workspace_bytes if isinstance(kernel, CudaSource) else workspace_bytes(kernel)
+            if size:
                 self._workspaces[i] = len(lifetimes)
-                lifetimes.append(Lifetime(step.kernel.workspace_bytes, i, i))
+                lifetimes.append(Lifetime(size, i, i))
                 uses.append(Use(i, (i,)))
         conflict = self.order.conflict(uses) if self.order.width > 1 else None
         memory = plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict)
@@ -230,12 +233,17 @@ class CudaExecutable:
             for slot, (node, _) in enumerate(step.inputs)
             if self.graph.nodes[node].prim is Prim.CONSTANT
         }
+        if i in self._workspaces:
+            call = with_room(call, len(step.inputs))
         bound = BoundCall(call, weights, device=self.device)
         unread = set(weights) - bound.reads
         weights.update(dict.fromkeys(unread, self._arena[:0]))
         self._release(i, step, unread)
         inputs = [weights[k] if k in weights else self._static[key] for k, key in enumerate(step.inputs)]
         outputs = [self._static[key] for key in step.outputs]
+        if i in self._workspaces:
+            start = self.memory.offsets[self._workspaces[i]]
+            inputs.append(self._arena[start : start + workspace_bytes(call)])
         return bound.launcher(inputs, outputs)
 
     # -- graphs
