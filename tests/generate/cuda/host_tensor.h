@@ -36,7 +36,12 @@ inline unsigned __float_as_uint(float x) { unsigned r; memcpy(&r, &x, 4); return
 inline float __uint_as_float(unsigned x) { float r; memcpy(&r, &x, 4); return r; }
 
 struct Barrier { unsigned total = 0, count = 0, generation = 0; };
-struct Warp { Barrier bar; float fa[2][32][8], fb[2][32][4]; u32 at[2][32]; float value[2][32]; };
+struct Warp {
+  Barrier bar, few[32];
+  float fa[2][32][8], fb[2][32][4];
+  u32 at[2][32];
+  float value[2][32], shared[2][32];
+};
 struct Copy { u32 to; const void* from; u32 bytes; };
 struct Block;
 typedef unsigned long long u64;
@@ -115,6 +120,15 @@ inline unsigned w_shfl_word(unsigned x, int mask) {
   w.at[slot][w_self->lane] = x;
   w_meet(w.bar);
   return w.at[slot][w_self->lane ^ mask];
+}
+inline float w_few(float x, int bit, int count, int lane) {  // the other lanes of the warp may be elsewhere
+  Warp& w = *w_self->warp;
+  Barrier& few = w.few[lane & -count];
+  few.total = count;
+  const unsigned slot = few.generation & 1;
+  w.shared[slot][lane] = x;
+  w_meet(few);
+  return w.shared[slot][lane ^ bit];
 }
 inline unsigned w_cluster_rank() { return w_self->block->rank; }
 inline void w_cluster_leave() { w_meet(w_cluster_barrier); }

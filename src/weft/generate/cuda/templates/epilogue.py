@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
 from weft.generate.cuda.rough import FUNCTIONS, may_be_rough, times_inverse
+from weft.generate.cuda.templates.normed_text import parts_text
 from weft.generate.cuda.templates.prelude import load, storage, store
 from weft.generate.cuda.templates.product import Product, is_weight, offset_of
 from weft.generate.expr.ctype import c_type, literal
@@ -91,6 +92,7 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
     """Every buffer once: inputs that are read, packed weights, outputs, scratch memory."""
     c = p.c
     sources = [c.a, *([] if packed else [c.w]), *(s.source for _, s in leaves(c) if s.source is not None)]
+    sources += [Source("input", i) for i in p.norm.inputs()] if p.norm is not None else []
     parameters: list[str] = []
     pointers: list[CudaArgument] = []
     names: dict[Source, str] = {}
@@ -108,7 +110,12 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
         pointers.append(Pointer("packed", 0))
     for k in range(len(c.outputs)):
         parameters.append(f"void* __restrict__ out{k}")
-        pointers.append(Pointer("out", k))
+        pointers.append(Pointer("out", p.positions[k] if p.positions else k))
+    further = [("means", p.parts.mean), ("spreads", p.parts.spread)] if p.parts is not None else []
+    further += [("normed", p.norm.stored)] if p.norm is not None and p.norm.stored >= 0 else []
+    for name, at in further:
+        parameters.append(f"void* __restrict__ {name}")
+        pointers.append(Pointer("out", at))
     if p.column_sums:
         parameters.append("void* __restrict__ sums")
         pointers.append(Pointer("out", len(c.outputs)))
@@ -388,4 +395,6 @@ def body(
         lines += wide_store(names_of, dtype, f"{prefix}y{k}")
         if p.column_sums and k == 0:
             lines += [f"total[{i}] += {name};" for i, name in enumerate(names_of)]
+        if p.parts is not None and k == 0:
+            lines += parts_text(dtype, names_of, p.n, prefix)
     return lines

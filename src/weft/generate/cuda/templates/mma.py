@@ -12,6 +12,15 @@ from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates import epilogue, float8, loaders, narrow, tf32, wgmma
+from weft.generate.cuda.templates.normed import PIECE
+from weft.generate.cuda.templates.normed_text import (
+    FEW,
+    column_bytes,
+    columns_text,
+    element_text,
+    padded_length,
+    rows_text,
+)
 from weft.generate.cuda.templates.pack import pack_launch, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -20,6 +29,8 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
+MOST_STEP = 64
+"""Elements of the sum in the longest k-block of halves."""
 PAD = 8
 """Floats behind each row of the sums in shared memory, against bank conflicts."""
 
@@ -80,6 +91,8 @@ def shared_bytes(p: Product, s: Shape) -> int:
 
 def table_bytes(p: Product) -> int:
     """Of them for tables of rows and columns."""
+    if p.norm is not None:
+        return column_bytes(p.norm, MOST_STEP)
     return 0 if p.c.pack is None or p.borders is not None else 4 * (len(p.c.pack.rows) + len(p.c.pack.cols))
 
 
@@ -106,6 +119,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("warpgroup products of integers are those of the copy engine's template")
     if s.group and p.dtype is DType.F32:
         return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
+    if p.parts is not None and not whole_pieces(s, end.width):
+        return Declined("pieces of rows that no neighbouring lanes hold")
     tensor = p.tensor
     packed = p.w_load == "packed"
     mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), -(-p.k // s.bk)
@@ -113,6 +128,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     args = epilogue.arguments(p, packed, by_work, by_work)
     tile = loaders.Tile(s.bm, s.bn, s.bk, s.threads)
     left, right = loaders.load_a(p, tile), loaders.load_w(p, tile)
+    fix = normed_rows(p, s, args.names) if p.norm is not None else None
     size = p.dtype.itemsize
     a_bytes, b_bytes = s.bm * s.bk * size, s.bn * s.bk * size
     stage = a_bytes + b_bytes
@@ -135,8 +151,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"const {kind}* const A = (const {kind}*){names[p.c.a]};",
         f"const {kind}* const W = (const {kind}*){weight}{w_start};",
         f"const int first = blockIdx.y * {kt} / {s.split}, last = (blockIdx.y + 1) * {kt} / {s.split};",
-        left.before,
+        fix.before if fix else left.before,
         left.setup,
+        fix.setup if fix else "",
         right.setup,
         f"auto fill_a = [&](int kb, u32 to) {{ {left.begin} }};",
         f"auto fill_w = [&](int kb, u32 to) {{ {right.begin} }};",
@@ -149,7 +166,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if packed:
         # constants do not wait for the predecessors
         lines.append(f"for (int i = 0; i < {ahead}; ++i) if (first + i < last) fill_w(first + i, {slot} + {a_bytes});")
-    if left.before:
+    if left.before or fix:
         lines.append("__syncthreads();")
     lines += epilogue.prefetch(p, names, s.bn)
     lines.append("w_wait(); w_release();")
@@ -158,7 +175,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"for (int i = 0; i < {ahead}; ++i) {{ if (first + i < last) {{ {fill_w}"
         f" fill_a(first + i, {slot}); store_a({slot}); }} w_commit(); }}"
     )
-    lines += _loop(s, a_bytes, stage, slot)
+    lines += fix.after if fix else []
+    lines += _loop_normed(s, a_bytes, stage, slot) if fix else _loop(s, a_bytes, stage, slot)
     lines += [
         "float* const sums = (float*)sm;",
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
@@ -167,6 +185,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     lines.append("}")
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
     own += narrow.functions(p.multiplied) + narrow.SUMS if p.integers else ""
+    own += FEW if p.parts is not None else ""
     own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
@@ -213,6 +232,103 @@ def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
     last = ["w_group_wait<0>();"] if s.group else []
     body = product + fill if s.group else fill + product
     return [*begin, *body, *end, *last, "w_arrived<0>(); __syncthreads();"]
+
+
+def whole_pieces(s: Shape, width: int) -> bool:
+    """Whether neighbouring lanes finish a piece of a row, and all of them at once."""
+    count = s.bm * s.bn // max(1, width)
+    if s.cluster and width == 8 and s.bm * s.bn < 8 * s.split * s.threads:
+        count *= 2
+    share = s.split if s.cluster else 1
+    return width in (4, 8) and s.bn % PIECE == 0 and count % (32 * share) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Text of a left operand that is normalised in shared memory, each chunk by the thread that has copied it."""
+
+    before: str
+    setup: str
+    after: list[str]
+
+
+def normed_rows(p: Product, s: Shape, names: Mapping[Source, str]) -> Fixed:
+    """Values of rows in registers, vectors along the sum in shared memory, and the lambda `fix(kb, to)`."""
+    norm = p.norm
+    assert norm is not None
+    chunks, kind = s.bk // p.chunk, p.dtype.value
+    count = s.bm * chunks
+    rounds, padded = -(-count // s.threads), padded_length(norm, MOST_STEP)
+    before = "\n".join(columns_text(norm, names, "TABLES", padded, s.threads))
+    values = [f"row{j}_[i]" for j in range(len(norm.rows))]
+    setup = "".join(f"float row{j}_[{rounds}];\n" for j in range(len(norm.rows)))
+    row = f"(m0 + (t + i * {s.threads}) / {chunks} < {p.m} ? m0 + (t + i * {s.threads}) / {chunks} : {p.m - 1})"
+    after = [f"#pragma unroll\nfor (int i = 0; i < {rounds}; ++i)"]
+    after += rows_text(norm, names, row, chunks, f"(t % {chunks})", values)
+    lines = []
+    for j in range(len(norm.columns)):
+        lines.append(f"float c{j}_[8];")
+        for h in (0, 4):
+            fields = " ".join(f"c{j}_[{h + e}] = h_.{f};" for e, f in enumerate("xyzw"))
+            lines.append(
+                f"{{ const float4 h_ = *(const float4*)((float*)(sm + TABLES) + {j * padded + h} + k); {fields} }}"
+            )
+    inner = [
+        f"const u32 at = to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16;",
+        "uint4* const here_ = (uint4*)(sm + (at - sb)); uint4 w_ = *here_;",
+    ]
+    for word in range(4):
+        field = "xyzw"[word]
+        text = [f"{{ const float2 h_ = w_unpack_{kind}(w_.{field});"]
+        ends = []
+        for half in range(2):
+            own = [f"c{j}_[{2 * word + half}]" for j in range(len(norm.columns))]
+            steps, end = element_text(norm, f"h_.{'xy'[half]}", values, own, f"e{half}_")
+            text += steps
+            ends.append(end)
+        inner += [*text, f"w_.{field} = w_narrow2_{kind}({ends[0]}, {ends[1]}); }}"]
+    if p.k % s.bk:
+        inner.append(f"if (k >= {p.k}) w_ = make_uint4(0, 0, 0, 0);")
+    inner.append("*here_ = w_;")
+    if norm.stored >= 0:
+        inside = [f"m < {p.m}"] if p.m % s.bm else []
+        inside += [f"k < {p.k}"] if p.k % s.bk else []
+        inner.append(
+            f"const int m = m0 + x / {chunks}; if ({' && '.join(['tn == 0', *inside])})"
+            f" *(uint4*)((u16*)normed + (long long)m * {p.k} + k) = w_;"
+        )
+    body = "\n".join(inner)
+    head = f"const int k = kb * {s.bk} + t % {chunks} * 8;\n" + "\n".join(lines)
+    setup += f"auto fix = [&](int kb, u32 to) {{ {head}\n{loaders.each(count, s.threads, body)} }};\n"
+    return Fixed(before, setup, after)
+
+
+def _loop_normed(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
+    """As `_loop`: while a k-block is multiplied, the left operand of the next one is normalised where it lies."""
+    then = slot.replace("(i %", "((i + 1) %")
+    fill = [
+        f"if (more) {{ fill_w(first + i + {s.ahead}, to + {a_bytes}); fill_a(first + i + {s.ahead}, to); }}",
+        "w_commit();",
+    ]
+    return [
+        f"w_arrived<{s.ahead - 1}>();",
+        f"{{ const int i = 0; fix(first, {slot}); }}",
+        *(["#pragma unroll 1"] if s.group else []),
+        "for (int i = 0; i < last - first; ++i) {",
+        "w_async_fence(); w_group_wait<1>();" if s.group else "",
+        "__syncthreads();",
+        f"const u32 here = {slot}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
+        f"const bool more = first + i + {s.ahead} < last;",
+        *([] if s.group else fill),
+        f"multiply(here, here + {a_bytes}{', i' if s.group else ''});",
+        *(fill if s.group else []),
+        f"if (more) store_w(to + {a_bytes});",
+        f"w_arrived<{s.ahead - 1}>();",
+        f"if (first + i + 1 < last) fix(first + i + 1, {then});",
+        "}",
+        *(["w_group_wait<0>();"] if s.group else []),
+        "w_arrived<0>(); __syncthreads();",
+    ]
 
 
 def _fragments(p: Product, s: Shape, tensor: bool) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from weft.generate.cpp.templates.match import Contraction, Walk, match
 from weft.generate.cuda.templates.narrow import Narrow, narrow, narrow_floats
+from weft.generate.cuda.templates.normed import HALVES, PIECE, Norm, Parts, applies, stripped
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -62,6 +63,12 @@ class Product:
     the left one."""
     column_sums: bool = False
     """The first output is summed over rows, too: a further output has a row of sums for each warp of a tile."""
+    norm: Norm | None = None
+    """What is done to the left operand on its way."""
+    parts: Parts | None = None
+    """Means and spreads of pieces of the first output's rows, which are outputs, too."""
+    positions: tuple[int, ...] = ()
+    """Of the outputs of `c` among those of the problem; (): all of them in order."""
 
     @property
     def a_across(self) -> bool:
@@ -164,10 +171,51 @@ def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
     floats = narrow_floats(problem)
     if floats is not None:
         return _of_bytes(floats)
+    if applies(problem.graph):
+        return _normed(problem)
     c = match(problem, CONTRACTED, VALUES, heads=True)
     if isinstance(c, Declined):
         return c
     return _product(c, tf32=tf32)
+
+
+def _normed(problem: Problem) -> Product | Declined:
+    """A product of a normalised operand, or one that leaves partial sums."""
+    taken = stripped(problem)
+    if isinstance(taken, Declined):
+        return taken
+    c = match(taken.problem, HALVES, VALUES)
+    if isinstance(c, Declined):
+        return c
+    p = _product(c)
+    if isinstance(p, Declined):
+        return p
+    norm, parts = taken.norm, taken.parts
+    if p.z != 1 or c.kernel != (1, 1) or c.a.kind != "input":
+        return Declined("a norm around several products")
+    if norm is not None:
+        weights = all(is_weight(c, problem.graph.inputs.index(i)) for i in norm.columns)
+        places = (p.m, p.k, c.a.index) == (norm.count, norm.length, problem.graph.inputs.index(norm.source))
+        if not weights or not places or p.a_load != "rows" or not _dense(c, c.a_walk, p.rows, p.k):
+            return Declined("a normalised operand that is no matrix in memory, or vectors that are no weights")
+        if norm.stored >= 0 and problem.graph.type_of(norm.value).size != p.m * p.k:
+            return Declined("a normalised operand of other rows")
+    if parts is not None:
+        slot, walk = c.outputs[0]
+        half = (p.sum if slot < 0 else c.body[slot].dtype) in HALVES
+        if len(c.outputs) > 1 or not half or walk.channel != 1 or not _dense(c, walk, p.rows, p.n) or p.n % PIECE:
+            return Declined("partial sums of a result that is no matrix of halves in whole pieces")
+    return replace(p, norm=norm, parts=parts, positions=taken.positions)
+
+
+def _dense(c: Contraction, walk: Walk, rows: Sequence[int], columns: int) -> bool:
+    """Whether the rows of a matrix follow each other in memory."""
+    step = columns
+    for i in reversed(rows):
+        if c.dims[i] > 1 and walk.dims[i] != step:
+            return False
+        step *= c.dims[i]
+    return walk.offset == 0
 
 
 def _of_bytes(integers: Narrow) -> Product | Declined:

@@ -1,0 +1,173 @@
+"""The tma template where the left operand is normalised: fragments go through registers on their way to the products.
+
+A warp loads the 16 rows of its warpgroup's products, 64 of the sum at a time, normalises them, and multiplies from
+registers; while the products of one stage run, the next one is normalised into other registers. Values of a thread's
+rows are computed once per tile, vectors along the sum lie in shared memory.
+Source: note on matrix products, sections 2.4 and 8 (prologue).
+"""
+
+from __future__ import annotations
+
+from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.normed_text import (
+    column_bytes,
+    columns_text,
+    element_text,
+    padded_length,
+    rows_text,
+)
+from weft.generate.cuda.templates.product import Product
+from weft.generate.cuda.templates.tma_operands import STEP, Rows
+from weft.generate.cuda.templates.tma_shape import Shape
+from weft.ir.declined import Declined
+
+BARRIER = 3
+"""Number of the named barrier of the warpgroups that multiply."""
+MOST_SUMS = 128
+"""Registers of sums of a thread that leave room for two stages of fragments."""
+
+
+def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
+    """Why a shape cannot normalise its left operand, or leave partial sums of its results."""
+    if p.parts is not None and (width != 8 or p.words != 1 or not rows.linear):
+        return Declined("partial sums of results that are not written 8 at a time")
+    if p.norm is None:
+        return None
+    if s.panel != STEP or s.fields or s.apart or not rows.linear or p.a_load != "rows":
+        return Declined("a norm of rows that are not copied 64 elements at a time")
+    if s.rows * s.bn // 128 > MOST_SUMS or s.rows > 64:
+        return Declined("a norm beside more sums than leave registers for it")
+    if p.norm.own:
+        return Declined("a norm whose mean and variance no kernel before has left")
+    return None
+
+
+def bytes_of(p: Product) -> int:
+    """Shared memory of vectors along the sum."""
+    return column_bytes(p.norm, STEP) + 16 if p.norm is not None else 0
+
+
+def place(p: Product, s: Shape) -> str:
+    """A further constant: where the vectors lie."""
+    if p.norm is None:
+        return ""
+    return f", COLUMNS = (READ + {8 * s.fields} + 15) / 16 * 16"
+
+
+def instruction(kind: str, columns: int, *, turned_b: bool) -> str:
+    """The function that multiplies 64 rows in registers by 16 of the sum by `columns`; tests bring their own."""
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef W_EMULATED
+W_FN void w_product_{kind}_r{int(turned_b)}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
+    " {{{left}}}, %{count + 4}, p, 1, 1, {int(turned_b)}; }}"
+    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+#endif
+}}
+#endif
+"""
+
+
+def vectors(p: Product, s: Shape) -> list[str]:
+    """Before the wait: the vectors along the sum, which are weights, to shared memory."""
+    if p.norm is None:
+        return []
+    threads = 128 * s.groups
+    names = epilogue.arguments(p, False, False, False).names
+    lines = columns_text(p.norm, names, "COLUMNS", padded_length(p.norm, STEP), threads)
+    return [*lines, f"w_meet_some({BARRIER}, {threads});"] if lines else []
+
+
+def _high(s: Shape) -> int:
+    return s.rows // 64
+
+
+def values(p: Product, rows: Rows, s: Shape) -> list[str]:
+    """In front of a tile's products: what the thread's rows are normalised by; four lanes share a row."""
+    norm = p.norm
+    if norm is None:
+        return []
+    names = epilogue.arguments(p, False, False, False).names
+    lines = [f"float row{j}_[{2 * _high(s)}];" for j in range(len(norm.rows))]
+    at = "i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2)"
+    row = f"({at} < {rows.sizes[2]} ? {at} : {rows.sizes[2] - 1})"
+    return [
+        *lines,
+        f"#pragma unroll\nfor (int o = 0; o < {2 * _high(s)}; ++o)",
+        *rows_text(norm, names, row, 4, "(lane & 3)", [f"row{j}_[o]" for j in range(len(norm.rows))]),
+    ]
+
+
+def _fragments(p: Product, s: Shape, to: str) -> list[str]:
+    """Statements: the warp's rows of the stage at `at` into the registers `to`, normalised."""
+    norm = p.norm
+    assert norm is not None
+    kind, padded, n = p.dtype.value, padded_length(norm, STEP), len(norm.columns)
+    lines = [
+        f"#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
+        "const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);",
+        f"w_matrices({to}[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16)); }}",
+        "#pragma unroll\nfor (int q = 0; q < 4; ++q)\n#pragma unroll\nfor (int u = 0; u < 2; ++u) {",
+        f"const int k = st * {STEP} + q * 16 + u * 8 + (lane & 3) * 2;",
+        *(f"const float2 c{j}_ = *(const float2*)((const float*)(sm + COLUMNS) + {j * padded} + k);" for j in range(n)),
+        f"#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll\nfor (int h = 0; h < 2; ++h) {{",
+        f"u32& word = {to}[i][q][2 * u + h]; const float2 x_ = w_unpack_{kind}(word);",
+    ]
+    ends = []
+    for f in "xy":
+        own = [f"row{j}_[2 * i + h]" for j in range(len(norm.rows))]
+        steps, end = element_text(norm, f"x_.{f}", own, [f"c{j}_.{f}" for j in range(n)], f"e{f}_")
+        lines += steps
+        ends.append(end)
+    lines.append(f"word = w_narrow2_{kind}({ends[0]}, {ends[1]});")
+    if norm.length % STEP:  # what is not there must stay zero: vectors are, but rows may be infinite
+        lines.append(f"if (k >= {norm.length}) word = 0;")
+    if norm.stored >= 0:
+        inside = " && ".join(["n0 == 0", f"m < {p.m}", *([f"k < {norm.length}"] if norm.length % STEP else [])])
+        lines.append(
+            "const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);"
+            f" if ({inside}) *(u32*)((u16*)normed + (long long)m * {norm.length} + k) = word;"
+        )
+    return [*lines, "} }"]
+
+
+def stages(
+    p: Product, s: Shape, head: str, before: str, slot: str, parity: str, of_w: str, release: str,
+    *, turned: bool,
+) -> list[str]:  # fmt: skip
+    """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
+    high, kind = _high(s), f"{p.multiplied}_r{int(turned)}"
+    begin, condition, step = head.split(";")
+
+    def stage(to: str) -> list[str]:
+        return [
+            "{",
+            f"const u32 {slot}at = sb + RING + slot * STAGE;",
+            f"w_bar_wait(sb + FULL + 8 * slot, {parity});",
+            *_fragments(p, s, to),
+            "w_group_begin();",
+            f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
+            f"w_product_{kind}(acc[i], {to}[i][q], {of_w}, (st - first) | q); }}",
+            "w_group_commit();",
+            "w_group_wait<1>();",
+            release.replace("(lane", "(st > first && lane", 1),
+            "}",
+        ]
+
+    return [
+        f"u32 even[{high}][4][4], odd[{high}][4][4];",
+        before,
+        f"#pragma unroll 1\nfor ({begin}; ;) {{",
+        *stage("even"),
+        f"{step};",
+        f"if (!({condition})) break;",
+        *stage("odd"),
+        f"{step};",
+        f"if (!({condition})) break;",
+        "}",
+    ]
