@@ -107,34 +107,61 @@ def test_a_chain_ends_where_others_read_and_where_it_gets_wide():
         matched(graph, c)
 
 
-def test_two_inputs_are_none_of_its_business():
+def test_layers_over_two_inputs_that_meet_are_one_candidate():
     b = GraphBuilder()
     one, two = (b.input(TensorType(DType.F16, (64, 32))) for _ in range(2))
     h = b.apply(Prim.MUL, layer(b, one, 32), layer(b, two, 32))
-    assert not chains(b.build([layer(b, h, 8)]))
+    graph = b.build([layer(b, h, 8)])
+    (found,) = chains(graph)
+    p = matched(graph, found)
+    assert [len(x.beside) for x in p.layers] == [0, 1, 0]
+    assert len(p.memory) == 2
 
 
-def test_a_chain_begins_where_a_second_input_comes_in():
-    """A radiance field: the direction beside the features of the position."""
+def test_more_than_four_inputs_are_none_of_its_business():
+    b = GraphBuilder()
+    given = [b.input(TensorType(DType.F16, (64, 16))) for _ in range(5)]
+    h = layer(b, b.add(Prim.CONCAT, *given, attrs=a.ConcatAttrs(1)), 32)
+    graph = b.build([layer(b, layer(b, h, 16), 16)])
+    assert all(len(matched(graph, c).memory) == 1 for c in chains(graph))
+
+
+def test_columns_of_one_input_are_read_where_they_lie():
+    b = GraphBuilder()
+    whole = b.input(TensorType(DType.F16, (64, 47)))
+    x, direction = (
+        b.add(Prim.SLICE, whole, attrs=a.SliceAttrs((0, at), (64, n), (1, 1))) for at, n in ((0, 32), (32, 15))
+    )
+    h = b.add(Prim.CONCAT, layer(b, layer(b, x, 64), 64), direction, attrs=a.ConcatAttrs(1))
+    graph = b.build([layer(b, layer(b, h, 64), 3)])
+    found = {products(graph, c): c for c in chains(graph)}
+    p = matched(graph, found[4])
+    assert [(g.index, g.steps, g.offset) for g in p.given.values()] == [(0, (47, 1), 0), (0, (47, 1), 32)]
+
+
+def test_around_a_second_input_there_is_one_chain_and_there_are_two():
+    """A radiance field: the direction beside the features of the position. What is faster is measured."""
     b = GraphBuilder()
     x, direction = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 16)))
     features = layer(b, layer(b, x, 64), 64)
     h = b.add(Prim.CONCAT, features, direction, attrs=a.ConcatAttrs(1))
     graph = b.build([layer(b, layer(b, layer(b, h, 64), 64), 3)])
     found = {products(graph, c): c for c in chains(graph)}
-    assert set(found) == {2, 3}
+    assert set(found) == {2, 3, 5}
+    assert {x, direction} < set(found[5].inputs) and h not in found[5].inputs
+    assert matched(graph, found[5]).layers[2].widths == (64, 16)
     assert matched(graph, found[3]).x == 0
     assert h in found[3].inputs
     assert found[2].outputs == (features,)
     assert direction not in found[2].inputs
 
 
-def test_a_second_input_that_scales_a_value_ends_the_chain_before_it():
+def test_a_second_input_that_scales_a_value_is_read_inside_or_ends_the_chain_before_it():
     b = GraphBuilder()
     x, scale = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 32)))
     scaled = b.apply(Prim.MUL, layer(b, layer(b, x, 32), 32), scale)
     graph = b.build([layer(b, layer(b, scaled, 32), 8)])
-    assert sorted(products(graph, c) for c in chains(graph)) == [2, 2]
+    assert sorted(products(graph, c) for c in chains(graph)) == [2, 2, 2, 4]
     for c in chains(graph):
         matched(graph, c)
 

@@ -20,6 +20,8 @@ WIDEST_INPUT = 4096
 """Columns of what the first layer reads."""
 MAX_INPUTS = 160
 """Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
+MOST_GIVEN = 4
+"""Of these, values that are no weights."""
 
 
 def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
@@ -32,13 +34,22 @@ def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
     for last in reversed(list(bits(layers))):
         if covered >> last & 1:
             continue
+        several = 0
         for sink in reversed(_sinks(graph, stored, last)):
+            if not several:
+                # where others come in, one kernel for all and those between which it would be cut: measuring decides
+                for members in _of_several(graph, stored, layers, last, sink):
+                    if _is_whole(stored, layers, last, sink, members):
+                        several |= members & layers
+                        yield members, sink
             found = [m for m in _chains(graph, stored, layers, last, sink) if _is_whole(stored, layers, last, sink, m)]
             for members in found:
                 covered |= members & layers
                 yield members, sink
             if found:
+                several = 0
                 break
+        covered |= several
 
 
 def _is_whole(stored: Stored, layers: Mask, last: NodeId, sink: NodeId, members: Mask) -> bool:
@@ -68,8 +79,19 @@ def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
 
 
 def _is_plain(graph: Graph, v: NodeId) -> bool:
-    """Elementwise, or columns side by side."""
-    return CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE or _joins(graph, v)
+    """Elementwise, columns side by side, or some columns of an input of the graph."""
+    return CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE or _joins(graph, v) or _is_columns(graph, v)
+
+
+def _is_columns(graph: Graph, v: NodeId) -> bool:
+    """Whether a value is columns of an input of the graph that lie side by side: kernels read them from there."""
+    n = graph.nodes[v]
+    if not isinstance(n.attrs, a.SliceAttrs):
+        return False
+    source = stored_root(graph, n.inputs[0])
+    of = graph.type_of(n.inputs[0])
+    rows = n.attrs.starts[:-1] == (0,) * (of.rank - 1) and n.attrs.sizes[:-1] == of.shape[:-1]
+    return graph.nodes[source].prim is Prim.INPUT and of.rank > 0 and rows and n.attrs.steps == (1,) * of.rank
 
 
 def _joins(graph: Graph, v: NodeId) -> bool:
@@ -102,6 +124,20 @@ def _chains(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: Node
     members = _grown(graph, stored, layers, last, sink, joined)
     members &= ~_front(stored, layers, members)
     return [members] if joined and _reads_one(graph, stored, members) else []
+
+
+def _of_several(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId) -> list[Mask]:
+    """What a sink is made of, with two to four inputs that are no weights: whole, and without what stands in front."""
+    members = _grown(graph, stored, layers, last, sink, 0)
+    bare = members & ~_front(stored, layers, members)
+    found = []
+    for taken in dict.fromkeys((members, bare)):
+        given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
+        front = members & ~bare if taken == members else 0
+        simple = not any(_joins(graph, v) for v in bits(front))
+        if 1 < given.bit_count() <= MOST_GIVEN and simple:
+            found.append(taken)
+    return found
 
 
 def _grown(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId, apart: Mask) -> Mask:

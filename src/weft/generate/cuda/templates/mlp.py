@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import mlp_image, mlp_pair, mlp_wide
+from weft.generate.cuda.templates import mlp_beside, mlp_image, mlp_pair, mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import chain, padded
 from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
@@ -54,10 +54,9 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     image = halved(p, s, Image.of(p, group=s.group))
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
-    x = p.graph.inputs.index(p.x)
     head = (
         f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}('
-        "const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {"
+        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, void* __restrict__ out0) {{"
     )
     widths = sorted({padded(layer.n) for layer in p.layers}) if s.group else []
     parts = [
@@ -70,7 +69,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     ]
     units = -(-p.rows // s.rows)
     blocks = min(s.blocks, -(-units // s.owners) if s.stages else units)
-    pointers = (Pointer("in", x), Pointer("packed", 0), Pointer("out", 0))
+    pointers = (*mlp_beside.pointers(p), Pointer("packed", 0), Pointer("out", 0))
     return CudaSource(
         schedule=schedule,
         text="".join(parts),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.generate.cuda.templates.mlp_match import Chain, Layer, Source, padded
+from weft.generate.cuda.templates.mlp_match import Chain, Given, Layer, Source, padded
 from weft.generate.cuda.templates.prelude import load, storage
 from weft.generate.expr.ctype import literal
 from weft.ir.graph import NodeId
@@ -47,6 +47,23 @@ def neighbours_of(width: int, *, free: bool) -> int:
     return 2 if width % 2 == 0 else 1
 
 
+def together(given: Given, *, free: bool) -> int:
+    """The same of a matrix in memory, as far as its rows are aligned."""
+    if given.width > 1 and given.steps[1] != 1:
+        return 1
+    found = neighbours_of(given.width, free=free)
+    while any(at % min(found, 16 // given.dtype.itemsize) for at in (given.steps[0], given.offset)):
+        found //= 2
+    return found
+
+
+def together_beside(p: Chain, node: NodeId) -> int:
+    """Neighbouring columns that a lane reads of what a value that stands beside others is made of."""
+    made = p.before[node]
+    operands = {p.value(o) for s in made for o in p.graph.nodes[s].inputs}
+    return min(together(p.given[v], free=True) for v in p.given if v == node or v in operands)
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """Offsets are in bytes."""
@@ -76,9 +93,10 @@ class Image:
         last = len(p.layers)
         before = {v for kept in p.kept for v in kept}
         operands = {p.value(o) for at in range(1, last + 1) for s in p.steps[at] for o in p.graph.nodes[s].inputs}
-        shared = any(v in operands or any(v in x.left for x in p.layers[1:]) for v in (p.x, *p.kept[0]))
+        lefts = [v for x in p.layers[1:] for v in x.left if v not in x.beside]
+        shared = any(v in operands or v in lefts or p.layers[0].left.count(v) > 1 for v in (p.x, *p.kept[0]))
         ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
-        read = neighbours_of(p.layers[0].k, free=not shared)
+        read = together(p.given[p.x], free=not shared)
         written = neighbours_of(p.layers[-1].n, free=not ends & before)
         at = 0
         layers = []
@@ -193,21 +211,23 @@ def _weight(image: Image, at: int, count: int, masters: DType | None) -> list[st
     return [
         f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
         f"const u32 n = {column('pn', image.written if last else 2)};",
-        f"const u32 k = {column('pk_', image.read) if first else _row('pk_', layer)};",
+        f"const u32 k = {column('pk_', image.read) if first and len(layer.left) == 1 else _row('pk_', image, layer)};",
         f"u16 v = 0; if (n < {layer.n} && k < {layer.k}) v = {value};",
         f"((u16*)((char*)pk + {image.layers[at]}))[i] = v; return; }}",
         f"i -= {count}u;",
     ]
 
 
-def _row(position: str, layer: Layer) -> str:
+def _row(position: str, image: Image, layer: Layer) -> str:
     """C text: the row of a weight at a position; past all rows where there is none."""
     text = f"{layer.k}u"
     at, row = layer.depth, layer.k
-    for width in reversed(layer.widths):
+    for node, width in zip(reversed(layer.left), reversed(layer.widths), strict=True):
         at, row = at - padded(width), row - width
-        inside = f"{position} - {at}u < {width}u ? {position} - {at}u + {row}u : "
-        text = f"({inside}{text})"
+        own = together_beside(image.p, node) if node in layer.beside else 2
+        own = image.read if node == image.p.first and node not in layer.beside and layer == image.p.layers[0] else own
+        place = column(f"{position} - {at}u", own) if own > 2 else f"{position} - {at}u"
+        text = f"({position} - {at}u < {padded(width) if own > 2 else width}u ? {place} + {row}u : {text})"
     return text
 
 

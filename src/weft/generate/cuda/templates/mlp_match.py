@@ -3,13 +3,14 @@
     h[0] = f0(x),  h[l + 1] = f_l(h[l] W[l], vectors, earlier values)
 
 Every value of the chain is a matrix of `rows` rows in row-major order, whatever shape the graph gives it. A value that
-a later product or a later step reads is *kept*: it is rounded to 16 bits, as the graph says.
+a later product or a later step reads is *kept*: it is rounded to 16 bits, as the graph says. What is read from memory
+is *given*: x by the first product, others beside a value (side by side, or in a step) where they are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.generate.cuda.templates.attention_views import Expr, NotStridedError, Reader, View
@@ -25,6 +26,8 @@ WIDEST = 512
 """Columns of a value of the chain."""
 WIDEST_INPUT = 4096
 """Columns of x, where the first product alone reads it."""
+MOST_GIVEN = 4
+"""Tensors that a chain reads beside weights."""
 _LIMIT = 1 << 31
 _VECTORS = (DType.F16, DType.BF16, DType.F32)
 
@@ -42,6 +45,23 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """A matrix in memory: element (row, column) lies at offset + row * steps[0] + column * steps[1]."""
+
+    index: int
+    """Position among the problem's inputs."""
+    dtype: DType
+    width: int
+    steps: tuple[int, int]
+    offset: int
+
+    @property
+    def dense(self) -> bool:
+        """Whether its rows lie side by side."""
+        return self.steps == (self.width, 1) and self.offset == 0
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One product."""
 
@@ -52,6 +72,8 @@ class Layer:
     """Their columns."""
     n: int
     weight: Source
+    beside: tuple[NodeId, ...] = ()
+    """Those of `left` that come from memory, in front of this product."""
 
     @property
     def k(self) -> int:
@@ -83,6 +105,28 @@ class Chain:
     numbers: Mapping[NodeId, float]
     out: NodeId
     """The value that is stored."""
+    given: Mapping[NodeId, Given]
+    """x, and what else is read from memory."""
+    before: Mapping[NodeId, tuple[NodeId, ...]]
+    """Values of layers' `beside` -> the elementwise nodes that make them of given ones."""
+
+    @property
+    def first(self) -> NodeId:
+        """The value that is made of x in front of the first product."""
+        return self.kept[0][0]
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Positions of the inputs that are read besides weights, that of x first."""
+        return tuple(dict.fromkeys((self.given[self.x].index, *(g.index for g in self.given.values()))))
+
+    def read(self, part: int) -> tuple[NodeId, ...]:
+        """Given values that the steps of a part read from memory."""
+        if part == 0:
+            return ()
+        operands = {self.value(o) for s in self.steps[part] for o in self.graph.nodes[s].inputs}
+        kept = {v for kept in self.kept[:part] for v in kept}
+        return tuple(v for v in self.given if v in operands and v not in kept)
 
     def value(self, node: NodeId) -> NodeId:
         """The value that a node is under another shape."""
@@ -141,6 +185,7 @@ class _Matcher:
         """Of values of the chain: 0 for those in front of the first product, else 1 + the product they stand behind."""
         self.vectors: dict[NodeId, Source] = {}
         self.numbers: dict[NodeId, float] = {}
+        self.given: dict[NodeId, Given] = {}
         self.x = -1
         self.rows = 0
 
@@ -160,32 +205,97 @@ class _Matcher:
         out = flat(graph, graph.outputs[0])
         self._visit(out, order)
         layers = tuple(self._layer(i) for i in order if graph.nodes[i].prim is Prim.MATMUL)
-        numbers = {layer.node: at for at, layer in enumerate(layers)}
-        for node in order:
-            operands = [self.part[o] for o in self._row_operands(node)]
-            self.part[node] = 1 + numbers[node] if node in numbers else max(operands, default=0)
-        if len(layers) != len(products) or self.part[out] != len(layers):
+        if len(layers) != len(products):
             raise _NoChainError("a product that the result of a chain does not depend on")
-        steps = tuple(
-            tuple(i for i in order if self.part[i] == at and i not in numbers and i != self.x and not self._joins(i))
-            for at in range(len(layers) + 1)
-        )
-        kept = self._kept(layers, order, dtype)
-        if kept[0] != layers[0].left:
+        numbers = {layer.node: at for at, layer in enumerate(layers)}
+        fronts = self._fronts(order)
+        main = self._main(layers[0], fronts)
+        aside = {v for v, of in fronts.items() if of != {self.x} or v in (self.x, *layers[0].left)} - {main}
+        layers = tuple(replace(x, beside=tuple(v for v in x.left if v in aside)) for x in layers)
+        for node in order:
+            operands = [self.part[o] for o in self._row_operands(node) if o not in aside]
+            self.part[node] = 1 + numbers[node] if node in numbers else max(operands, default=0)
+        if self.part[out] != len(layers):
+            raise _NoChainError("a product that the result of a chain does not depend on")
+        inner = {v for v in order if v not in numbers and v not in self.given and not self._joins(v)}
+        steps = tuple(self._steps(order, inner, aside, at) for at in range(len(layers) + 1))
+        kept = self._kept(layers, order, dtype, aside)
+        if kept[0] != (main,):
             raise _NoChainError("several values in front of the first product of a chain")
-        found = Chain(graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out)
+        before = {v: self._made_of(v, order, inner) for layer in layers for v in layer.beside}
+        given = {self.x: self.given[self.x], **{v: g for v, g in self.given.items() if v != self.x}}
+        found = Chain(
+            graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out,
+            given, before,
+        )  # fmt: skip
+        self._check(found, order, aside)
+        return found
+
+    def _check(self, found: Chain, order: list[NodeId], aside: set[NodeId]) -> None:
+        """Widths, types and places of values that the kernels take."""
+        graph = self.graph
         for node in (v for v in order if not self._joins(v)):
-            most = WIDEST_INPUT if self.part[node] == 0 else WIDEST
+            front = node == found.x or (self.part[node] == 0 and node not in aside)
+            most = WIDEST_INPUT if front else WIDEST
             if not 1 <= found.width(node) <= most:
                 raise _NoChainError(f"{found.width(node)} columns in a chain of products")
-        if graph.type_of(out).dtype not in _VECTORS or graph.type_of(self.x).dtype not in _VECTORS:
+        if any(graph.type_of(v).dtype not in _VECTORS for v in (found.out, *found.given)):
             raise _NoChainError("a chain of products that reads or stores no floats")
+        x = found.given[found.x]
+        if x.steps[1] != 1 and x.width > 1:
+            raise _NoChainError("columns of a chain's input that do not lie side by side")
+        if len(found.memory) > MOST_GIVEN:
+            raise _NoChainError(f"a chain of products of {len(found.memory)} inputs")
+        if any(o in found.vectors for made in found.before.values() for s in made for o in graph.nodes[s].inputs):
+            raise _NoChainError("a vector in front of a value that stands beside another")
+
+    def _fronts(self, order: list[NodeId]) -> dict[NodeId, set[NodeId]]:
+        """Values in front of all products -> the given ones of which they are made."""
+        found: dict[NodeId, set[NodeId]] = {}
+        for node in order:
+            operands = [] if node in self.given else self._row_operands(node)
+            if self.graph.nodes[node].prim is Prim.MATMUL or any(v not in found for v in operands):
+                continue
+            if self._joins(node):
+                continue
+            found[node] = {node} if node in self.given else set().union(*(found[v] for v in operands))
         return found
+
+    def _main(self, first: Layer, fronts: Mapping[NodeId, set[NodeId]]) -> NodeId:
+        """The value that the first product reads as the chain's input, whose own one is noted: the widest of one."""
+        widths = dict(zip(first.left, first.widths, strict=True))
+        plain = [
+            v for v, of in ((v, fronts.get(v, set())) for v in first.left)
+            if len(of) == 1 and self.given[next(iter(of))].width == widths[v]
+        ]  # fmt: skip
+        if not plain:
+            raise _NoChainError("a first product of a chain that reads no input by itself")
+        found = max(plain, key=lambda v: (widths[v], -first.left.index(v)))
+        (self.x,) = fronts[found]
+        return found
+
+    def _steps(self, order: list[NodeId], inner: set[NodeId], aside: set[NodeId], at: int) -> tuple[NodeId, ...]:
+        """Elementwise nodes of a part, with those that make what it reads of given values."""
+        own = {i for i in inner if self.part[i] == at and i not in aside}
+        read = {o for i in own for o in self._row_operands(i) if o in aside}
+        own.update(*(self._made_of(v, order, inner) for v in read))
+        return tuple(i for i in order if i in own)
+
+    def _made_of(self, node: NodeId, order: list[NodeId], inner: set[NodeId]) -> tuple[NodeId, ...]:
+        """The elementwise nodes from given values to a value in front of the products."""
+        found: set[NodeId] = set()
+        waiting = [node]
+        while waiting:
+            v = waiting.pop()
+            if v in inner and v not in found:
+                found.add(v)
+                waiting += self._row_operands(v)
+        return tuple(i for i in order if i in found)
 
     def _row_operands(self, node: NodeId) -> list[NodeId]:
         n = self.graph.nodes[node]
         inputs = n.inputs[:1] if n.prim is Prim.MATMUL else n.inputs
-        return [v for v in (flat(self.graph, i) for i in inputs) if v in self.part or v == self.x]
+        return [v for v in (flat(self.graph, i) for i in inputs) if v in self.part]
 
     def _visit(self, node: NodeId, order: list[NodeId]) -> None:
         """Values of the chain, operands first."""
@@ -201,6 +311,8 @@ class _Matcher:
                 continue
             waiting.append((v, True))
             n = self.graph.nodes[v]
+            if self._is_given(v):
+                continue
             if n.prim is Prim.MATMUL:
                 waiting.append((flat(self.graph, n.inputs[0]), False))
             elif self._joins(v):
@@ -208,10 +320,31 @@ class _Matcher:
             elif CATEGORY[n.prim] is Category.ELEMENTWISE:
                 rest = [i for i in n.inputs if not self._uniform(i, n.type.size)]
                 waiting += [(flat(self.graph, i), False) for i in reversed(rest)]
-            elif n.prim is Prim.INPUT and not getattr(n.attrs, "is_weight", False) and self.x in (-1, v):
-                self.x = v
             else:
                 raise _NoChainError(f"{n.prim.value} in a chain of products")
+
+    def _is_given(self, node: NodeId) -> bool:
+        """Whether a value lies in memory: an input, some columns of one, or a number of each row; notes where."""
+        n = self.graph.nodes[node]
+        if n.prim is Prim.INPUT and not getattr(n.attrs, "is_weight", False):
+            width = n.type.size // self.rows
+            position = self.graph.inputs.index(node)
+            self.given[node] = Given(position, n.type.dtype, width, (width, 1), 0)
+            return n.type.size == self.rows * width
+        if n.prim not in (Prim.SLICE, Prim.BROADCAST):
+            return False
+        leaf = self.reader.read(node)
+        if leaf.kind != "input" or leaf.view is None:
+            return False
+        if getattr(self.graph.nodes[self.graph.inputs[leaf.index]].attrs, "is_weight", False):
+            return False
+        width = n.type.size // self.rows
+        if n.type.size != self.rows * width:
+            return False
+        view = leaf.view.reshape((self.rows, width))
+        steps = view.strides[0] if self.rows > 1 else width, view.strides[1] if width > 1 else 1
+        self.given[node] = Given(leaf.index, leaf.dtype, width, steps, view.offset)
+        return True
 
     def _joins(self, node: NodeId) -> bool:
         """Whether a node puts rows side by side."""
@@ -229,7 +362,7 @@ class _Matcher:
         s = self.graph.nodes[source]
         constant = s.prim is Prim.CONSTANT or (s.prim is Prim.INPUT and getattr(s.attrs, "is_weight", False))
         if not constant:
-            if n.prim is Prim.BROADCAST:
+            if n.prim is Prim.BROADCAST and s.prim is not Prim.INPUT:
                 raise _NoChainError("a value that is repeated in a chain of products")
             return False
         leaf = self.reader.read(node)
@@ -273,19 +406,22 @@ class _Matcher:
             raise _NoChainError("a concatenation of concatenations in a chain of products")
         return parts, tuple(self.graph.type_of(v).size // self.rows for v in parts)
 
-    def _kept(self, layers: tuple[Layer, ...], order: list[NodeId], dtype: DType) -> tuple[tuple[NodeId, ...], ...]:
+    def _kept(
+        self, layers: tuple[Layer, ...], order: list[NodeId], dtype: DType, aside: set[NodeId]
+    ) -> tuple[tuple[NodeId, ...], ...]:
         wanted: dict[NodeId, None] = {v: None for layer in layers for v in layer.left}
         for node in order:
             if self.graph.nodes[node].prim is not Prim.MATMUL and not self._joins(node):
                 if any(self._joins(o) for o in self._row_operands(node)):
                     raise _NoChainError("a step on a concatenation in a chain of products")
                 late = [o for o in self._row_operands(node) if self.part[o] < self.part[node]]
-                wanted.update(dict.fromkeys(late))
+                wanted.update(dict.fromkeys(o for o in late if o not in aside and node not in aside))
         for node in wanted:
             kind = self.graph.type_of(node).dtype
             if kind is not dtype:
                 raise _NoChainError(f"a value of {kind.value} between products of {dtype.value}")
-        return tuple(tuple(v for v in order if v in wanted and self.part[v] == at) for at in range(len(layers) + 1))
+        own = [v for v in order if v in wanted and v not in aside]
+        return tuple(tuple(v for v in own if self.part[v] == at) for at in range(len(layers) + 1))
 
 
 def _view(leaf: Expr) -> View:
@@ -305,7 +441,7 @@ def last_use(p: Chain) -> dict[NodeId, int]:
     """Kept value -> the last part that reads it; part l + 1 begins with product l."""
     found: dict[NodeId, int] = {}
     for at, layer in enumerate(p.layers, start=1):
-        found.update({v: max(found.get(v, 0), at) for v in layer.left})
+        found.update({v: max(found.get(v, 0), at) for v in layer.left if v not in layer.beside})
     for at, steps in enumerate(p.steps):
         for node in steps:
             for operand in p.graph.nodes[node].inputs:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import mlp_image
+from weft.generate.cuda.templates.mlp_beside import each
 from weft.generate.cuda.templates.mlp_image import PANEL, Image
 from weft.generate.cuda.templates.mlp_match import Chain, chain, last_use
 from weft.generate.cuda.templates.mlp_shapes import WIDEST
 from weft.generate.cuda.templates.mlp_shapes import Shape as Inner
-from weft.generate.cuda.templates.mlp_text import Kernel, chosen, each, halved, instruction, mlp_header
+from weft.generate.cuda.templates.mlp_text import Kernel, chosen, halved, instruction, mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.tma import header as tma_header
 from weft.generate.shape import Parameters
@@ -71,6 +72,8 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule]:
 def why_not(p: Chain) -> str:
     """Why the template does not take a chain; empty if it does."""
     first, *rest = p.layers
+    if len(p.given) > 1 or not p.given[p.x].dense:
+        return "several inputs, or columns of one"
     if len(p.layers) > MOST_LAYERS or not rest:
         return f"{len(p.layers)} layers"
     if any(x.n % (2 * PANEL) or x.n > WIDEST for x in p.layers):
@@ -292,7 +295,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
         packing,
         "\n".join((head, *PairKernel(half, inner, image).lines(), "}\n")),
     ]
-    pointers = (Pointer("in", p.graph.inputs.index(p.x)), Pointer("packed", 0), Pointer("out", 0))
+    pointers = (Pointer("in", p.given[p.x].index), Pointer("packed", 0), Pointer("out", 0))
     shared = _shared(p, image, s.stages)
     launch = Launch(entry, (s.blocks, 1, 1), (THREADS, 1, 1), pointers, shared, cluster=(2, 1, 1))
     return CudaSource(

@@ -103,7 +103,7 @@ class Shape(Parameters):
 
 def registers(p: Chain, shape: Shape) -> int:
     """Rough number of registers of a thread."""
-    ahead = padded(p.layers[0].k) // 4 if prefetched(p, shape) else 0
+    ahead = padded(p.width(p.x)) // 4 if prefetched(p, shape) else 0
     return _held(p, shape) + shape.tiles * ahead
 
 
@@ -113,7 +113,7 @@ def _held(p: Chain, shape: Shape) -> int:
     most = 0
     for at, layer in enumerate(p.layers, start=1):
         alive = {v for part, kept in enumerate(p.kept) for v in kept if part < at <= uses[v]}
-        held = sum(padded(p.width(v)) for v in alive) / 4
+        held = sum(padded(p.width(v)) for v in (*alive, *layer.beside)) / 4
         most = max(most, int(held + padded(layer.n) / 2 + 4))
         if shape.flow and at > 1:  # the last layer's sums shrink twice as fast as what they become grows
             beside = held - sum(padded(w) for w in layer.widths) / 4
@@ -123,10 +123,10 @@ def _held(p: Chain, shape: Shape) -> int:
 
 def prefetched(p: Chain, shape: Shape) -> bool:
     """Whether the next tile of x is loaded before this one is multiplied."""
-    ahead = shape.tiles * padded(p.layers[0].k) // 4
+    ahead = shape.tiles * padded(p.width(p.x)) // 4
     most = _MOST_AHEAD_FLOWING if shape.flow and shape.threads <= 256 else _MOST_AHEAD
     fits = not _tight(p, shape) or (_held(p, shape) + ahead) * shape.threads <= _REGISTERS
-    return p.plain_input and p.layers[0].k % 2 == 0 and fits and _held(p, shape) + ahead <= most
+    return p.plain_input and p.width(p.x) % 2 == 0 and fits and _held(p, shape) + ahead <= most
 
 
 def panels_ahead(shape: Shape) -> int:
@@ -303,7 +303,7 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
         special += shape.rows * n * _special(p, steps) / SFU_PER_CLOCK
         latency += _LATENCY[0] + _LATENCY[1] * n / 16
     matrix /= 1.0 if shape.group else _WARP_RATE
-    width = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
+    width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.graph.type_of(p.out).nbytes
     memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
     between = max(arithmetic, special)
     throughput = max(matrix, reads, between) + _apart(p, shape) * min(matrix, between)

@@ -12,8 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from weft.generate.cuda.rough import FUNCTIONS, JUMPS, NARROW
+from weft.generate.cuda.templates import mlp_beside
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
+from weft.generate.cuda.templates.mlp_beside import PERIODIC, each
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
+from weft.generate.cuda.templates.mlp_image import column as column_of
 from weft.generate.cuda.templates.mlp_match import Chain, Layer, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import Run, runs
 from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, panels_ahead, prefetched, slot_bytes
@@ -25,7 +28,6 @@ from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
-_PERIODIC = {Prim.SIN: "w_mlp_sin({0})", Prim.COS: "w_mlp_cos({0})"}
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
@@ -57,11 +59,6 @@ W_FN void w_wgmma_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add)
 """
 
 
-def each(name: str, count: int) -> str:
-    """Head of an unrolled loop."""
-    return f"#pragma unroll\nfor (int {name} = 0; {name} < {count}; ++{name})"
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel; `lines` is the body of its entry."""
@@ -88,7 +85,7 @@ class Kernel:
             "w_wait(); w_release();",
         ]
         early = prefetched(p, s)
-        steps = -(-p.layers[0].k // 16)
+        steps = -(-p.width(p.x) // 16)
         if s.turns:
             lines.append(f"if (owner == {s.owners - 1}) w_turn_give(1);")
         lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
@@ -108,7 +105,7 @@ class Kernel:
             lines += [f"u32 ahead[{s.tiles}][{steps}][4];", f"load(({begin}) * {s.rows} + {inside}, ahead);"]
         if late:
             lines.append(f"load(({begin}) * {s.rows} + {inside}, {name});")
-        lines += ["#pragma unroll 1", head, f"const int row0 = {row};"]
+        lines += ["#pragma unroll 1", head, f"const int row0 = {row};", *mlp_beside.near(p, s.tiles, self._tall)]
         if early:
             copy = f"{name}[m][k][e] = ahead[m][k][e];"
             lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
@@ -136,18 +133,19 @@ class Kernel:
         p, s = self.p, self.s
         busiest = -(-p.rows // (s.rows * s.owners * s.blocks))
         return (
-            s.group and s.stages > 0 and p.plain_input and p.layers[0].k % 8 == 0 and busiest > 1
-            and last_use(p)[p.layers[0].left[0]] == 1 and len(p.layers) > 1
+            s.group and s.stages > 0 and p.plain_input and p.width(p.x) % 8 == 0 and busiest > 1
+            and last_use(p)[p.first] == 1 and len(p.layers) > 1 and p.given[p.x].dense
         )  # fmt: skip
 
     def _fetch(self, first: str) -> list[str]:
         """A later tile of a warp, from that row on, comes into the L2 cache: its 16 rows lie side by side."""
         p = self.p
-        row = p.layers[0].k * self._x.itemsize
+        given = p.given[p.x]
+        row = given.steps[0] * self._x.itemsize
         return [
             f"{{ const int near0 = {first}; if (near0 + 16 <= {p.rows})",
             f"for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
-            f"w_prefetch((const char*)(x + (u64)near0 * {p.layers[0].k}) + i * 128); }}",
+            f"w_prefetch((const char*)(x + (u64)near0 * {given.steps[0]}) + i * 128); }}",
         ]
 
     @property
@@ -183,7 +181,12 @@ class Kernel:
 
     @property
     def _first(self) -> NodeId:
-        return self.p.layers[0].left[0]
+        return self.p.first
+
+    @property
+    def _tall(self) -> int:
+        """Rows from one tile of an owner to its next."""
+        return 64 if self.s.group else 16
 
     def _weights(self) -> list[str]:
         """The image into shared memory, or the start of the ring of its panels."""
@@ -248,14 +251,16 @@ class Kernel:
     def _load(self) -> list[str]:
         """The lambda load(row, to): the left operand of the first product, from x."""
         p, s = self.p, self.s
-        k, v = p.layers[0].k, self.image.read
+        k, v = p.width(p.x), self.image.read
+        given = p.given[p.x]
+        offset = f" + {given.offset}" if given.offset else ""
         chunks = padded(k) // 8
         clamp = f"r < {p.rows} ? r : {p.rows - 1}"
         lines = [
             f"auto load = [&](int row, u32 (&to)[{s.tiles}][{chunks // 2}][4]) {{",
             f"{each('m', s.tiles)}\n{each('half', 2)} {{",
             f"const int r = row + m * {64 if s.group else 16} + half * 8 + g;",
-            f"const {storage(self._x)}* const from = x + (u64)({clamp}) * {p.width(p.x)};",
+            f"const {storage(self._x)}* const from = x + (u64)({clamp}) * {given.steps[0]}{offset};",
         ]
         group = max(1, v // 2)
         size = self._x.itemsize
@@ -291,7 +296,7 @@ class Kernel:
             x = [Value(f"v[{2 * i + e}]", self._x) for e in range(2)]
             text, found = self._expressions(0, {p.x: x}, (self._first,))
             lines += text
-            ends = [self._masked(found[self._first][e].name, p.layers[0].k, e) for e in range(2)]
+            ends = [self._masked(found[self._first][e].name, k, e) for e in range(2)]
             lines.append(f"to[m][j / 2][j % 2 * 2 + half] = w_narrow2_{p.dtype.value}({ends[0]}, {ends[1]});\n}}")
         return [*lines, "}\n}\n};"]
 
@@ -363,6 +368,8 @@ class Kernel:
         chunks = padded(layer.n) // 8
         bias = self._bias(part)
         lines = [f"float d{part}[{s.tiles}][{4 * chunks}];" if s.group else f"float d{part}[{s.tiles}][{chunks}][4];"]
+        if layer.beside:
+            lines = [*mlp_beside.operands_of(p, layer, s.tiles, self._tall, self._operand), *lines]
         lines += self._begin(part, chunks, bias)
         if self._flows(part):
             lines += self._flow(part)
@@ -426,7 +433,8 @@ class Kernel:
             begin, stop = max(start, first), min(end, last)
             if begin < stop:
                 head = f"#pragma unroll\nfor (int k = {begin}; k < {stop}; ++k)"
-                found.append((head, f"{self._name(node)}[m][k - {start}]"))
+                name = mlp_beside.name_of(layer, node) if node in layer.beside else self._name(node)
+                found.append((head, f"{name}[m][k - {start}]"))
             start = end
         return found
 
@@ -496,7 +504,19 @@ class Kernel:
                     word = f"{self._name(node)}[m][j / 2][j % 2 * 2 + half]"
                     lines.append(f"const float2 k{node} = w_unpack_{p.dtype.value}({word});")
                     found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
-        return lines, found
+        text, given = self._beside(part)
+        return [*lines, *text], {**given, **found}
+
+    def _beside(self, part: int) -> tuple[list[str], dict[NodeId, list[Value]]]:
+        """What the steps of a part read from memory, at chunk j and row `half`."""
+        p = self.p
+        nodes = p.read(part)
+        if not nodes:
+            return [], {}
+        column = column_of("j * 8 + 2 * q", self.image.order(part))
+        row = mlp_beside.row_of(p, "m", self._tall)
+        text, found = mlp_beside.pairs(p, nodes, row, column, whole=p.layers[part - 1].n % 16 == 0)
+        return text, found
 
     def _flow(self, part: int) -> list[str]:
         """The values that the last part keeps, and after every few columns of them their share of the product."""
@@ -690,8 +710,8 @@ class Kernel:
             return None
         if part in self.image.halved and (form := self._of_half(part, node)) is not None:
             return form
-        if record.prim in _PERIODIC and (self._narrow_end or part < len(p.layers)):
-            return _PERIODIC[record.prim], record.inputs
+        if record.prim in PERIODIC and (self._narrow_end or part < len(p.layers)):
+            return PERIODIC[record.prim], record.inputs
         rough = self._rough_steps(part)
         short = p.dtype is DType.BF16 and (part < len(p.layers) or self._out is DType.BF16)
         if record.prim is Prim.MUL and short and rough:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import mlp_image
+from weft.generate.cuda.templates import mlp_beside, mlp_image
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, pieces
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.generate.cuda.templates.mlp_shapes import Shape as Inner
@@ -104,7 +104,7 @@ def _in_panels(p: Chain, shape: Shape) -> bool:
 
 def _kernel(p: Chain, shape: Shape) -> WideKernel | Declined:
     in_panels = _in_panels(p, shape)
-    if in_panels and not passes(p):
+    if in_panels and (not passes(p) or len(p.layers[0].left) > 1):
         return Declined(f"{p.layers[0].k} columns of input that several layers read")
     image = Image.of(p, group=shape.group, columns=shape.columns)
     inner = Inner(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.blocks)
@@ -154,7 +154,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     packing, pack, weights = mlp_image.pack(kernel.image, f"{entry}_pack", masters)
     head = (
         f'extern "C" __global__ void __launch_bounds__({32 * s.warps}, 1) {entry}('
-        "const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {"
+        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, void* __restrict__ out0) {{"
     )
     widths = sorted({pieces(x.n, s.columns)[1] for x in p.layers}) if s.group else []
     parts = [
@@ -165,7 +165,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
         packing,
         "\n".join((head, *kernel.lines(), "}\n")),
     ]
-    pointers = (Pointer("in", p.graph.inputs.index(p.x)), Pointer("packed", 0), Pointer("out", 0))
+    pointers = (*mlp_beside.pointers(p), Pointer("packed", 0), Pointer("out", 0))
     blocks = min(s.blocks, -(-p.rows // s.rows))
     return CudaSource(
         schedule=schedule,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.generate.cuda.templates import mlp_beside
 from weft.generate.cuda.templates.epilogue import wide_load, wide_store
+from weft.generate.cuda.templates.mlp_beside import each
 from weft.generate.cuda.templates.mlp_image import PANEL, pieces, whole
+from weft.generate.cuda.templates.mlp_image import column as column_of
 from weft.generate.cuda.templates.mlp_match import Chain, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import runs
-from weft.generate.cuda.templates.mlp_text import Kernel, chosen, each
+from weft.generate.cuda.templates.mlp_text import Kernel, chosen
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.elementwise import Value
 from weft.ir.graph import NodeId
@@ -139,6 +142,7 @@ class WideKernel(Kernel):
             "#pragma unroll 1",
             f"for (int turn = blockIdx.x; turn < {-(-units // s.owners)}; turn += gridDim.x) {{",
             f"const int row0 = (turn * {s.owners} + owner) * {s.rows} + {inside};",
+            *mlp_beside.near(p, 1, self._tall),
         ]
         alike = dict(runs(p))
         part = 1
@@ -210,12 +214,15 @@ class WideKernel(Kernel):
     def _load_panel(self) -> list[str]:
         """The lambda load(row, panel, to): four fragments of x, zeros behind its last column."""
         p, v = self.p, self.image.read
-        k, size, group = p.layers[0].k, self._x.itemsize, max(1, v // 2)
+        k, size, group = p.width(p.x), self._x.itemsize, max(1, v // 2)
+        given = p.given[p.x]
+        offset = f" + {given.offset}" if given.offset else ""
+        row = f"x + (u64)(r < {p.rows} ? r : {p.rows - 1}) * {given.steps[0]}{offset}"
         lines = [
             "auto load = [&](int row, int panel, u32 (&to)[4][4]) {",
             f"{each('half', 2)} {{",
             "const int r = row + half * 8 + g;",
-            f"const {storage(self._x)}* const from = x + (u64)(r < {p.rows} ? r : {p.rows - 1}) * {k};",
+            f"const {storage(self._x)}* const from = {row};",
             f"{each('c', 8 // group)} {{ const int column = panel * {PANEL} + c * {8 * group} + q * {2 * group};",
             f"float v[{2 * group}];",
         ]
@@ -270,14 +277,29 @@ class WideKernel(Kernel):
         """The left operand into registers."""
         layer = self.p.layers[part - 1]
         lines = [f"u32 a[1][{layer.depth // 16}][4];"]
-        if part == 1:
+        if part == 1 and len(layer.left) == 1:
             lines.append("load(row0, a);")
             if self._first in self.room.first:
                 value = "make_uint4(a[0][k][0], a[0][k][1], a[0][k][2], a[0][k][3])"
                 lines.append(f"{each('k', layer.depth // 16)} {self._at(self._first, 'k')} = {value};")
             return lines
         start = 0
+        if part == 1:
+            lines.append(f"u32 x0[1][{padded(self.p.width(self.p.x)) // 16}][4]; load(row0, x0);")
         for node, width in zip(layer.left, layer.widths, strict=True):
+            if node in layer.beside:
+                place = f"a[0][{start} + ({{0}}) / 2][({{0}}) % 2 * 2 + half]"
+                row = mlp_beside.row_of(self.p, "0", self._tall)
+                lines += mlp_beside.fragments(self.p, node, row, place, self._operand)
+                start += padded(width) // 16
+                continue
+            if part == 1:
+                lines.append(f"{each('k', padded(width) // 16)}\n{each('e', 4)} a[0][{start} + k][e] = x0[0][k][e];")
+                if node in self.room.first:
+                    value = "make_uint4(x0[0][k][0], x0[0][k][1], x0[0][k][2], x0[0][k][3])"
+                    lines.append(f"{each('k', padded(width) // 16)} {self._at(node, 'k')} = {value};")
+                start += padded(width) // 16
+                continue
             lines.append(
                 f"{each('k', padded(width) // 16)} {{ const uint4 w = {self._at(node, 'k')};"
                 f" a[0][{start} + k][0] = w.x; a[0][{start} + k][1] = w.y;"
@@ -398,6 +420,14 @@ class WideKernel(Kernel):
             found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
         return lines, found
 
+    def _beside(self, part: int) -> tuple[list[str], dict[NodeId, list[Value]]]:
+        nodes = self.p.read(part)
+        if not nodes:
+            return [], {}
+        order = self.image.written if part == len(self.p.layers) else 2
+        column, row = column_of("j * 8 + 2 * q", order), mlp_beside.row_of(self.p, "0", self._tall)
+        return mlp_beside.pairs(self.p, nodes, row, column, whole=False)
+
     def _unpacked(self, nodes: list[NodeId]) -> list[str]:
         kind = self.p.dtype.value
         word = "i % 2 ? (half ? f{0}.w : f{0}.z) : (half ? f{0}.y : f{0}.x)"
@@ -408,6 +438,7 @@ class WideKernel(Kernel):
         p = self.p
         width = p.layers[part - 1].n
         words, found = self._words(part)
+        text_beside, beside = self._beside(part)
         kept = p.kept[part]
         lines = [f"{each('pair', columns // 16)} {{ const int j0 = c * {columns // 8} + 2 * pair;", *words]
         lines += [f"u32 o{node}[4];" for node in kept]
@@ -416,7 +447,9 @@ class WideKernel(Kernel):
             *self._vector_loads(part),
             f"{each('half', 2)} {{",
             *self._unpacked(list(found)),
+            *text_beside,
         ]
+        found |= beside
         relus = {node: z for node in kept if (z := self._relu(part, node)) is not None}
         wanted = [relus.get(node, node) for node in kept]
         text, values = self._expressions(part, {**self._known(part, "0"), **found}, wanted)
@@ -440,6 +473,7 @@ class WideKernel(Kernel):
         width, dtype = p.layers[-1].n, self._out
         group = max(1, v // 2)
         words, found = self._words(part)
+        text_beside, beside = self._beside(part)
         lines = [
             f"{each('cc', columns // (8 * group))} {{ float y[2][{2 * group}];",
             f"const int column = c * {columns} + cc * {8 * group};",
@@ -448,7 +482,9 @@ class WideKernel(Kernel):
             *words,
             f"{each('half', 2)} {{",
             *self._unpacked(list(found)),
+            *text_beside,
         ]
+        found |= beside
         text, values = self._expressions(part, {**self._known(part, "0"), **found}, (p.out,))
         lines += [*text, *(f"y[half][2 * b + {e}] = {values[p.out][e].name};" for e in range(2)), "}\n}"]
         lines += [
