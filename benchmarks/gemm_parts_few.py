@@ -63,11 +63,12 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
         turned(16, 128, 4, 4),
         turned(16, 128, 4, 4, ahead=0),
     ]
-    yield g, known(g) + _all(more) + _all([more[2], more[10]], 3)
+    parts: list[Variant] = [("no left", s, WRONG["no left"], 2) for s in (more[2], more[10])]
+    yield g, known(g) + _all(more) + _all([more[2], more[10]], 3) + parts
     constant = replace(g, constant=True)
     yield constant, _all([more[2], more[0], more[10], more[8]])
-    for m in (1, 8, 16, 64, 128):
-        for n, k in WIDE:
+    for n, k in WIDE:
+        for m in (1, 8, 16, 64, 128):
             g = Gemm(m, n, k, layout="nt", dtype=DType.BF16 if (m, n) == (8, 11008) else DType.F16)
             if (m, n, k) == (16, 4096, 4096):
                 continue

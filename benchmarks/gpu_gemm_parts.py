@@ -63,6 +63,13 @@ class Written:
 
     text: str
 
+    @property
+    def short(self) -> str:
+        """Template and tile."""
+        known = dict(self.schedule().params)
+        parts = [f"{name}{known[name]}" for name in ("bm", "bn", "cols", "warps", "split", "pair") if name in known]
+        return " ".join([str(known["template"]), *parts])
+
     def schedule(self) -> Schedule:
         """What the text says."""
         generator, _, rest = self.text.partition("(")
@@ -131,7 +138,16 @@ def clocked_cores(text: str) -> str:
     return f"{head}__device__ long long w_ticks[2];\n{mark}{tail}"
 
 
+def without_left(text: str) -> str:
+    """Of transposed products: the left operand is not copied."""
+    bytes_ = re.search(r"at \+ (\d+) \+ d \* (\d+) \+ q", text)
+    assert bytes_
+    text = _replaced(r"w_tma\(&ma, [^;]*;", "")(text)
+    return _replaced(r"w_bar_expect\(bar, \d+u\)", f"w_bar_expect(bar, {bytes_[1]}u)")(text)
+
+
 WRONG: dict[str, Patch] = {
+    "no left": without_left,
     "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
     "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (acc[0][0] == 12345.678f) *(uint4*)(y0) ="),
@@ -385,10 +401,8 @@ def built(
 
 
 def _short(s: Shape | Cores | Written | swap.Shape) -> str:
-    if isinstance(s, Written):
-        known = dict(s.schedule().params)
-        parts = [f"{name}{known[name]}" for name in ("bm", "bn", "cols", "warps", "split", "pair") if name in known]
-        return " ".join([str(known["template"]), *parts])
+    if hasattr(s, "short"):  # a class of this module, which may be there twice
+        return str(s.short)
     if isinstance(s, swap.Shape):
         parts = [
             f"{name}{getattr(s, name)}" for name, usual in (("deep", 1), ("split", 1)) if getattr(s, name) != usual

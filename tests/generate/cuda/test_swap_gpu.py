@@ -1,0 +1,68 @@
+"""The transposed template on a real Hopper GPU: exact on integers, near float64 on random numbers."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.generate.cuda.products import BF16, F16, product
+from tests.generate.cuda.test_swap import CASES, made, shape
+from tests.generate.cuda.test_templates_gpu import Gpu, Known
+from tests.generate.cuda.test_tma_gpu import LIMIT_S, check
+
+from weft.device.cuda.driver import primary_context
+from weft.device.cuda.facts import gpu_facts
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.generate.cuda.templates.swap import Shape
+from weft.kernels.candidate import Problem
+
+pytestmark = pytest.mark.gpu
+
+ROWS = (1, 7, 8, 9, 16, 23, 32, 50, 64, 100, 128)
+SIZES = ((72, 520), (1032, 4096), (4096, 1000))
+SWEEP: dict[str, tuple[Problem, Shape]] = {
+    f"{m} x {n} x {k}, {'constant' if weight else 'nt' if turned else 'nn'}, {dtype.value}, {bn} by {split}": (
+        product((m, k), (n, k) if turned else (k, n), weight=weight, turn_right=turned, dtype=dtype),
+        shape(-(-m // 8) * 8, bn, stages=4, split=split, ahead=6),
+    )
+    for i, m in enumerate(ROWS)
+    for j, (n, k) in enumerate(SIZES)
+    for weight, turned, dtype, bn, split in (
+        (False, True, (F16, BF16)[(i + j) % 2], (32, 64, 128)[(i + j) % 3], (1, 2, 4)[i % 3]),
+        ((i + j) % 2 == 0, False, (BF16, F16)[(i + j) % 2], (64, 128)[(i + j) % 2], (1, 2, 4)[j % 3]),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc), nvrtc.reason
+    torch.zeros(1, device="cuda")
+    with primary_context():
+        facts = gpu_facts(tmp_path_factory.mktemp("facts"), calibrate=False)
+        if facts.capability != 90:
+            pytest.skip("the transposed template is for compute capability 9.0")
+        sources = [made(*case, "k0") for case in (*CASES.values(), *SWEEP.values())]
+        yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_feature(name: str, gpu: Gpu):
+    problem, s = CASES[name]
+    check(gpu, problem, [made(problem, s, "k0")])
+
+
+@pytest.mark.parametrize("name", list(SWEEP))
+def test_sizes(name: str, gpu: Gpu):
+    problem, s = SWEEP[name]
+    check(gpu, problem, [made(problem, s, "k0")])
