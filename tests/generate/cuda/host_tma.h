@@ -341,6 +341,29 @@ template <int H> inline void w_weighted_f16(float (&d)[H], const u32 (&a)[4], u6
 template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u64 b) {
   w_weighted_rs(d, a, b, w_unpack_bf16);
 }
+// a left operand in registers, of the 16 rows of its warp
+template <bool Turned> inline void w_by_rows(const Product& p) {
+  const Weighted& x = *(const Weighted*)p.a;
+  const int lane = w_self->lane;
+  for (int j = 0; j < p.half; ++j) {
+    const int row = lane / 4 + (j / 2 % 2) * 8, col = j / 4 * 8 + lane % 4 * 2 + j % 2;
+    float sum = p.add ? p.d[j] : 0.0f;
+    for (int k = 0; k < 16; ++k) sum += x.a[row][k] * w_element(p.b, col, k, Turned, p.unpack);
+    p.d[j] = sum;
+  }
+}
+template <bool Turned, int H>
+inline void w_rows_rs(float (&d)[H], const u32 (&a)[4], u64 b, int add, float2 (*unpack)(u32)) {
+  w_weighted_rs(d, a, b, unpack);
+  if (!w_defer) w_fail("products of registers are emulated late");
+  Product& p = w_self->issued.back();
+  p.add = add, p.how = w_by_rows<Turned>;
+}
+#define W_ROWS(T, B) \
+  template <int H> inline void w_product_##T##_r##B(float (&d)[H], const u32 (&a)[4], u64 b, int add) { \
+    w_rows_rs<B>(d, a, b, add, w_unpack_##T); \
+  }
+W_ROWS(f16, 0) W_ROWS(f16, 1) W_ROWS(bf16, 0) W_ROWS(bf16, 1)
 template <int N> inline void w_hold(float (&)[N]) {}
 inline int w_unknown(int x) { return x; }
 inline bool w_any_lane(bool x) {

@@ -22,6 +22,7 @@ from weft.generate.cuda.templates import (
     halo_choose,
     mlp,
     mma,
+    normed_choose,
     pooled,
     pooled_choose,
     pooled_match,
@@ -82,6 +83,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
         return p
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
+    if p.norm is not None or p.parts is not None:
+        return normed_choose.schedules(p, facts)
     if p.bytes:
         return _of_bytes(p, facts)
     plain = not has_float8(problem.graph)

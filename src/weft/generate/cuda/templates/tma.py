@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from weft.generate.cuda.templates import ahead, epilogue, float8, narrow, tf32, tma_store
 from weft.generate.cuda.templates import tma_apart as apart
+from weft.generate.cuda.templates import tma_normed as fixed
+from weft.generate.cuda.templates.normed_text import FEW
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import Aligned, aligned, copies
@@ -129,6 +131,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if isinstance(moved, Aligned):
         a, w = moved.operand(a, moved.left, before), moved.operand(w, moved.right, before)
     end = epilogue.plan(p, p.vector)
+    wrong = fixed.declined(p, rows, s, end.width)
+    if wrong is not None:
+        return wrong
     if p.column_sums and (s.split > 1 or s.even or not rows.linear or p.z > 1 or end.width != 8):
         return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
     if end.by_row:
@@ -152,7 +157,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         (
             f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {ring},"
             f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
-            f" READ = THERE + {8 * s.fields} }};"
+            f" READ = THERE + {8 * s.fields}{fixed.place(p, s)} }};"
         ),
         "const u32 sb = w_shared(sm);",
         "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
@@ -183,7 +188,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         + (narrow.SUMS if p.integers else "")
         + (COLUMN_SUMS if p.column_sums else "")
     )
-    functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
+    functions += FEW if p.parts is not None else ""
+    if p.norm is not None:
+        functions += fixed.instruction(p.multiplied, s.bn, turned_b=w.turned)
+    else:
+        functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
     text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
     launch = Launch(
@@ -191,7 +200,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         (grid, 1, 1),
         (s.threads, 1, 1),
         (*(m for _, m in maps), *args.pointers),
-        s.shared_bytes(a.bytes),
+        s.shared_bytes(a.bytes) + fixed.bytes_of(p),
         (s.cluster, 1, 1),
     )
     launches: tuple[Launch, ...] = (launch,)
@@ -560,12 +569,16 @@ def _products(
         *together,
         "}",
     ]
+    if p.norm is not None:
+        release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
+        stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, turned=w.turned)
     freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
     first, end = finish(p, rows, s, w, width, to)
     if s.even:
         end = _handed(p, rows, s, end)
     return [
         f"w_more_registers<{_MOVED[s.groups][1]}>();" if s.moves_registers else "",
+        *fixed.vectors(p, s),
         "w_wait(); w_release();",
         f"const int row0 = {row0}; (void)row0;",
         f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
@@ -574,6 +587,7 @@ def _products(
         "u32 put = 0;" if to is not None else "",
         _loop(p, rows, s, begin, step),
         *first,
+        *fixed.values(p, rows, s),
         mine,
         *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
         other,

@@ -12,6 +12,8 @@ from weft.generate.cuda.templates.tma_shape import Shape
 
 _OTHERS = 48
 """Registers of a thread for anything but sums and vectors that are asked for ahead."""
+_NORMED = 48
+"""And for 64 rows of a left operand that is normalised: two stages of it, and values of rows."""
 _STEP = 4
 """And for each step of what follows the sum beyond the third."""
 
@@ -131,6 +133,7 @@ def _as_words(
     if (
         p.c.body
         or p.column_sums
+        or p.parts is not None
         or w.map is None
         or w.woven
         or len(parts) != 1
@@ -188,7 +191,8 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
         limit = 144 if s.moves_registers else 112
     steps = sum(step.source is None for step in p.c.body)
     sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
-    left = (limit - sums - _OTHERS - (8 if p.column_sums else 0) - _STEP * max(0, steps - 3)) // (4 * p.words)
+    others = _OTHERS + (8 if p.column_sums else 0) + (_NORMED * (s.rows // 64) if p.norm is not None else 0)
+    left = (limit - sums - others - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     if len(columns) * (s.bn // 32) > left:
         columns = []
