@@ -165,9 +165,12 @@ def numbers_of_bytes(problem: Problem) -> list[Array]:
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_bit_is_that_of_the_reference(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
-    problem = CASES[name][0]
+    assert_bits(kernels, CASES[name][0], sources[name], defer=defer)
+
+
+def assert_bits(kernels: Emulated, problem: Problem, source: CudaSource, *, defer: bool) -> None:
     inputs = operands(problem)
-    got = run(kernels, problem, sources[name], inputs, defer=defer)
+    got = run(kernels, problem, source, inputs, defer=defer)
     for x, y in zip(got, evaluate(problem.graph, inputs), strict=True):
         np.testing.assert_array_equal(x, y)
 

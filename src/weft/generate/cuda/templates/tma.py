@@ -118,6 +118,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if isinstance(to, Declined):
         return to
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
+    if s.bn % 32 and (p.w_load != "nk" or s.woven or s.split > 1 or p.column_sums or s.bn % 16):
+        return Declined("columns that are no whole pieces of 32, where their order or their sums want such")
     if s.ask and (p.w_load == "packed" or s.fields):
         return Declined("constants are copied at once, not asked for")
     if s.spare and p.w_load != "kn":
@@ -539,7 +541,7 @@ def _products(
     walk = _walk(s.stages)
     # every block that copies for this one, or for which this one copies
     free = f"if (lane < {s.below + s.beside - 1}) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
-    at_both = (", lane" if 1 in (s.below, s.beside) else ", rank ^ lane") if s.pair else ""
+    at_both = (", lane" if 1 in (s.below, s.beside) else f", rank ^ {s.mate}") if s.pair else ""
     of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
     together = [

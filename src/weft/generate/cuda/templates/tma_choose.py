@@ -38,6 +38,8 @@ _FEWER = 128
 """Registers of sums per thread where blocks share a multiprocessor."""
 _FEWEST = 3
 
+_OFFERED = (1, 2, 3, 4, 5)
+"""Ways to share operands that the model tells apart."""
 _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
     *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
     *((256, n, 2, False, 1) for n in (32, 64, 96, 128)),
@@ -222,7 +224,7 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
     if p.dtype.itemsize > 1 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
-        pairs += [pair for pair in PAIRS if pair and _paired(case, counts, columns, pair)]
+        pairs += [pair for pair in _OFFERED if _paired(case, counts, columns, pair)]
     plain = usual
     for pair in pairs:
         below, _ = PAIRS[pair]

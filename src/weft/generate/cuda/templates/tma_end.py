@@ -43,11 +43,13 @@ def finish(
     `to`: the copy engine stores them, see `tma_store`.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
-    high, wide = s.rows // 64, s.bn // 32
+    high, wide = s.rows // 64, -(-s.bn // 32)
     names = epilogue.arguments(p, w.map is None, False, False).names
     guard = ["m >= 0"] if _clipped(rows, s) else []
     if p.n % (s.bn * s.beside):
         guard.append(f"n < {p.n}")
+    if s.bn % 32:
+        guard.append(f"j * 32 + (lane & 3) * 8 < {s.bn}")
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     columns, ring = _ahead(p, s)
     residuals = epilogue.streamed(p, by_row=True) if ring else []
@@ -59,14 +61,14 @@ def finish(
         given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
-    one, two = (narrow.carried(f"acc[i][(4 * j + c) * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
+    one, two = (narrow.carried(f"acc[i][{_chunk(s)} * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
     take = [
         "float v[8];",
         f"#pragma unroll\nfor (int c = 0; c < 4; ++c) {{ v[2 * c] = {one}; v[2 * c + 1] = {two}; }}",
         # packed weights are permuted instead
         "" if w.map is None or w.woven else "w_quad(v, lane);",
     ]
-    take, parts = _as_words(p, w, take, parts, s if to is not None else None) if s.split == 1 else (take, parts)
+    take, parts = _as_words(p, w, s, take, parts, boxes=to is not None) if s.split == 1 else (take, parts)
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
         return [], _shared_sum(p, rows, s, take, row, parts, _first(p, w))
@@ -123,7 +125,7 @@ def finish(
 
 
 def _as_words(
-    p: Product, w: Operand, take: list[str], parts: list[str], boxes: Shape | None
+    p: Product, w: Operand, s: Shape, take: list[str], parts: list[str], *, boxes: bool
 ) -> tuple[list[str], list[str]]:
     """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them.
 
@@ -139,7 +141,7 @@ def _as_words(
         or len(parts) != 1
         or any(parts[0].count(x) != 1 for x in rounded)
     ):
-        return take, parts if boxes is None else [tma_store.into_box(boxes, x) for x in parts]
+        return take, [tma_store.into_box(s, x) for x in parts] if boxes else parts
     text = parts[0]
     for i, x in enumerate(rounded):
         text = text.replace(x, f"x[{i}]")
@@ -147,11 +149,11 @@ def _as_words(
         "u32 x[4];",
         (
             "#pragma unroll\nfor (int c = 0; c < 4; ++c)"
-            f" x[c] = w_narrow2_{p.dtype.value}(acc[i][(4 * j + c) * 4 + 2 * h], acc[i][(4 * j + c) * 4 + 2 * h + 1]);"
+            f" x[c] = w_narrow2_{p.dtype.value}(acc[i][{_chunk(s)} * 4 + 2 * h], acc[i][{_chunk(s)} * 4 + 2 * h + 1]);"
         ),
     ]
-    if boxes is not None:
-        return words, [tma_store.fragments(boxes)]
+    if boxes:
+        return words, [tma_store.fragments(s)]
     words += [
         # each of four neighbouring lanes holds a word of every chunk; afterwards lane q holds all of chunk q
         "#pragma unroll\nfor (int bit = 1; bit <= 2; bit *= 2)",
@@ -162,9 +164,14 @@ def _as_words(
     return words, [text]
 
 
+def _chunk(s: Shape) -> str:
+    """C text: which 8 columns of the tile a thread's pair `c` of step `j` is of; one of them where there are none."""
+    return f"(4 * j + c < {s.bn // 8} ? 4 * j + c : 0)" if s.bn % 32 else "(4 * j + c)"
+
+
 def _apart(p: Product, w: Operand) -> bool:
-    """True where the columns of packed weights are in an order that gives a thread pieces of 4."""
-    return p.words == 2 and w.map is None
+    """True where columns are copied in an order that gives a thread pieces of 4."""
+    return p.words == 2 and (w.map is None or w.woven)
 
 
 def _first(p: Product, w: Operand) -> str:
@@ -194,12 +201,13 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     others = _OTHERS + (8 if p.column_sums else 0) + (_NORMED * (s.rows // 64) if p.norm is not None else 0)
     left = (limit - sums - others - _STEP * max(0, steps - 3)) // (4 * p.words)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
-    if len(columns) * (s.bn // 32) > left:
+    wide = -(-s.bn // 32)
+    if len(columns) * wide > left:
         columns = []
-    left -= len(columns) * (s.bn // 32)
+    left -= len(columns) * wide
     if not residuals:
         return columns, 0
-    return columns, max(0, min(2 * (s.rows // 64) * (s.bn // 32), left // len(residuals)))
+    return columns, max(0, min(2 * (s.rows // 64) * wide, left // len(residuals)))
 
 
 _CLEAR = "#pragma unroll\nfor (int e = 0; e < 8; ++e) total[e] = 0.0f;"

@@ -286,6 +286,8 @@ def right(
         ]
         return _turned(p, pointer.index, dims, bn, "mw", share=share)
     wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
+    if part % 8:
+        return Declined("parts of columns that are no whole units of shared memory")
     columns = Dim(p.n, walk.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
     dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *outer(p, walk, walk.group)]
     map_ = box_map(p, pointer, dims, 2 * panel)
@@ -300,21 +302,26 @@ def right(
 
 
 def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
-    """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest."""
+    """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest.
+
+    Of f32, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i: a thread finds twice 4, as of packed ones.
+    """
     c, walk = p.c, p.c.w_walk
     count = share.parts if share else 1
     whole = WOVEN * count
     own = f" + {share.rank} * {bn // whole}" if share else ""
-    if p.w_load != "nk" or p.words != 1 or panel != STEP or p.n % WOVEN or bn % whole or outer(p, walk, walk.group):
-        return Declined("columns that cannot be woven: halves or bytes along the sum in one matrix, a multiple of 32")
+    if p.w_load != "nk" or panel != STEP or p.n % WOVEN or bn % whole or outer(p, walk, walk.group):
+        return Declined("columns that cannot be woven: elements along the sum in one matrix, a multiple of 32")
     step = walk.channel
-    dims = [
-        Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"),
-        Dim(2, step, 2, "0"),
-        Dim(4, 8 * step, 4, "0"),
-        Dim(4, 2 * step, 4, "0"),
-        Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own),
-    ]
+    first, order = Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), (Dim(2, step, 2, "0"),)
+    if p.words == 1:
+        order += (Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0"))
+        dims = [first, *order, Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own)]
+    else:
+        order += (Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0"))
+        half = WOVEN // 2
+        own = f" + {share.rank} * {bn // count // half}" if share else ""
+        dims = [first, *order, Dim(p.n // half, half * step, bn // count // half, f"n0 / {half}" + own)]
     map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_

@@ -17,7 +17,9 @@ _DEFAULTS = (
 )  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
 """Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
-PAIRS: Mapping[int, tuple[int, int]] = {0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4)}
+PAIRS: Mapping[int, tuple[int, int]] = {
+    0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4), 6: (4, 2), 7: (2, 4), 8: (8, 1),
+}  # fmt: skip
 """Tiles one below the other and side by side whose blocks copy for each other, by `Shape.pair`."""
 
 
@@ -63,7 +65,8 @@ class Shape(Parameters):
     pair: int = 0
     """Blocks of a cluster copy parts of operands for each other: 1: halves of the right one, for tiles one below the
     other; 2: of the left one, for tiles side by side; 3: of both, for two by two; 4: quarters of the right one, for
-    four one below the other; 5: of the left one, for four side by side. 0: every block copies for itself."""
+    four one below the other; 5: of the left one, for four side by side; 6, 7: of both, for four by two and two by
+    four; 8: eighths of the right one. 0: every block copies for itself."""
     band: int = 8
     """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
     even: bool = False
@@ -132,6 +135,15 @@ class Shape(Parameters):
     def aside(self) -> str:
         """C text: which of the tiles side by side a block has."""
         return "rank" if self.below == 1 else f"(rank % {self.beside})" if self.beside > 1 else "0"
+
+    @property
+    def mate(self) -> str:
+        """C text: what lane `lane` of a warp adds to its rank, bit by bit, for a block that shares an operand."""
+        return (
+            "lane"
+            if self.together == 4
+            else f"(lane < {self.beside} ? lane : (lane - {self.beside - 1}) * {self.beside})"
+        )
 
     @property
     def left_share(self) -> Share | None:
