@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from weft.device.cuda.blocks import LeftLoad, Sizes, least_cycles
+from weft.device.cuda.blocks import LeftLoad, Sizes, least_cycles, least_together
 from weft.device.cuda.model import Product, gap_us, product_us
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
@@ -27,6 +28,7 @@ ONE_BY_ONE = 1.5
 FIELD_CHANNELS = 64
 """Convolutions with windows of at most so many channels keep their part of the image in shared memory, in any order."""
 FEW_INPUTS, FEW_OUTPUTS = 4, 8
+FEW_AFTER = 3
 CHUNK_BYTES = 16
 """Of one asynchronous copy."""
 
@@ -67,6 +69,22 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + PERSISTENT_US
     return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
+
+
+def together_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> float:
+    """Microseconds of products that need nothing of each other in one launch, without the gap before it.
+
+    Of what follows each only a few operations count: that is little of the time, and their number is small.
+    """
+    graph = problem.graph
+    every = []
+    for at in products:
+        node = graph.nodes[at]
+        product = product_of(graph, node)
+        sizes = _sizes(problem, at, product, _left_load(problem, node))
+        few = replace(sizes, operands=min(sizes.operands, FEW_AFTER), plain=min(sizes.plain, FEW_AFTER))
+        every.append(replace(few, special=min(few.special, 1), stored=node.type.dtype.itemsize, tf32=facts.tf32))
+    return least_together(facts, tuple(every)) / facts.clock_ghz / 1e3 - gap_us(facts)
 
 
 def _in_place(graph: Graph, node: Node) -> bool:

@@ -13,6 +13,8 @@ from weft.kernels.candidate import Candidate, Kind
 from weft.orchestrate.abstract import Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.attention import attention_groups
+from weft.orchestrate.grouped import MAX_INPUTS as MAX_GROUPED_INPUTS
+from weft.orchestrate.grouped import parts_of, sibling_groups, split_groups
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
@@ -75,6 +77,7 @@ def enumerate_candidates(
     rejected: Counter[str] = Counter()
     raw = unique = 0
     capped = False
+    every: dict[NodeId, tuple[Mask, ...]] = {}
     for version in range(alternatives.versions):
         instead = alternatives.version(version)
         stored = Stored.of(graph, instead)
@@ -96,6 +99,9 @@ def enumerate_candidates(
             _add_siblings(found, stored, legality, groups, rejected)
         if limits.attention:
             _add_pairs(found, stored, limits, only, rejected)
+        if limits.multiprocessors:
+            every = {**every, **groups}
+            _add_grouped(found, stored, limits, every, only, rejected)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
@@ -282,6 +288,25 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
             found.add(stored, members, (sink,), Kind.GROUP, -1)
     for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
+            rejected["too many inputs"] += 1
+        elif not only or members & only:
+            found.add(stored, members, written, Kind.GROUP, -1)
+
+
+def _add_grouped(
+    found: _Found,
+    stored: Stored,
+    limits: EnumerationLimits,
+    groups: Mapping[NodeId, tuple[Mask, ...]],
+    only: Mask,
+    rejected: Counter[str],
+) -> None:
+    """Products that need nothing of each other in one launch, and products that are stored as slices."""
+    graph = found.graph
+    parts = parts_of(graph, stored, groups)
+    every = (*sibling_groups(graph, stored, parts, limits.multiprocessors), *split_groups(graph, stored))
+    for members, written in every:
+        if stored.inputs_of(members).bit_count() > MAX_GROUPED_INPUTS:
             rejected["too many inputs"] += 1
         elif not only or members & only:
             found.add(stored, members, written, Kind.GROUP, -1)

@@ -27,7 +27,7 @@ from weft.ir.work import TRANSCENDENTAL, node_flops
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
-from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units, rate_name
+from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units, rate_name, together_us
 from weft.orchestrate.narrow import multiplied_as
 
 LANES = 128
@@ -129,7 +129,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     traits = _traits(graph)
     again = _repetitions(problem)
     linear = [i for i, t in enumerate(traits) if t.category is Category.LINEAR]
-    products = [contraction_us(problem, i, facts) * again[i] for i in linear]
+    grouped = _apart(graph, linear)
+    products = [] if grouped else [contraction_us(problem, i, facts) * again[i] for i in linear]
     multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
     in_front = _in_front(graph, traits, multiplied_on)
     slots = special = before = 0.0
@@ -147,7 +148,7 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     clocks = facts.sms * facts.clock_ghz * 1e3
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
-    multiplied = sum(products) + waited
+    multiplied = (together_us(problem, linear, facts) if grouped else sum(products)) + waited
     mixed = _mixed(problem)
     traffic = _traffic_us(problem, facts, traits, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
@@ -155,6 +156,21 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         traffic = max(traffic, ACROSS_CYCLES * across / clocks)
     costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, traffic)
     return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on, mixed)
+
+
+def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
+    """Whether there are several products for the matrix units, none of which needs another."""
+    if len(linear) < 2 or not all(on_matrix_units(graph, graph.nodes[i]) and graph.nodes[i].type.size for i in linear):
+        return False
+    after: set[NodeId] = set()
+    for i, node in enumerate(graph.nodes):
+        if any(j in after for j in node.inputs):
+            if i in linear:
+                return False
+            after.add(i)
+        elif i in linear:
+            after.add(i)
+    return len({graph.nodes[i].type.dtype for i in linear}) == 1
 
 
 def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:

@@ -38,6 +38,10 @@ class EnumerationLimits:
     """Also two products with a softmax between them, depthwise with 1x1 convolutions, convolutions with pools, and
     chains of layers, where kernels for them exist (see `orchestrate.attention`, `separable`, `pooled` and `mlp`)."""
 
+    multiprocessors: int = 0
+    """Of the GPU: products that do not fill so many are candidates in one launch, too (see `orchestrate.grouped`); 0:
+    none are."""
+
     @staticmethod
     def complete() -> EnumerationLimits:
         """Everything that is legal, for checks against brute force on small graphs."""

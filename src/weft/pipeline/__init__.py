@@ -141,7 +141,7 @@ def compile_imported(
         return Compilation(executable, record, record.chosen == "eager", baseline)
     end = time.monotonic() + options.budget_s
     with opened(setting) as bench:
-        found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options), alternatives)
+        found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives)
         stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
         problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
         stages.note(f"{len(problems.entries)} distinct problems")
@@ -239,7 +239,7 @@ def survey(options: Options) -> Setting:
     return Setting(options, facts, usable, environment)
 
 
-def limits_of(options: Options) -> EnumerationLimits:
+def limits_of(options: Options, facts: DeviceFacts | None = None) -> EnumerationLimits:
     """Bounds of the enumeration; what only kernels of one device take is looked for there alone."""
     return EnumerationLimits(
         max_members=options.max_members,
@@ -247,6 +247,7 @@ def limits_of(options: Options) -> EnumerationLimits:
         max_reductions=options.max_reductions,
         max_candidates=options.max_candidates,
         attention=options.device == "cuda",
+        multiprocessors=facts.sms if isinstance(facts, GpuFacts) else 0,
     )
 
 
