@@ -85,6 +85,12 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
                 shapes += [turned(m, 128, 110 // (16 + m // 8), splits[0], ahead=0)]
                 shapes += [turned(m, 64, 110 // (8 + m // 8), max(1, splits[0] // 2)), turned(m, 256, 4, splits[1])]
                 shapes += asking(text)
+                if n == 4096:
+                    low = tile(m, 128, 7 if m == 128 else 8, groups=m // 64, even=True, woven=True)
+                    shapes += [
+                        replace(low, blocks=x, pair=y, ask=z)
+                        for x, y, z in ((132, 0, 14), (132, 2, 0), (120, 5, 0), (120, 5, 14))
+                    ]
             yield g, known(g) + _all(shapes)
     for m in (32, 24, 100):
         g = Gemm(m, 4096, 4096, layout="nt")

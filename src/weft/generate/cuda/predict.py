@@ -20,6 +20,8 @@ from weft.generate.cuda.templates import (
     pooled_match,
     separable_match,
     stacked,
+    swap,
+    swap_choose,
     tma_choose,
     tma_cost,
     tma_shape,
@@ -69,6 +71,8 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
         return None
     if template in ("mma", "wgmma", "simt"):
         return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)
+    if template == "swap":
+        return swap_choose.cycles(p, swap.Shape.of(schedule), facts)
     if template == "gemv":
         return gemv.cycles(p, gemv.Shape.of(schedule), facts)
     if template == "depthwise":

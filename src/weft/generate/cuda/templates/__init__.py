@@ -30,6 +30,7 @@ from weft.generate.cuda.templates import (
     separable_match,
     stacked,
     swap,
+    swap_choose,
     tma,
     tma_choose,
 )
@@ -173,6 +174,8 @@ def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[f
     ranked += [(cycles, s.schedule()) for cycles, s in (halo_choose.shapes(p, facts) if plain else ())]
     near = _NEAR * min(cycles for cycles, _ in ranked) if ranked else 0.0
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts) if cycles <= near]
+    if plain:
+        ranked += [(cycles, s.schedule()) for cycles, s in swap_choose.shapes(p, facts) if cycles <= near]
     if gemv.applies(p) is None:
         ranked += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts)]
     return _ordered(ranked)[:_MOST]

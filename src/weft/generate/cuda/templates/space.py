@@ -14,7 +14,7 @@ from typing import cast
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.shipped import kind_of, measured_best, product_place
-from weft.generate.cuda.templates import choose, cost, gemv, tma_choose
+from weft.generate.cuda.templates import choose, cost, gemv, swap_choose, tma_choose
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -44,6 +44,7 @@ def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
     if p.tf32:
         found += [(cycles, s.schedule("simt")) for cycles, s in choose.every(replace(p, tf32=False), facts)]
     found += [(cycles, s.schedule()) for cycles, s in tma_choose.every(p, facts)]
+    found += [(cycles, s.schedule()) for cycles, s in swap_choose.every(p, facts)]
     if gemv.applies(p) is None:
         found += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts, 1 << 20)]
     per_us = facts.clock_ghz * 1e3

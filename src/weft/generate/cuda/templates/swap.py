@@ -82,8 +82,8 @@ def applies(p: Product) -> Declined | None:
         return Declined(f"{p.m} rows; the transposed template for few takes {MOST_ROWS}")
     if p.dtype not in (DType.F16, DType.BF16):
         return Declined("the transposed template takes 16-bit numbers")
-    if p.c.kernel != (1, 1) or p.column_sums:
-        return Declined("a convolution with windows, or sums of columns")
+    if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.parts is not None:
+        return Declined("a convolution with windows, sums of columns, or norms")
     if p.a_load != "rows" or p.w_load not in ("packed", "nk", "kn"):
         return Declined("operands that are not copied in chunks of 16 bytes along rows")
     rows = rows_of(p)
@@ -94,7 +94,8 @@ def applies(p: Product) -> Declined | None:
     return None
 
 
-def _operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
+def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
+    """The left operand and the right one, as they are copied."""
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
@@ -104,7 +105,7 @@ def _operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
     return w if isinstance(w, Declined) else (a, w)
 
 
-def _wrong(p: Product, s: Shape) -> Declined | None:
+def refused(p: Product, s: Shape) -> Declined | None:
     """Why a product has no kernel of this shape."""
     kt = stages_of_sum(p, STEP)
     if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or (s.bn != _GROUP // 2 and s.bn % _GROUP) or s.stages < 2:
@@ -119,10 +120,10 @@ def _wrong(p: Product, s: Shape) -> Declined | None:
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
-    operands = applies(p) or _wrong(p, s) or _operands(p, s)
-    if isinstance(operands, Declined):
-        return operands
-    a, w = operands
+    found = applies(p) or refused(p, s) or operands(p, s)
+    if isinstance(found, Declined):
+        return found
+    a, w = found
     packed = w.map is None
     args = epilogue.arguments(p, packed, False, False)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]

@@ -38,9 +38,9 @@ def header() -> str:
 
 def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
     """The map of the result; Declined where it is no matrix of halves whose rows are multiples of 16 bytes."""
-    if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums:
+    if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.parts is not None:
         return Declined("boxes of 32 or 64 columns of whole sums")
-    if not rows.linear or len(p.c.outputs) != 1 or epilogue.plan(p).width != 8:
+    if not rows.linear or len(p.c.outputs) != 1 or p.positions or epilogue.plan(p).width != 8:
         return Declined("a result that is no matrix of rows of whole chunks")
     slot, walk = p.c.outputs[0]
     kind = p.sum if slot < 0 else p.c.body[slot].dtype
