@@ -132,7 +132,18 @@ def test_the_library_gets_scales_of_8_bit_floats_right(types: str, lt: CublasLt)
             assert 0 < x.error < 4e-3
 
 
-@pytest.mark.parametrize(("types", "layout"), [("e5m2", "nt"), ("e4m3", "nn"), ("e4m3", "tn"), ("i8", "nt")])
+def test_the_library_gets_sums_of_integers_and_what_follows_right(lt: CublasLt) -> None:
+    for text in NAMED:
+        r = Race(typed(Gemm(16, 32, 48, layout="nt", epilogue=epilogue(text)), "i8"), 1)
+        found = r.add_library(lt)
+        assert [x.name for x in found] == ["algorithm 0", "algorithm 2"]
+        for x in found:
+            r._verify(x)
+            assert not x.refused, (text, x.refused)
+            assert 0 < x.error < 4e-3
+
+
+@pytest.mark.parametrize(("types", "layout"), [("e5m2", "nt"), ("e4m3", "nn"), ("e4m3", "tn"), ("i8", "nn")])
 def test_what_the_library_lacks_has_no_algorithm(types: str, layout: str, lt: CublasLt) -> None:
     assert Race(typed(Gemm(16, 32, 48, layout=layout), types), 1).add_library(lt) == []
 

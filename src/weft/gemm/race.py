@@ -165,11 +165,11 @@ class Race:
     def add_library(self, lt: CublasLt, most: int = 16, *, tf32: bool = False) -> list[Contender]:
         """The best algorithms of the library's heuristic, each with what it cannot fuse as torch's operators.
 
-        None for bytes: the library scales sums of integers to integers only.
+        Of integers it leaves sums in i32; scales and whatever follows are torch's operators, too.
         """
         g = self.gemm
         if g.dtype.is_integer:
-            return []
+            return self._add_integers(lt, most)
         fused, rest = g.epilogue.divided
         dtype = "tf32" if tf32 and g.dtype is DType.F32 else g.dtype.value
         asked = LtProduct(
@@ -188,6 +188,21 @@ class Race:
                 run = algorithm.bind(at)
                 launches.append(run if rest is None else _followed(run, rest, out, named))
             found.append(self._add(Contender("library", f"algorithm {algorithm.number}", launches, room)))
+        return found
+
+    def _add_integers(self, lt: CublasLt, most: int) -> list[Contender]:
+        """The library's products of bytes; None where it does not take the layout."""
+        g = self.gemm
+        room = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
+        sums = torch.empty(g.m, g.n, dtype=torch.int32, device=DEVICE)
+        found = []
+        for algorithm in lt.algorithms(LtProduct(g.m, g.n, g.k, "i8", g.layout, out="i32"), most):
+            launches: list[Launch] = []
+            for (a, b, *others), out in zip(self.inputs, self.outputs, strict=True):
+                at = LtAddresses(a.data_ptr(), b.data_ptr(), sums.data_ptr(), workspace=room.data_ptr())
+                scale = others[-2] * others[-1]
+                launches.append(_scaled(algorithm.bind(at), g.epilogue, sums, scale, out, self._named(others[:-2])))
+            found.append(self._add(Contender("library", f"algorithm {algorithm.number}", launches, (room, sums))))
         return found
 
     def _add(self, contender: Contender) -> Contender:
@@ -300,6 +315,21 @@ def _followed(run: Launch, rest: Epilogue, out: torch.Tensor, named: Mapping[str
     def launch(stream: int) -> None:
         run(stream)
         out.copy_(torch_value(rest, out, named)) if _several(rest) else _last(rest, out, named)
+
+    return launch
+
+
+def _scaled(
+    run: Launch, e: Epilogue, sums: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, named: dict[str, torch.Tensor]
+) -> Launch:
+    """A product of integers, its sums times a number, and what follows."""
+
+    def launch(stream: int) -> None:
+        run(stream)
+        if e.name == "none":
+            torch.mul(sums, scale, out=out)
+        else:
+            out.copy_(torch_value(e, sums * scale, {name: x.float() for name, x in named.items()}))
 
     return launch
 

@@ -1,4 +1,4 @@
-// The part of cuBLASLt that Weft calls, on the host, in floats of 32, 16 and 8 bits: column-major, as its documentation says.
+// The part of cuBLASLt that Weft calls, on the host, in floats of 32, 16 and 8 bits and bytes: column-major, as its documentation says.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,8 +15,10 @@ struct Preference { uint64_t workspace; uint32_t schemes; };
 struct Found { uint64_t algorithm[8]; size_t workspace; int32_t state; float waves; int32_t reserved[4]; };
 static int alive = 0;
 static bool is_float8(const Layout* l) { return l->type == 28 || l->type == 29; }
-static double number(int type, const void* p, uint64_t i) {  // f32, f16, bf16, e4m3 or e5m2
+static double number(int type, const void* p, uint64_t i) {  // f32, f16, bf16, i8, i32, e4m3 or e5m2
   if (type == 0) return ((const float*)p)[i];
+  if (type == 3) return ((const int8_t*)p)[i];
+  if (type == 10) return ((const int32_t*)p)[i];
   if (type == 2) return ((const _Float16*)p)[i];
   if (type == 14) {
     const uint32_t bits = (uint32_t)((const uint16_t*)p)[i] << 16;
@@ -32,6 +34,7 @@ static double number(int type, const void* p, uint64_t i) {  // f32, f16, bf16, 
 static void put(int type, void* p, uint64_t i, double x) {
   const float y = (float)x;
   if (type == 0) { ((float*)p)[i] = y; return; }
+  if (type == 10) { ((int32_t*)p)[i] = (int32_t)x; return; }
   if (type == 2) { ((_Float16*)p)[i] = (_Float16)y; return; }
   uint32_t bits;
   memcpy(&bits, &y, 4);
@@ -77,6 +80,8 @@ int cublasLtMatmulAlgoGetHeuristic(void*, Desc* d, Layout* a, Layout* b, Layout*
                                    Found* found, int32_t* count) {
   if (d->compute == 77) return 15;  // this one has no TF32
   if (is_float8(a) && (!d->ta || d->tb || (a->type == 29 && b->type == 29))) return 15;
+  if (a->type == 3 && (!d->ta || d->tb)) return 15;
+  if (a->type == 3 && (o->type != 10 || d->compute != 72 || d->scale != 10 || d->epilogue != 1)) return 7;
   if (is_float8(a) && (o->type != 14 || !d->scale_a || !d->scale_b)) return 7;
   if (p->workspace < (1u << 20) || (d->epilogue & 4 && !d->bias)) return 7;
   // the second does not apply; the fourth is the first again; the fifth adds up in any order, which no mask keeps out here
@@ -125,7 +130,8 @@ int cublasLtMatmul(void* h, Desc* d, const float* alpha, const void* A, Layout* 
           sum += number(a->type, A, ai + (d->ta ? i * a->ld + t : t * a->ld + i)) *
                  number(b->type, B, bi + (d->tb ? t * b->ld + j : j * b->ld + t));
         if (is_float8(a)) sum *= (double)*d->scale_a * *d->scale_b;
-        double y = *alpha * sum + (*beta != 0 ? *beta * number(c->type, C, ci + j * c->ld + i) : 0);
+        const double by = a->type == 3 ? *(const int32_t*)alpha : *alpha, of = a->type == 3 ? *(const int32_t*)beta : *beta;
+        double y = by * sum + (of != 0 ? of * number(c->type, C, ci + j * c->ld + i) : 0);
         if (d->epilogue & 4) y += number(o->type, d->bias, i);
         if (d->epilogue & 2) y = y > 0 ? y : 0;
         if (d->epilogue & 32) y = 0.5 * y * (1 + tanh(0.7978845608028654 * (y + 0.044715 * y * y * y)));

@@ -54,6 +54,18 @@ def test_row_major_products_of_every_layout_and_epilogue(layout: str, library: c
         assert np.allclose(d, wanted, atol=1e-5), (has_bias, has_residual, name)
 
 
+def test_products_of_bytes_are_exact(library: ctypes.CDLL) -> None:
+    chance = np.random.default_rng(2)
+    a, b = (chance.integers(-128, 128, s).astype(np.int8) for s in ((M, 48), (N, 48)))
+    d = np.full((M, N), -1, np.int32)
+    first = CublasLt(library).algorithms(LtProduct(M, N, 48, "i8", "nt", out="i32"))[0]
+    first.bind(LtAddresses(a.ctypes.data, b.ctypes.data, d.ctypes.data))(0)
+    np.testing.assert_array_equal(d, a.astype(np.int32) @ b.astype(np.int32).T)
+    assert CublasLt(library).algorithms(LtProduct(M, N, 48, "i8", "nn", out="i32")) == []
+    with pytest.raises(DeviceError, match="INVALID_VALUE"):
+        CublasLt(library).algorithms(LtProduct(M, N, 48, "i8", "nt", out="bf16"))
+
+
 def test_descriptors_are_given_back(library: ctypes.CDLL) -> None:
     lt = CublasLt(library)
     before = library.stub_alive()

@@ -27,12 +27,12 @@ WORKSPACE_BYTES = 64 << 20
 MOST = 16
 """Algorithms that the heuristic is asked for."""
 
-_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14, "f8e4m3": 28, "f8e5m2": 29}
+_TYPES = {"f32": 0, "tf32": 0, "f16": 2, "bf16": 14, "f8e4m3": 28, "f8e5m2": 29, "i8": 3, "i32": 10}
 """cudaDataType_t of the operands."""
-_COMPUTE = {"tf32": 77}
+_COMPUTE = {"tf32": 77, "i8": 72}
 """cublasComputeType_t where it is not `_SUMS_F32`."""
 _SUMS_F32 = 68
-_F32 = 0
+_F32, _I32 = 0, 10
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _SCALE_A, _SCALE_B, _FAST = 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
@@ -77,7 +77,7 @@ class LtProduct:
     k: int
     dtype: str
     """Of A: `f16`, `bf16`, `f32`, `tf32` (f32 in memory), `f8e4m3` or `f8e5m2`, of which the library takes the layout
-    `nt` only, and no product of two e5m2."""
+    `nt` only, and no product of two e5m2; or `i8`, in that layout too, where `out` is `i32` and nothing follows."""
     layout: str = "nn"
     """A letter for each operand: `t` where its transpose is in memory."""
     bias: bool = False
@@ -228,7 +228,7 @@ class CublasLt:
             return made
 
         try:
-            operation = make("MatmulDesc", _COMPUTE.get(p.dtype, _SUMS_F32), _F32)
+            operation = make("MatmulDesc", _COMPUTE.get(p.dtype, _SUMS_F32), _I32 if p.dtype == "i8" else _F32)
             values: list[tuple[int, Any]] = [
                 (_TRANSA, ctypes.c_int32(p.layout[1] == "t")),
                 (_TRANSB, ctypes.c_int32(p.layout[0] == "t")),
@@ -306,7 +306,8 @@ class LtAlgorithm:
         lt, p, found = self._lt, self._product, self._found
         held = contextlib.ExitStack()
         operation, a, b, d = held.enter_context(lt._described(p, at.bias, at.scales))
-        one, beta = ctypes.c_float(1.0), ctypes.c_float(1.0 if p.residual else 0.0)
+        number = ctypes.c_int32 if p.dtype == "i8" else ctypes.c_float
+        one, beta = number(1), number(1 if p.residual else 0)
         pointers = [ctypes.c_void_p(x) for x in (at.b, at.a, at.c if p.residual else at.d, at.d, at.workspace)]
         run = lt._library.cublasLtMatmul
 
