@@ -1,0 +1,246 @@
+"""Small networks with odd channels: plans with padded tensors against plans without, and against padding by hand.
+
+    python -m benchmarks.gpu_padded [--only TEXT] [--dtypes f16,bf16,f32] [--seconds S] [--budget S] [--out FILE]
+                                    [--steps] [--ways plain,padded,hand]
+
+`plain`: padded tensors are no alternatives. `padded`: they are, and the plan takes them where the measured times say
+so. `hand`: the model itself has padded weights (and a padded input), without the selects that keep infinities out of
+the lanes; the first way again. Each is compared with float64 first, then their executables are timed in turns, by
+events around replays of their graphs; medians. One JSON line per case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import weft
+from weft.orchestrate.alternatives import find_alternatives
+from weft.pipeline import gpu
+from weft.runtime.cuda_executable import CudaExecutable
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+PATIENCE_S = 60
+"""A case that takes longer ends the run: a kernel hangs."""
+ROUNDS, REPEATS = 15, 30
+
+
+class Residual(nn.Module):
+    """3x3 convolutions and sums, all of one width."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(16, width, 3, padding=1)
+        self.first = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
+        self.second = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(blocks))
+        self.classify = nn.Linear(width, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        for first, second in zip(self.first, self.second, strict=True):
+            x = torch.relu(x + second(torch.relu(first(x))))
+        found: torch.Tensor = self.classify(x.mean((2, 3)))
+        return found
+
+
+class Focus(nn.Module):
+    """Four pixels beside each other as channels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[..., i::2, j::2] for j in (0, 1) for i in (0, 1)], 1)
+
+
+class Channels(nn.Module):
+    """Zeros behind the channels of an image, or the columns of a matrix."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.more = more
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, 0, 0, 0, 0, self.more) if x.ndim == 4 else (0, self.more))
+
+
+def layers(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers with an activation between."""
+    found: list[nn.Module] = []
+    for k, n in itertools.pairwise(widths):
+        found += [nn.Linear(k, n), act()]
+    return nn.Sequential(*found[:-1])
+
+
+def convolutions(*widths: int, kernel: int = 3, stride: int = 1, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Convolutions with an activation behind each."""
+    found: list[nn.Module] = []
+    for k, n in itertools.pairwise(widths):
+        found += [nn.Conv2d(k, n, kernel, stride, kernel // 2), act()]
+    return nn.Sequential(*found)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "layers 1003": (lambda: layers(1000, 1003, 1003, 1001, act=nn.GELU), (4096, 1000)),
+    "residual 35": (lambda: Residual(35, 3), (8, 16, 56, 56)),
+    "head 255": (lambda: convolutions(128, 255, 128, act=nn.SiLU), (8, 128, 40, 40)),
+    "neck 3": (lambda: convolutions(64, 3, 64), (4, 64, 128, 128)),
+    "layers 100": (lambda: layers(128, 100, 100, 100, 64), (65536, 128)),
+    "layers 255 35": (lambda: layers(512, 255, 35, 512), (8192, 512)),
+    "input 1001": (lambda: layers(1001, 512), (4096, 1001)),
+    "focus yolox": (lambda: nn.Sequential(Focus(), *convolutions(12, 16, act=nn.SiLU)), (16, 3, 416, 416)),
+    "stem vgg": (lambda: convolutions(3, 64), (16, 3, 224, 224)),
+    "stem yolov4": (lambda: convolutions(3, 32, act=nn.Mish), (16, 3, 416, 416)),
+    "stem resnet": (lambda: convolutions(3, 64, kernel=7, stride=2), (16, 3, 224, 224)),
+    "stem inception": (lambda: convolutions(3, 32, stride=2), (16, 3, 299, 299)),
+    "residual 35 b1": (lambda: Residual(35, 3), (1, 16, 56, 56)),
+    "focus yolox b1": (lambda: nn.Sequential(Focus(), *convolutions(12, 16, act=nn.SiLU)), (1, 3, 416, 416)),
+    "stem yolov4 b1": (lambda: convolutions(3, 32, act=nn.Mish), (1, 3, 416, 416)),
+}
+
+
+def wide(channels: int, dtype: torch.dtype) -> int:
+    """Rounded up to whole vectors of 16 bytes."""
+    lanes = 16 // dtype.itemsize
+    return -(-channels // lanes) * lanes
+
+
+def by_hand(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+    """The same chain of layers with zeros in its weights; None for what is no chain."""
+    if not isinstance(module, nn.Sequential):
+        return None
+    found: list[nn.Module] = []
+    weighted = [x for x in module if isinstance(x, nn.Conv2d | nn.Linear)]
+    for layer in module:
+        if not isinstance(layer, nn.Conv2d | nn.Linear):
+            found.append(layer)
+            continue
+        n, k = layer.weight.shape[:2]
+        wider, deeper = n if layer is weighted[-1] else wide(n, dtype), wide(k, dtype)
+        if layer is weighted[0] and deeper != k:
+            found.append(Channels(deeper - k))
+        made = copy.deepcopy(layer)
+        weight, bias = torch.zeros((wider, deeper, *layer.weight.shape[2:])), torch.zeros(wider)
+        assert layer.bias is not None
+        weight[:n, :k], bias[:n] = layer.weight.detach(), layer.bias.detach()
+        made.weight, made.bias = nn.Parameter(weight), nn.Parameter(bias)
+        found.append(made)
+    return nn.Sequential(*found)
+
+
+def compiled(module: nn.Module, x: torch.Tensor, options: weft.Options, *, padded: bool) -> weft.Compiled:
+    """Compiled with padded tensors among the alternatives, or without."""
+    with mock.patch("weft.pipeline.find_alternatives", partial(_found, allowed=padded)):
+        return weft.compile(module, (x,), options=options)
+
+
+def _found(graph: object, *, strict: bool, padded: bool, allowed: bool) -> object:
+    return find_alternatives(graph, strict=strict, padded=padded and allowed)  # type: ignore[arg-type]
+
+
+def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Largest difference over the root mean square."""
+    return float((got.double() - exact).abs().max() / exact.square().mean().sqrt())
+
+
+def steps_of(exe: weft.Compiled) -> str:
+    """The kernels of the plan: microseconds, template or generator, shapes that are read and written."""
+    found = []
+    for s in exe.record.steps:
+        name = (
+            s.schedule.split("template=")[-1].split(",")[0] if "template=" in s.schedule else s.schedule.split("(")[0]
+        )
+        shape = s.outputs[0].split(" ")[1]
+        found.append(f"{s.cost_us:.1f} {name} {shape}")
+    return "; ".join(found)
+
+
+def run_case(name: str, dtype: str, ways: Sequence[str], options: weft.Options, *, steps: bool) -> dict[str, object]:
+    """One network in one type."""
+    make, shape = CASES[name]
+    torch.manual_seed(0)
+    module, kind = make().eval(), DTYPES[dtype]
+    x = torch.randn(shape).to(kind).cuda()
+    hand = by_hand(module, kind)
+    module = module.to(kind).cuda()
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(x.double())
+    runs: dict[str, Callable[[], object]] = {}
+    line: dict[str, object] = {"record": "case", "suite": "padded", "case": f"{name}/{dtype}"}
+    errors: dict[str, float] = {}
+    for way in ways:
+        model = module if way != "hand" else hand
+        if model is None:
+            continue
+        start = time.perf_counter()
+        exe = compiled(model.to(kind).cuda(), x, options, padded=way == "padded")
+        assert isinstance(exe.executable, CudaExecutable)
+        (got,) = exe.executable(x)
+        errors[way] = error_of(got, exact)
+        exe.executable.replay()
+        runs[way] = exe.executable.replay
+        line[f"{way}_s"] = round(time.perf_counter() - start, 1)
+        line[f"{way}_kernels"] = len(exe.record.steps)
+        line[f"{way}_refused"] = list(exe.record.rejected_kernels)
+        line[f"{way}_steps"] = steps_of(exe)
+        if steps:
+            print(f"   {way}: {line[f'{way}_steps']}", flush=True)
+    samples: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(ROUNDS):
+        for way, run in runs.items():
+            samples[way].append(gpu.sample_us(run, REPEATS))
+    us = {way: round(statistics.median(v), 2) for way, v in samples.items()}
+    text = ", ".join(f"{way} {t:.2f} us (error {errors[way]:.1e})" for way, t in us.items())
+    ratio = f" plain/padded x{us['plain'] / us['padded']:.3f}" if {"plain", "padded"} <= set(us) else ""
+    print(f"== {name} {dtype}: {text}{ratio}", flush=True)
+    return {**line, "us": us, "errors": errors}
+
+
+def main() -> int:
+    """Run the cases in order until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name contains one of these, by commas")
+    parser.add_argument("--dtypes", default="f16")
+    parser.add_argument("--ways", default="plain,padded,hand")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--budget", type=float, default=12.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", action="store_true")
+    given = parser.parse_args()
+    end = time.monotonic() + given.seconds
+
+    def late(*_: object) -> None:
+        print("a case hangs", file=sys.stderr, flush=True)
+        sys.exit(3)
+
+    signal.signal(signal.SIGALRM, late)
+    wanted = [w for w in given.only.split(",") if w]
+    with tempfile.TemporaryDirectory() as folder:
+        options = weft.Options(device="cuda", budget_s=given.budget, cache_dir=Path(folder))
+        for dtype in given.dtypes.split(","):
+            for name in CASES:
+                if (wanted and not any(w in name for w in wanted)) or time.monotonic() > end:
+                    continue
+                signal.alarm(PATIENCE_S)
+                line = run_case(name, dtype, given.ways.split(","), options, steps=given.steps)
+                signal.alarm(0)
+                if given.out:
+                    with given.out.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
