@@ -61,7 +61,7 @@ def _check_algorithms(path: Path, plan: Plan) -> None:
         if isinstance(found, Declined):
             problem = f"its products name algorithms of cuBLASLt, but {found.reason}"
             raise ArtifactError(where=path.name, problem=problem, remedy="compile the model again on this machine")
-        found.check(algorithm)
+        found.check(algorithm, path.name)
 
 
 def _cubin(

@@ -42,14 +42,14 @@ class Library:
     """Descriptors and handle are used by one thread at a time."""
     restored: dict[tuple[LtProduct, str], LtAlgorithm] = field(default_factory=dict)
 
-    def check(self, chosen: Algorithm) -> None:
+    def check(self, chosen: Algorithm, where: str = "") -> None:
         """ArtifactError: it was chosen with another version of the library, or for another GPU [W401]."""
         if chosen.version != self.lt.version:
             text = f"a product's algorithm is one of cuBLASLt {chosen.version}, here is {self.lt.version}"
-            raise ArtifactError(problem=text, remedy=_REMEDY)
+            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
         if chosen.gpu != self.gpu:
             text = f"a product's algorithm was chosen for {chosen.gpu}, here is {self.gpu}"
-            raise ArtifactError(problem=text, remedy=_REMEDY)
+            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
 
     def algorithm(self, product: LtProduct, chosen: Algorithm) -> LtAlgorithm:
         """What the record names. ArtifactError: the library does not take it, or as something else [W401]."""
