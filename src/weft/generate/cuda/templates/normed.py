@@ -9,7 +9,7 @@ sums of pieces of a row. `Parts` is the other end of that: a product that also l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -160,7 +160,7 @@ def _without(graph: Graph, outputs: list[NodeId], norm: Norm | None) -> Graph:
     return b.build([new[o] for o in outputs])
 
 
-def _above(graph: Graph, roots: list[NodeId], stop: Mapping[NodeId, NodeId] | set[NodeId]) -> set[NodeId]:
+def _above(graph: Graph, roots: list[NodeId], stop: Container[NodeId]) -> set[NodeId]:
     """Nodes that the roots are computed from, up to `stop`."""
     found: set[NodeId] = set()
     todo = [r for r in roots if r not in stop]

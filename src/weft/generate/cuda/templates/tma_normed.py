@@ -9,6 +9,7 @@ Source: note on matrix products, sections 2.4 and 8 (prologue).
 from __future__ import annotations
 
 from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.normed import PIECE
 from weft.generate.cuda.templates.normed_text import (
     column_bytes,
     columns_text,
@@ -29,8 +30,8 @@ MOST_SUMS = 128
 
 def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
     """Why a shape cannot normalise its left operand, or leave partial sums of its results."""
-    if p.parts is not None and (width != 8 or p.words != 1 or not rows.linear):
-        return Declined("partial sums of results that are not written 8 at a time")
+    if p.parts is not None and (width != 8 or p.words != 1 or not rows.linear or s.store or s.bn % PIECE):
+        return Declined("partial sums of results that are not written 8 at a time, by threads")
     if p.norm is None:
         return None
     if s.panel != STEP or s.fields or s.apart or not rows.linear or p.a_load != "rows":

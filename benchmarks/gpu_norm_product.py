@@ -1,0 +1,395 @@
+"""A layer norm between two products in f16: in the second one, with and without sums that the first one leaves.
+
+    python -m benchmarks.gpu_norm_product [--only TEXT] [--first K] [--seconds S] [--out FILE] [--no-torch] [--dry]
+
+x = a @ Wp + bp + residual; z = [gelu](layer_norm(x) @ W + b), of ViT-B/16, BERT-base (where layer_norm(x) is a result,
+too) and SegFormer-B0. Ways: three kernels (product, norm, product); two, where the first product leaves partial sums
+and the second one normalises its operand on load (`parts`); two, where the second one computes mean and variance itself
+(`own`); torch.compile's kernels. Of each kernel the first K schedules are compared with float64 and timed by
+themselves, the fastest stand in the chains. Rows of large mean, of no variance, with NaN and infinity are checked, too.
+A time is the median over replays of a CUDA graph of chains that read copies of the weights in turn (more than the L2
+cache holds), launched as in a plan. `--dry` compiles the kernels without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.gpu_pooled import Kernel, compiled
+from benchmarks.gpu_time import median_us
+from benchmarks.norm_cases import EPS, leaving, norm, normed, plain
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda.generator import CudaGenerator
+from weft.generate.cuda.templates.normed import PIECE
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource
+
+CHAINS = 24
+TOLERANCE = 3e-3
+"""Of the root mean square: f16 rounds to 5e-4, and the operand is rounded, too."""
+PATIENCE_S = 45
+"""A case that takes longer ends the run: a kernel hangs."""
+
+
+class Case(NamedTuple):
+    """Rows, length of a row, columns of the second product."""
+
+    rows: int
+    length: int
+    columns: int
+    act: bool = False
+    stored: bool = False
+
+
+CASES = {
+    "vit1 qkv": Case(197, 768, 2304),
+    "vit1 fc1": Case(197, 768, 3072, act=True),
+    "bert1 qkv": Case(128, 768, 2304, stored=True),
+    "bert1 fc1": Case(128, 768, 3072, act=True, stored=True),
+    "vit16 qkv": Case(197 * 16, 768, 2304),
+    "vit16 fc1": Case(197 * 16, 768, 3072, act=True),
+    "bert16 qkv": Case(128 * 16, 768, 2304, stored=True),
+    "bert16 fc1": Case(128 * 16, 768, 3072, act=True, stored=True),
+    "segformer 1": Case(128 * 128, 32, 128),
+    "segformer 2": Case(64 * 64, 64, 256),
+    "segformer 3": Case(32 * 32, 160, 640),
+    "segformer 4": Case(16 * 16, 256, 1024),
+}
+
+
+def problems(c: Case) -> dict[str, Problem]:
+    """What kernels are made of."""
+    return {
+        "first": leaving(c.rows, c.length, c.length, parts=False),
+        "leave": leaving(c.rows, c.length, c.length),
+        "norm": norm(c.rows, c.length),
+        "second": plain(c.rows, c.length, c.columns, act=c.act),
+        "parts": normed(c.rows, c.length, c.columns, "parts", act=c.act, stored=c.stored),
+        "own": normed(c.rows, c.length, c.columns, "own", act=c.act, stored=c.stored),
+    }
+
+
+def kernels_of(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource]:
+    """The first kernels of a problem."""
+    generator = CudaGenerator()
+    found = generator.schedules(problem, facts)
+    if isinstance(found, Declined):
+        print(f"declined: {found.reason}", flush=True)
+        return []
+    sources = (generator.emit(problem, s) for s in found[:first])
+    return [s for s in sources if isinstance(s, CudaSource)]
+
+
+class Data:
+    """Operands on the device, copies of the weights, and results in float64."""
+
+    def __init__(self, c: Case) -> None:
+        self.case = c
+        generator = torch.Generator(device="cuda").manual_seed(int(time.time()))
+
+        def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return (torch.randn(shape, generator=generator, device="cuda") * scale).half()
+
+        k, n = c.length, c.columns
+        self.a, self.residual = normal(c.rows, k), normal(1, c.rows, k)
+        self.copies = max(2, min(CHAINS, -(-160_000_000 // (2 * k * (k + n)))))
+        self.first = [(normal(k, k, scale=k**-0.5), normal(k)) for _ in range(self.copies)]
+        self.vectors = (normal(k) + 1, normal(k))
+        self.second = [(normal(k, n, scale=k**-0.5), normal(n)) for _ in range(self.copies)]
+        self.x = self._first(0)
+        self.y = self.norm_of(self.x)
+        self.z = self._second(self.y)
+
+    def _first(self, i: int) -> torch.Tensor:
+        w, bias = self.first[i]
+        return (self.a.double() @ w.double() + bias.double() + self.residual.double()).half()
+
+    def norm_of(self, x: torch.Tensor) -> torch.Tensor:
+        """Of values in f16, in float64, rounded as it is stored."""
+        gamma, beta = (v.double() for v in self.vectors)
+        return F.layer_norm(x.double(), x.shape[-1:], gamma, beta, EPS).half()
+
+    def _second(self, y: torch.Tensor) -> torch.Tensor:
+        w, bias = self.second[0]
+        z = y.double() @ w.double() + bias.double()
+        return F.gelu(z) if self.case.act else z
+
+    def parts_of(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Mean and spread of the pieces of rows."""
+        pieces = x.double().reshape(*x.shape[:-1], -1, PIECE)
+        mean = pieces.mean(-1, keepdim=True)
+        return [mean.float(), (pieces - mean).square().sum(-1, keepdim=True).float()]
+
+    def strange(self) -> torch.Tensor:
+        """Rows that are hard to normalise: a large mean, no variance, NaN, infinity."""
+        x = self.x.clone()
+        x[0, 0] = 1000 + x[0, 0].sign()
+        x[0, 1] = 3.25
+        x[0, 2, 5] = math.nan
+        x[0, 3, 7] = math.inf
+        return x
+
+    def operands(self, name: str, x: torch.Tensor, i: int) -> list[torch.Tensor]:
+        """Inputs of a kernel in the order of its problem."""
+        if name in ("first", "leave"):
+            return [self.a, *self.first[i], self.residual]
+        if name == "norm":
+            return [x, *self.vectors]
+        if name == "second":
+            return [x, *self.second[i]]
+        return [x, *self.vectors, *(self.given if name == "parts" else []), *self.second[i]]
+
+    given: list[torch.Tensor]
+
+    def results(self, name: str) -> list[torch.Tensor]:
+        """Poisoned results of a kernel."""
+        c = self.case
+        x, z = (1, c.rows, c.length), (1, c.rows, c.columns)
+
+        def empty(shape: Sequence[int], dtype: torch.dtype = torch.half) -> torch.Tensor:
+            return torch.full(tuple(shape), math.nan, dtype=dtype, device="cuda")
+
+        if name in ("first", "norm"):
+            return [empty(x)]
+        if name == "leave":
+            piece = (1, c.rows, c.length // PIECE, 1)
+            return [empty(x), empty(piece, torch.float), empty(piece, torch.float)]
+        if name == "second":
+            return [empty(z)]
+        return [empty(z), empty(x)] if c.stored else [empty(z)]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Root mean square of the difference over that of the exact result."""
+    want = want.double().reshape(got.shape)
+    return float((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt())
+
+
+class Bound:
+    """A kernel for each copy of the weights."""
+
+    def __init__(self, k: Kernel, data: Data, name: str, x: torch.Tensor, outs: list[torch.Tensor]) -> None:
+        s = k.source
+        bound = BoundCuda(s, k.cubin.path)
+        stream = torch.cuda.current_stream().cuda_stream
+        work = torch.empty(max(s.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+        state = torch.zeros(max(s.state_bytes, 1), dtype=torch.uint8, device="cuda")
+        self.kept: list[object] = [bound, work, state, x, outs]
+        self.ready: list[Callable[[int], None]] = []
+        for i in range(data.copies if s.packed_bytes else 1):
+            inputs = data.operands(name, x, i)
+            packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in s.packed_bytes]
+            at = [v.data_ptr() for v in inputs]
+            places = [v.data_ptr() for v in packed]
+            bound.pack(at, places, stream)
+            out = [v.data_ptr() for v in outs]
+            self.ready.append(bound.prepare(Addresses(at, out, places, work.data_ptr(), state.data_ptr())))
+            self.kept += [inputs, packed]
+        torch.cuda.synchronize()
+
+    def __call__(self, i: int) -> None:
+        self.ready[i % len(self.ready)](torch.cuda.current_stream().cuda_stream)
+
+
+def timed(chain: Callable[[int], object]) -> float:
+    """Microseconds of one chain of `CHAINS` in a graph."""
+    count = 0
+
+    def launch() -> None:
+        nonlocal count
+        chain(count)
+        count += 1
+
+    return median_us(launch, launches=CHAINS, rounds=15)
+
+
+def checked(data: Data, name: str, k: Kernel) -> tuple[float, list[str]]:
+    """Microseconds, and what is wrong."""
+    wrong = []
+    x = data.y if name == "second" else data.x
+    data.given = data.parts_of(data.x)
+    outs = data.results(name)
+    one = Bound(k, data, name, x, outs)
+    one(0)
+    torch.cuda.synchronize()
+    if name == "leave":
+        wants = [data.x, *data.parts_of(outs[0])]
+    else:
+        wants = {"first": [data.x], "norm": [data.y], "second": [data.z]}.get(name, [data.z, data.y])
+    for i, (got, want) in enumerate(zip(outs, wants, strict=False)):
+        e = error(got, want)
+        if not e <= (1e-5 if i and name == "leave" else TOLERANCE):
+            wrong.append(f"result {i} errs by {e:.3g}")
+    first = [v.clone() for v in outs]
+    one(0)
+    torch.cuda.synchronize()
+    if any(not torch.equal(u, v) for u, v in zip(first, outs, strict=True)):
+        wrong.append("other bits the second time")
+    us = math.inf if wrong else timed(one)
+    if name in ("parts", "own", "norm") and not wrong:
+        strange = data.strange()
+        data.given = data.parts_of(strange)
+        outs = data.results(name)
+        Bound(k, data, name, strange, outs)(0)
+        torch.cuda.synchronize()
+        y = data.norm_of(strange)
+        want = y if name == "norm" else data._second(y)
+        for row in (0, 1):
+            e = error(outs[0][0, row], want[0, row])
+            if not e <= 2 * TOLERANCE:
+                wrong.append(f"row {row} errs by {e:.3g}")
+        if not bool(outs[0][0, 2:4].isnan().all()) or bool(outs[0][0, 4:].isnan().any()):
+            wrong.append("NaN is not where it belongs")
+    return us, wrong
+
+
+def torch_chain(data: Data) -> Callable[[int], object]:
+    """torch.compile's kernels."""
+    act = data.case.act
+
+    def chain(
+        a: torch.Tensor, r: torch.Tensor, wp: torch.Tensor, bp: torch.Tensor, g: torch.Tensor, e: torch.Tensor,
+        w: torch.Tensor, b: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        x = r[0] + F.linear(a, wp, bp)
+        y = F.layer_norm(x, x.shape[-1:], g, e, EPS)
+        z = F.linear(y, w, b)
+        return x, y, F.gelu(z) if act else z
+
+    fast = torch.compile(chain, dynamic=False)
+    first = [(w.t().contiguous(), b) for w, b in data.first]
+    second = [(w.t().contiguous(), b) for w, b in data.second]
+
+    def launch(i: int) -> object:
+        i %= data.copies
+        return fast(data.a, data.residual, *first[i], *data.vectors, *second[i])
+
+    launch(0)
+    return launch
+
+
+def measured(case: Case, kernels: dict[str, list[Kernel]], *, peer: bool) -> dict[str, object]:
+    """One case."""
+    data = Data(case)
+    best: dict[str, tuple[float, Kernel]] = {}
+    tried: dict[str, list[str]] = {}
+    wrong: list[str] = []
+    for name, found in kernels.items():
+        tried[name] = []
+        for k in found:
+            us, bad = checked(data, name, k)
+            tried[name].append(f"{us:.2f} {k.source.schedule}")
+            wrong += [f"{name} {x}: {k.source.schedule}" for x in bad]
+            if not bad and us < best.get(name, (math.inf,))[0]:
+                best[name] = (us, k)
+    x, y, mean, spread = (data.results(n)[i] for n, i in (("first", 0), ("norm", 0), ("leave", 1), ("leave", 2)))
+    z = data.results("second")[0]
+    outs = {
+        "first": [x], "leave": [x, mean, spread], "norm": [y], "second": [z],
+        "parts": [z, y] if case.stored else [z], "own": [z, y] if case.stored else [z],
+    }  # fmt: skip
+    data.given = [mean, spread]
+    bound = {n: Bound(k, data, n, y if n == "second" else x, outs[n]) for n, (_, k) in best.items()}
+    ways = {"three": ("first", "norm", "second"), "parts": ("leave", "parts"), "own": ("first", "own")}
+    times: dict[str, float] = {}
+    for way, names in ways.items():
+        if all(n in bound for n in names):
+
+            def chain(i: int, names: tuple[str, ...] = names) -> None:
+                for n in names:
+                    bound[n](i)
+
+            times[way] = timed(chain)
+            chain(0)
+            torch.cuda.synchronize()
+            e = error(z, data.z)
+            if not e <= TOLERANCE:
+                wrong.append(f"the chain {way} errs by {e:.3g}")
+    if peer:
+        times["torch"] = timed(torch_chain(data))
+    return {
+        "case": list(case), "chains": times, "kernels": {n: us for n, (us, _) in best.items()},
+        "schedules": {n: str(k.source.schedule) for n, (_, k) in best.items()}, "tried": tried, "wrong": wrong,
+    }  # fmt: skip
+
+
+WAYS, PARTS = ("three", "parts", "own", "torch"), ("first", "leave", "norm", "second", "parts", "own")
+
+
+def main() -> int:
+    """Run; 0 when every kernel was right."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, by commas")
+    parser.add_argument("--first", type=int, default=4, help="schedules of each (4)")
+    parser.add_argument("--seconds", type=float, default=70.0, help="when to begin no further case (70)")
+    parser.add_argument("--threads", type=int, default=4, help="of the compiler (4)")
+    parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
+    parser.add_argument("--no-torch", action="store_true", help="without torch.compile")
+    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a")
+    args = parser.parse_args()
+    end = time.perf_counter() + args.seconds
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        print(nvrtc.reason, file=sys.stderr)
+        return 2
+    facts = profile("h200") if args.dry else gpu_facts(None, calibrate=False)
+    arch = "sm_90a" if args.dry else facts.arch
+    work = [(n, c) for n, c in CASES.items() if any(x in n for x in args.only.split(","))]
+
+    def prepared(item: tuple[str, Case]) -> dict[str, list[Kernel]]:
+        if time.perf_counter() > end:
+            return {}
+        found = problems(item[1]).items()
+        return {n: compiled(nvrtc, arch, kernels_of(p, facts, args.first), args.threads) for n, p in found}
+
+    if args.dry:
+        for item in work:
+            for name, found in prepared(item).items():
+                print(item[0], name, [k.cubin.of(k.source.entry).registers for k in found], flush=True)
+        return 0
+    torch.zeros(1, device="cuda")
+    print(f"{'us of a chain':14}" + "".join(f"{w:>8}" for w in WAYS) + "  alone: " + " ".join(f"{n:>7}" for n in PARTS))
+    bad = False
+    with torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
+        for (name, case), kernels in zip(work, ahead.map(prepared, work), strict=True):
+            if not kernels or time.perf_counter() > end:
+                continue
+            signal.alarm(PATIENCE_S)
+            line = measured(case, kernels, peer=not args.no_torch)
+            signal.alarm(0)
+            chains, alone = line["chains"], line["kernels"]
+            assert isinstance(chains, dict)
+            assert isinstance(alone, dict)
+            numbers = "".join(f"{chains.get(w, math.nan):8.2f}" for w in WAYS)
+            print(
+                f"{name:14}{numbers}         " + " ".join(f"{alone.get(n, math.nan):7.2f}" for n in PARTS), flush=True
+            )
+            tried = line["tried"]
+            assert isinstance(tried, dict)
+            print("   ", {n: [x.split()[0] for x in tried[n]] for n in ("leave", "parts", "own")}, flush=True)
+            for x in line["wrong"]:  # type: ignore[attr-defined]
+                bad = True
+                print(f"    WRONG {x}"[:300], flush=True)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps({"name": name, **line}) + "\n")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
