@@ -103,6 +103,15 @@ def test_maps_are_encoded_once_per_set_of_addresses() -> None:
     assert seen.launched[-1][1][2] == 0x7000
 
 
+def test_results_have_maps_too() -> None:
+    to = replace(MAP, base=Pointer("out", 1))
+    kernel, seen = bound(replace(SOURCE, launches=(Launch("k0", ONE, BLOCK, (to, Pointer("out", 1))),)))
+    for address in (0x2100, 0x2200):
+        kernel.prepare(Addresses([0x1000], [0x2000, address]))(0)
+    assert [x[0] for x in seen.encoded] == [0x2100, 0x2200]
+    assert seen.launched[-1][1] == ((0x2200).to_bytes(8, "little") * 16, 0x2200)
+
+
 def test_packing_reads_weights_only() -> None:
     kernel, seen = bound()
     kernel.pack([0, 0x1100], [0x3000, 0x4000], 3)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.generate.cuda.test_tma import contraction
+from tests.generate.cuda.test_tma import compile_all, contraction
 
 from weft.generate.cuda.templates import swap
 from weft.generate.cuda.templates.swap import Shape
+from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
@@ -28,7 +30,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "13 rows, nn": (product((13, 200), (200, 136), weight=False), shape(16, 64, ahead=2)),
     "24 rows, packed": (product((24, 264), (104, 264), turn_right=True), shape(24, 64, ahead=9)),
     "32 columns": (product((8, 264), (72, 264), weight=False, turn_right=True), shape(8, 32, stages=2)),
-    "32 columns, packed, gelu": (product((12, 264), (264, 72), gelu=False), shape(16, 32, stages=4)),
+    "32 columns, packed": (product((12, 264), (264, 72)), shape(16, 32, stages=4)),
     "two warpgroups": (product((20, 200), (264, 200), weight=False, turn_right=True), shape(24, 128, ahead=3)),
     "two warpgroups, packed": (product((64, 264), (200, 264), turn_right=True), shape(64, 128, stages=2)),
     "two warpgroups, nn": (product((5, 200), (200, 200), weight=False), shape(8, 128)),
@@ -71,3 +73,67 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("name", list(CASES))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
+
+
+def test_a_stage_that_is_given_back_too_early_is_seen():
+    """Deferred copies overwrite what products have not read: the emulation is no rubber stamp."""
+    problem, s = CASES["two warpgroups, packed"]
+    source = made(problem, s, "k0")
+    early = source.text.replace("w_group_wait<1>();\nif (it > 0 && lane == 0)", "if (it > 0 && lane == 0)")
+    assert early != source.text
+    wrong = dataclasses.replace(source, text=early)
+    with pytest.raises(AssertionError):
+        assert_exact(Emulated([wrong]), problem, wrong, defer=True)
+
+
+def test_constants_are_copied_and_others_asked_for_before_the_wait(sources: dict[str, CudaSource]):
+    for name, before, never in (
+        ("24 rows, packed", ("w_bulk(to", "w_bulk_ask("), "w_tma_ask(&"),
+        ("split", ("w_tma_ask(&mw",), "w_bulk_ask(pk"),
+    ):
+        text = sources[name].text
+        body = text[text.index(f" {sources[name].entry}(") :]
+        assert all(body.index(x) < body.index("w_wait()") for x in before)
+        assert never not in body
+    assert "_ask(&mw" not in sources["one row"].text
+    assert sources["24 rows, packed"].replaces_weights
+
+
+def test_large_tiles_compile_without_spills():
+    nt = product((64, 4096), (4096, 4096), weight=False, turn_right=True)
+    compile_all(
+        [
+            made(product((128, 4096), (4096, 4096), gelu=True), shape(128, 128, stages=4, split=4), "k0"),
+            made(nt, shape(64, 256, stages=4, split=2, ahead=8), "k1"),
+            made(product((16, 4096), (4096, 4096), weight=False), shape(16, 64, stages=8, ahead=16), "k2"),
+            made(replace(nt), shape(64, 32, stages=6, deep=2), "k3"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "s", "reason"),
+    [
+        (product((136, 64), (64, 64)), shape(128, 64), "136 rows"),
+        (product((8, 64), (64, 64), dtype=F32), shape(8, 64), "16-bit"),
+        (product((8, 65), (64, 65), weight=False, turn_right=True), shape(8, 64), "chunks of 16 bytes"),
+        (convolution(1, 64, 4, 4, 24, 3, 1, 1), shape(16, 64), "windows"),
+        (convolution(1, 16, 9, 9, 24, 1, 2), shape(32, 64), "several dimensions"),
+        (product((8, 64), (64, 64)), shape(12, 64), "rows by eights"),
+        (product((8, 64), (64, 64)), shape(8, 48), "columns by 64"),
+        (product((8, 64), (64, 64)), shape(8, 64, split=2), "each has one"),
+        (product((8, 192), (192, 64)), shape(8, 64, deep=2), "each has one"),
+        (product((128, 192), (192, 64)), shape(128, 256, stages=2), "do not fit"),
+        (product((8, 64), (64, 64), weight=False), shape(8, 32), "whole panels"),
+    ],
+)
+def test_what_is_declined_says_why(problem: Problem, s: Shape, reason: str):
+    found = swap.emit(contraction(problem), s.schedule(), "k")
+    assert isinstance(found, Declined)
+    assert reason in found.reason
+
+
+def test_a_schedule_is_read_back():
+    s = shape(24, 128, deep=2, split=4, ahead=6)
+    assert Shape.of(s.schedule()) == s
+    assert s.schedule().param("template") == "swap"

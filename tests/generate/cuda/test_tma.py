@@ -426,6 +426,42 @@ def test_what_is_declined_says_why(problem: Problem, reason: str):
     assert tma_choose.shapes(contraction(problem), GpuFacts()) == []
 
 
+@pytest.mark.parametrize(
+    ("problem", "changes", "reason"),
+    [
+        (product((70, 264), (40, 264), turn_right=True), {"store": 64, "bn": 96}, "boxes of 32 or 64"),
+        (product((70, 264), (40, 264), turn_right=True), {"store": 64, "split": 2}, "whole sums"),
+        (product((20, 40), (40, 18)), {"store": 32}, "whole chunks"),
+        (product((20, 40), (40, 24), out=F32), {"store": 32}, "another type"),
+        (convolution(1, 64, 9, 9, 24, 3, 1, 1), {"store": 32, "box": (1, 7, 9)}, "no matrix of rows"),
+        (heads_parted(2, 3, 20, 16, 40), {"store": 32}, "several dimensions"),
+        (product((70, 264), (40, 264), turn_right=True), {"ask": 2}, "copied at once"),
+    ],
+)
+def test_results_and_operands_that_the_copy_engine_does_not_take(
+    problem: Problem, changes: dict[str, object], reason: str
+):
+    shape = replace(linear(64, 64), **changes)  # type: ignore[arg-type]
+    found = tma.emit(contraction(problem), shape.schedule(), "k")
+    assert isinstance(found, Declined)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("stored by boxes, bias", "if (lane == 0) w_stores_read<1>(); __syncwarp();"),
+        ("stored by boxes, nn, two warpgroups", "if (lane == 0) w_stores_done();"),
+    ],
+)
+def test_boxes_that_are_filled_or_left_too_early_are_seen(name: str, gone: str, sources: dict[str, CudaSource]):
+    source = sources[name]
+    assert gone in source.text
+    wrong = replace(source, text=source.text.replace(gone, ""))
+    with pytest.raises(AssertionError):
+        assert_exact(Emulated([wrong]), CASES[name][0], wrong, defer=True)
+
+
 def test_f32_is_declined_where_it_may_not_be_rounded():
     exact = product_of(product((64, 64), (64, 64), dtype=F32))
     assert isinstance(exact, Product)
