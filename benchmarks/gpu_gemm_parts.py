@@ -471,11 +471,12 @@ def measure(g: Gemm, made: Sequence[tuple[str, CudaSource, CompiledCubin, bool, 
     lt = find_cublaslt()
     if isinstance(lt, Declined):
         raise SystemExit(lt.reason)
-    race = Race(g, 60 << 20)
+    tf32 = g.dtype is DType.F32 and not any("simt" in str(source.schedule) for _, source, *_ in made)
+    race = Race(g, 60 << 20, tf32=tf32)
     graphs: dict[str, tuple[Any, int]] = {}
     errors: dict[str, float] = {}
     modules: dict[str, Any] = {}
-    library = race.add_library(lt)
+    library = race.add_library(lt, tf32=tf32)
     for x in library:
         race._verify(x)
         if not x.refused:
@@ -541,6 +542,10 @@ def chosen(given: argparse.Namespace) -> Iterator[tuple[Gemm, list[Variant]]]:
         from benchmarks import gemm_parts_few
 
         return gemm_parts_few.few() if given.few else gemm_parts_few.stores()
+    if given.weak:
+        from benchmarks import gemm_parts_weak
+
+        return gemm_parts_weak.weak()
     if given.places:
         return places()
     return promotions() if given.promotions else targets() if given.targets else cases()
@@ -582,7 +587,7 @@ def watch(given: argparse.Namespace, end: float) -> bool:
     """One child to its end, its stall or the end of the time; True: nothing is left."""
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
     command += ["--promotions"] * given.promotions + ["--targets"] * given.targets + ["--places"] * given.places
-    command += ["--few"] * given.few + ["--stores"] * given.stores
+    command += ["--few"] * given.few + ["--stores"] * given.stores + ["--weak"] * given.weak
     process = subprocess.Popen(
         [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
     )
@@ -638,6 +643,7 @@ def main() -> None:
     parser.add_argument("--places", action="store_true", help="where pairs of blocks are, instead")
     parser.add_argument("--few", action="store_true", help="products with few rows, transposed, instead")
     parser.add_argument("--stores", action="store_true", help="results by the copy engine or by threads, instead")
+    parser.add_argument("--weak", action="store_true", help="products that lose, by tiles of any width, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
