@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.record import environment
 from weft import fission
+from weft.errors import DeviceError
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
@@ -165,6 +166,36 @@ def refused(found: Sequence[Measurement]) -> list[str]:
     ]
 
 
+def look(cases: Sequence[Case]) -> None:
+    """What the heuristic answers, with and without the mask on reductions: splits/scheme/workspace per algorithm."""
+    import torch
+
+    from weft.device.cuda.cublaslt import IN_ORDER, LtProduct
+    from weft.generate.library.algorithm import MOST_WORKSPACE
+    from weft.generate.library.lt_call import library
+
+    start = time.perf_counter()
+    found = library()
+    print(f"library opened in {(time.perf_counter() - start) * 1e3:.1f} ms: {found}"[:200], flush=True)
+    if isinstance(found, Declined):
+        return
+    print(f"version {found.lt.version}, torch's CUDA {torch.version.cuda}", flush=True)
+    for c in cases:
+        activation: Any = "gelu_tanh" if c.activation == "gelu" else c.activation
+        product = LtProduct(*c.sizes, c.compute, "nt", c.bias, c.residual, activation)
+        for mask in (None, IN_ORDER):
+            start = time.perf_counter()
+            try:
+                offered = found.lt.algorithms(product, 10, workspace=MOST_WORKSPACE, schemes=mask, alignment=16)
+                took = (time.perf_counter() - start) * 1e3
+                text = " ".join(f"{x.splits}/{x.scheme}/{x.workspace}" for x in offered)
+                kept = len({x.data for x in offered if x.in_order})
+                same = sum(getattr(found.lt.restore(product, x.data), "data", b"") == x.data for x in offered)
+            except DeviceError as error:
+                text, took, kept, same = str(error), 0.0, 0, 0
+            print(f"{c.name} mask {mask}: {took:.2f} ms, {kept} differ, {same} restored: {text}", flush=True)
+
+
 def told(line: dict[str, Any]) -> str:
     """A line for people."""
     best = min([t for t in line["algorithms_us"] if t > 0], default=math.nan)
@@ -242,6 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="weft-lt-") as cache:
         options = Options(device="cuda", cache_dir=Path(cache))
         facts, nvrtc, _ = survey(options)
+        look((CASES[0], CASES[6], CASES[8], CASES[10], CASES[11]))
         for case in CASES:
             if time.monotonic() > end:
                 print(f"stopped after {given.seconds:.0f} s", flush=True)

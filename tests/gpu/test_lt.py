@@ -179,11 +179,10 @@ def test_bytes_that_are_no_algorithm_are_refused(stated: GpuFacts) -> None:
     inputs = inputs_of(problem, device="cuda")
     call = calls(problem, stated)[0]
     (record,) = chosen(call)
-    for data in ("ff" * 64, "00" * 64):
-        strange = replace(call.run[-1], kwargs=replace(record, data=data).keywords)
-        launch, _ = launcher(problem, replace(call, run=(*call.run[:-1], strange)), inputs)
-        with pytest.raises(ArtifactError):
-            launch()
+    strange = replace(call.run[-1], kwargs=replace(record, data="ff" * 64).keywords)
+    launch, _ = launcher(problem, replace(call, run=(*call.run[:-1], strange)), inputs)
+    with pytest.raises(ArtifactError, match="does not take this algorithm"):
+        launch()
     launch, out = launcher(problem, call, inputs)
     launch()
     assert error(out, expected(inputs)) < LIMITS["f16"], "the library goes on after that"

@@ -281,9 +281,19 @@ class LtAlgorithm:
         return int(self._found.workspace)
 
     @property
+    def splits(self) -> int:
+        """Parts of a sum."""
+        return self._setting(_CONFIG_SPLITS)
+
+    @property
+    def scheme(self) -> int:
+        """How they are added: cublasLtReductionScheme_t."""
+        return self._setting(_CONFIG_SCHEME)
+
+    @property
     def in_order(self) -> bool:
         """Whether it adds up every sum in one order: in one go, or in parts that a step of their own adds in f32."""
-        return self._setting(_CONFIG_SPLITS) <= 1 or self._setting(_CONFIG_SCHEME) in (0, IN_ORDER)
+        return self.splits <= 1 or self.scheme in (0, IN_ORDER)
 
     def _setting(self, number: int) -> int:
         value, written = ctypes.c_uint32(0), ctypes.c_size_t(0)
