@@ -91,6 +91,9 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
                         replace(low, blocks=x, pair=y, ask=z)
                         for x, y, z in ((132, 0, 14), (132, 2, 0), (120, 5, 0), (120, 5, 14))
                     ]
+                else:
+                    low = tile(m, 112 if n == 14336 else 96, 6, groups=m // 64, blocks=0)
+                    shapes += [replace(low, pair=y, ask=z) for y, z in ((0, 0), (0, 12), (2, 12), (5, 12))]
             yield g, known(g) + _all(shapes)
     for m in (32, 24, 100):
         g = Gemm(m, 4096, 4096, layout="nt")
