@@ -276,7 +276,7 @@ def in_a_graph(step: Callable[[], object]) -> float:
 
 def host(c: Case, steps: int = 100) -> dict[str, float]:
     """Microseconds that a step spends in functions of the host, whatever thread they run on."""
-    from weft.device.cuda.driver import Function
+    from weft.device.cuda.direct import Direct
     from weft.nn import autograd, fused_mlp, kernels
 
     spent: dict[str, float] = {}
@@ -316,9 +316,10 @@ def host(c: Case, steps: int = 100) -> dict[str, float]:
         step()
     torch.cuda.synchronize()
     places = (
-        (FusedMLP, "_known"), (FusedMLP, "_run"), (fused_mlp._Run, "forward"), (fused_mlp._Run, "backward"),
-        (fused_mlp._Run, "reads"), (kernels.Forward, "run"), (kernels.Forward, "pack"), (kernels.Backward, "run"),
-        (kernels.Backward, "pack"), (Function, "launch"), (autograd, "_asked"), (autograd._Fused, "backward"),
+        (fused_mlp.SeenCall, "holds"), (fused_mlp.SeenCall, "__call__"), (fused_mlp._Run, "forward"),
+        (fused_mlp._Run, "backward"), (fused_mlp._Run, "reads"), (kernels.ForwardCall, "run"),
+        (kernels.ForwardCall, "pack"), (kernels.BackwardCall, "run"), (kernels.BackwardCall, "pack"),
+        (Direct, "launch"), (autograd, "_asked"), (autograd._Fused, "backward"),
     )  # fmt: skip
     spent.clear()
     for _ in range(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import cast
 
@@ -20,21 +21,27 @@ NET = Network((4, 8, 2), (Activation("relu"), Activation()), (True, True), DType
 
 
 class Fake:
-    """Writes what it is told to."""
+    """Writes what it is told to; of a backward pass, and of its call for some rows."""
 
-    def __init__(self, dx: float, sums: float) -> None:
-        self.values = dx, sums
+    scratch_bytes = 64
+
+    def __init__(self, dx: float, sums: float, rows: int = 0) -> None:
+        self.values, self.rows = (dx, sums), rows
 
     def image(self) -> torch.Tensor:
         return torch.zeros(1)
 
-    def pack(self, parameters: list[int], image: torch.Tensor) -> None:
+    def call(self, net: Network, rows: int, image: torch.Tensor) -> Fake:
+        return Fake(*self.values, rows)
+
+    def pack(self, parameters: list[int], stream: int) -> None:
         pass
 
-    def run(self, x: torch.Tensor, dy: torch.Tensor, image: torch.Tensor, dx: torch.Tensor, sums: torch.Tensor) -> None:
-        for to, value in zip((dx, sums), self.values, strict=True):
-            if to is not None:
-                to[: len(x) if to is dx else None] = value
+    def run(self, x: int, dy: int, dx: int, sums: int, scratch: int, stream: int) -> None:
+        written = torch.full((self.rows, 4), self.values[0]).bfloat16(), torch.full((NET.elements,), self.values[1])
+        for to, values in zip((dx, sums), written, strict=True):
+            if to:
+                ctypes.memmove(to, values.data_ptr(), values.numel() * values.element_size())
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,7 @@ def test_wrong_gradients_are_refused(
     monkeypatch: pytest.MonkeyPatch, dx: float, sums: float, key: tuple[bool, bool], right: bool
 ):
     monkeypatch.setattr(kernels, "least", lambda call: 5.0)
+    monkeypatch.setattr(kernels, "stream", lambda: 0)
     made = Kernels(NET, profile("h200"), cast("Nvrtc", None))
     x, dy = torch.ones(3000, 4).bfloat16(), torch.ones(3000, 2).bfloat16()
     wanted = torch.ones(2048, 4), torch.full((made.elements,), 2.0)

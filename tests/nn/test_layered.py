@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import hashlib
 import itertools
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,58 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.generate.cuda.gradients import Text
-from tests.generate.cuda.tensor_emulator import Emulated, _record
+from tests.generate.cuda.tensor_emulator import _record
+from tests.nn.emulation import Compiler, install, libraries, start
 from torch import nn
 
 from weft.device.cuda.facts import profile
-from weft.device.cuda.nvrtc import CompileJob
 from weft.generate import bind
 from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, Launch, Pointer, TensorMap
-from weft.nn import fused_mlp, kernels, layered, timing
+from weft.kernels.source import CudaSource, TensorMap
+from weft.nn import fused_mlp, kernels, layered
 from weft.nn.autograd import by_composite, fused
 from weft.nn.layers import Layers, layers_of
-
-ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(k[0-9a-f]{16}\w*)\s*\(([^)]*)\)')
-libraries: dict[Path, Any] = {}
-
-
-class Cubin:
-    """A compiled text, which is run by emulation."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.resources = (("k", SimpleNamespace(spill_stores=0)),)
-
-
-class Compiler:
-    """Compiles for the host, all texts at once."""
-
-    def compile_many(self, jobs: Sequence[CompileJob], cache_dir: object = None) -> list[Cubin]:
-        paths = [Path(hashlib.sha256(j.text.encode()).hexdigest()) for j in jobs]
-        new = {p: j.text for p, j in zip(paths, jobs, strict=True) if p not in libraries}
-        if new:
-            library = Emulated([_text(t) for t in new.values()]).library  # type: ignore[misc]
-            library.add_buffer(ctypes.c_void_p(1), ctypes.c_long(2**62))
-            libraries.update(dict.fromkeys(new, library))
-        return [Cubin(p) for p in paths]
-
-
-def _text(text: str) -> Text:
-    alone = (1, 1, 1)
-    found = ENTRY.findall(text)
-    return Text(text, tuple(Launch(e, alone, alone, (Pointer("in", 0),) * (1 + x.count(",")), 0) for e, x in found))
-
-
-def _start(library: Any, launch: Launch, values: Sequence[int]) -> None:
-    numbers = (ctypes.c_uint * 9)(*launch.grid, *launch.block, *launch.cluster)
-    call = getattr(library, f"run_{launch.entry}")
-    call.restype = ctypes.c_char_p
-    error = call((ctypes.c_void_p * len(values))(*values), numbers, ctypes.c_uint(launch.shared_bytes), 1)
-    assert not error, error.decode()
 
 
 class Bound:
@@ -85,40 +43,15 @@ class Bound:
                         maps.append(_record(x, at))
                         at = ctypes.addressof(maps[-1])
                     values.append(at)
-                _start(self.library, launch, values)
+                start(self.library, launch, values)
 
         return run
 
 
-class Loaded:
-    """As `Module`."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = libraries[path]
-
-    def function(self, name: str) -> Any:
-        def launch(grid: Any, block: Any, arguments: Sequence[int], **options: object) -> None:
-            _start(self.library, Launch(name, grid, block, (), 0), arguments)
-
-        return SimpleNamespace(launch=launch)
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    for name, value in (
-        ("current_device", lambda: cpu), ("is_current_stream_capturing", lambda: False),
-        ("current_stream", lambda: SimpleNamespace(cuda_stream=0)),
-    ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: cpu)
-    for module in (timing, layered, fused_mlp):
-        monkeypatch.setattr(module, "stream", lambda: 0, raising=False)
-        monkeypatch.setattr(module, "make_current", lambda device: None, raising=False)
-        monkeypatch.setattr(module, "least", lambda call: (call(), 1.0)[1], raising=False)
-    monkeypatch.setattr(layered, "CompiledCubin", Cubin)
+    install(monkeypatch)
     monkeypatch.setattr(layered, "BoundCuda", Bound)
-    monkeypatch.setattr(layered, "Module", Loaded)
     every = layered.candidates
     monkeypatch.setattr(layered, "TRIED", 12)
     # one of each product, with sums of columns where a template has them

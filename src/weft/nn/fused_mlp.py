@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock, RLock
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -13,10 +14,10 @@ from torch import nn
 from weft.generate.cuda.training import Network
 from weft.ir.declined import Declined
 from weft.nn.autograd import by_composite, fused
-from weft.nn.kernels import DTYPES, FAR, VERIFIED, Forward, Kernels, kernels_of
+from weft.nn.kernels import DTYPES, FAR, VERIFIED, Backward, BackwardCall, ForwardCall, Kernels, kernels_of
 from weft.nn.layered import ByLayers, Memory
 from weft.nn.layers import Layers, layers_of
-from weft.nn.timing import least, make_current, near, normal_like, stream
+from weft.nn.timing import least, make_current, near, normal_like, on_gpu, stream
 
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
@@ -58,20 +59,24 @@ class FusedMLP(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Columns of x are its last dimension; the result has the type that the module would give."""
+        if torch.compiler.is_compiling():
+            return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
+        key = x.shape, x.dtype, torch.is_grad_enabled()
+        call = self._images.calls.get(key)
+        if call is not None:
+            if call.holds(self._modules.values(), x):
+                return call(x)
+            self._images.forget()
         known = self._known()
         run = self._run(x, known)
         if isinstance(run, Declined) or isinstance(known, Declined):
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        rows = rows.to(run.dtype) if rows.dtype not in (run.dtype, torch.float32) else rows
-        rows = _dense(rows)
-        if x.get_device() == torch.cuda.current_device():
-            y = fused(run, rows, known.parameters)
-        else:
-            with torch.cuda.device(x.device):
-                y = fused(run, rows, known.parameters)
-        y = y if x.dim() == 2 else y.reshape(*x.shape[:-1], y.shape[-1])
-        return y.to(self._end(run, x)) if run.layers.acts[-1].kind in _WIDENED else y
+        end = self._end(run, x) if run.layers.acts[-1].kind in _WIDENED else None
+        call = SeenCall(known, run, x, end)
+        y = call(x)
+        if type(x) in (torch.Tensor, nn.Parameter):
+            self._images.keep(key, call)
+        return y
 
     def _end(self, run: _Run, x: torch.Tensor) -> torch.dtype:
         """Type of the result: autocast computes some activations in float32."""
@@ -104,7 +109,7 @@ class FusedMLP(nn.Sequential):
         """What computes the result for x, or why nothing does; `trains`: with gradients, whatever requires them."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return Declined("the module is being traced")
-        if x.device.type != "cuda":
+        if not on_gpu(x):
             return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
         if isinstance(known, Declined):
             return known
@@ -136,21 +141,10 @@ class FusedMLP(nn.Sequential):
 
     def _known(self) -> _Known | Declined:
         """The layers, as they are now."""
-        modules = tuple(self._modules.values())
         last = self._images.last
-        if last is None or last.modules != modules or not last.holds():
-            linear = tuple(m for m in modules if isinstance(m, nn.Linear))
-            others = [m.__dict__ for m in modules if not isinstance(m, nn.Linear)]
-            settings = [(d, len(d), [(k, v) for k, v in d.items() if k[0] != "_"]) for d in others]
-            hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
-            hooks += [d for m in modules for d in (m._backward_hooks, m._backward_pre_hooks)]
-            last = self._images.last = _Seen(modules, hooks, settings, linear, self._layers())
-        if isinstance(last.layers, Declined):
-            return last.layers
-        return _Known(last.layers, self._in_order(last.linear))
-
-    def _in_order(self, linear: Sequence[nn.Linear]) -> list[torch.Tensor]:
-        return [p for m in linear for p in m._parameters.values() if p is not None]
+        if last is None or not last.holds(self._modules.values()):
+            last = self._images.last = _Seen(tuple(self._modules.values()), self._layers())
+        return last.layers if isinstance(last.layers, Declined) else _Known(last.layers, last.in_order(), last)
 
     def _layers(self) -> Layers | Declined:
         modules = list(self._modules.values())
@@ -160,29 +154,39 @@ class FusedMLP(nn.Sequential):
         return layers_of(modules)
 
 
-class _Seen(NamedTuple):
+class _Seen:
     """What a module was when its layers were looked at."""
 
-    modules: tuple[nn.Module, ...]
-    hooks: list[Any]
-    """Where those of all modules would be."""
-    settings: list[tuple[dict[str, object], int, list[tuple[str, object]]]]
-    """Of all modules that are no layers: where attributes are, how many, and the public ones."""
-    linear: tuple[nn.Linear, ...]
-    layers: Layers | Declined
+    def __init__(self, modules: Sequence[nn.Module], layers: Layers | Declined) -> None:
+        self.modules, self.layers = tuple(modules), layers
+        held = [m for m in modules if isinstance(m, nn.Linear)]
+        self.parameters = [m._parameters for m in held]
+        """Where those of each layer are."""
+        self._hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks += [d for m in modules for d in (m._backward_hooks, m._backward_pre_hooks)]
+        self._hooked = any(self._hooks)
+        self._others = [m.__dict__ for m in modules if not isinstance(m, nn.Linear)]
+        self._counts = [len(d) for d in self._others]
+        self._public = [(d, k) for d in self._others for k in d if k[0] != "_"]
+        self._values = [d[k] for d, k in self._public]
 
-    def holds(self) -> bool:
+    def holds(self, modules: Iterable[nn.Module]) -> bool:
         """Whether nothing has changed that decides what the modules compute, but for parameters."""
-        if any(self.hooks):
+        if (
+            self._hooked
+            or self.modules != tuple(modules)
+            or any(self._hooks)
+            or [len(d) for d in self._others] != self._counts
+        ):
             return False
-        for held, count, known in self.settings:
-            if len(held) != count:
-                return False
-            for name, value in known:
-                now = held.get(name)
-                if now is not value and not _equal(now, value):
-                    return False
-        return True
+        try:
+            return [d[k] for d, k in self._public] == self._values
+        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, a tensor was replaced
+            return False
+
+    def in_order(self) -> list[torch.Tensor]:
+        """Weight and bias of each layer, as they are now; one that two layers share stands there twice."""
+        return [p for d in self.parameters for p in d.values() if p is not None]
 
 
 class _Known(NamedTuple):
@@ -190,18 +194,102 @@ class _Known(NamedTuple):
 
     layers: Layers
     parameters: list[torch.Tensor]
-    """Weight and bias of each layer; one that two layers share stands there twice."""
+    """Weight and bias of each layer."""
+    seen: _Seen
 
     def trains(self, x: torch.Tensor) -> bool:
         """Whether anything requires a gradient."""
         return x.requires_grad or any(p.requires_grad for p in self.parameters)
 
 
-def _equal(one: object, other: object) -> bool:
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):  # a tensor was replaced
-        return False
+class _Facts(NamedTuple):
+    """What kernels have to know of parameters."""
+
+    addresses: list[int] | None
+    """As kernels read them; none where they are to be copied first."""
+    trained: bool
+    kind: torch.dtype
+    """Of their gradients as kernels write them."""
+    alike: bool
+    """Whether that is the type of all."""
+
+
+class SeenCall:
+    """A call that kernels took, and all that has to be as it was for them to take one like it."""
+
+    def __init__(self, known: _Known, run: _Run, x: torch.Tensor, end: torch.dtype | None) -> None:
+        self._seen, self._run, self._end = known.seen, run, end
+        self._type, self._needed = type(x), x.requires_grad
+        self._parameters, self._facts = known.parameters, run.facts(known.parameters)
+        self._state = self._now()
+        self._device, self._changes = x.get_device(), run.kernels.changes
+        self._leading = None if x.dim() == 2 else x.shape[:-1]
+        self._given = x.dtype if x.dtype is torch.float32 else run.dtype
+
+    def _now(self) -> tuple[object, ...]:
+        """Of the thread and of the parameters."""
+        parameters = self._parameters
+        return (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+            torch._C._functorch.peek_interpreter_stack() is None,
+            torch.autograd.forward_ad._current_level,
+            torch._C._is_tracing(),
+            [p.data_ptr() for p in parameters],
+            [p.dtype for p in parameters],
+            [p.requires_grad for p in parameters],
+        )
+
+    def holds(self, modules: Iterable[nn.Module], x: torch.Tensor) -> bool:
+        """Whether x, of the same shape and type, would be taken as it was then."""
+        seen, parameters = self._seen, self._seen.in_order()
+        return (
+            x.get_device() == self._device
+            and type(x) is self._type
+            and x.requires_grad is self._needed
+            and self._changes == self._run.kernels.changes
+            and len(parameters) == len(self._parameters)
+            and all(map(operator.is_, parameters, self._parameters))
+            and self._now() == self._state
+            and seen.holds(modules)
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The result."""
+        rows = x if self._leading is None else x.reshape(-1, x.shape[-1])
+        rows = _dense(rows if rows.dtype is self._given else rows.to(self._given))
+        if self._device == torch.cuda.current_device():
+            y = fused(self, rows, self._parameters)
+        else:
+            with torch.cuda.device(x.device):
+                y = fused(self, rows, self._parameters)
+        y = y if self._leading is None else y.reshape(*self._leading, y.shape[-1])
+        return y if self._end is None else y.to(self._end)
+
+    def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See `weft.nn.autograd.Engine`."""
+        return self._run.forward(x, parameters, self._facts)
+
+    def keep(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """See `weft.nn.autograd.Engine`."""
+        return self._run.keep(x, parameters, self._facts)
+
+    def backward(
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        """See `weft.nn.autograd.Engine`. The parameters may lie elsewhere since."""
+        same = [p.data_ptr() for p in parameters] == self._facts.addresses
+        return self._run.backward(dy, x, parameters, needs, kept, self._facts if same else None)
+
+    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See `weft.nn.autograd.Engine`."""
+        return self._run.composite(x, parameters)
 
 
 def _type_of_products(given: torch.dtype, types: set[torch.dtype]) -> torch.dtype | Declined:
@@ -219,46 +307,72 @@ def _type_of_products(given: torch.dtype, types: set[torch.dtype]) -> torch.dtyp
 
 
 class _Run:
-    """One network in one type on one device, with the images of its weights; `weft.nn.autograd.Engine`."""
+    """One network in one type on one device, with the images of its weights; `weft.nn.autograd.Engine`.
+
+    Threads take turns: a lock is held while launches are put on a stream, whose arguments are written in place.
+    """
 
     def __init__(self, kernels: Kernels, layers: Layers, dtype: torch.dtype) -> None:
         self.kernels, self.layers, self.dtype = kernels, layers, dtype
         self._memory = torch.float32 if kernels.net.masters else dtype
         """Type of the parameters that kernels read."""
+        self._lock = RLock()
         self._copies: list[torch.Tensor] = []
         self._versions: object = None
-        self._held: list[torch.Tensor] = []
+        self._held: Sequence[torch.Tensor] = ()
         """What was read last: while it is held no other tensor has its identity and its address."""
         self._addresses: list[int] = []
+        self._facts = _Facts(None, True, dtype, False)
         self._stamp = 0
+        self._columns = layers.widths[-1]
         self._memory_of_layers = Memory()
+        self._calls: dict[int, ForwardCall] = {}
+        self._backs: dict[tuple[int, bool, bool, torch.dtype], BackwardCall] = {}
         self._blocks: torch.Tensor | None = None
-        self._blocks_stamp = 0
-        self._packed: dict[int, tuple[Forward, list[torch.Tensor], int]] = {}
+        self._blocks_of: tuple[int, list[int]] = 0, []
+        """Stamp and addresses of the parameters in these."""
+        self._scratch: torch.Tensor | None = None
+        self._recorded: list[object] = []
+        """Once a graph was captured: what it may hold, though it was forgotten here."""
         self._stream: torch.cuda.Stream | None = None
+        self._handle = -1
         self._captured = False
         self.ends: dict[bool, torch.dtype] = {}
         """Under autocast, and without: type of the result."""
 
     def clear(self) -> None:
         """The parameters have changed."""
-        self._versions = None
+        with self._lock:
+            self._versions = None
 
-    def reads(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+    def _begin(self) -> int:
+        """Handle of the current stream, which waits for the one that was used before."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        handle = stream()
+        if handle != self._handle:
+            now = torch.cuda.current_stream()
+            if self._stream is not None and not capturing:
+                now.wait_stream(self._stream)
+            self._stream, self._handle = now, handle
+        self._captured = self._captured or capturing
+        return handle
+
+    def facts(self, parameters: Sequence[torch.Tensor]) -> _Facts:
+        """Of parameters as they are now."""
+        types = {p.dtype for p in parameters}
+        kind = self.dtype if types == {self.dtype} else torch.float32
+        whole = types == {self._memory} and all(p.is_contiguous() for p in parameters)
+        places = [p.data_ptr() for p in parameters] if whole else None
+        return _Facts(places, any(p.requires_grad for p in parameters), kind, types == {kind})
+
+    def reads(self, parameters: Sequence[torch.Tensor], facts: _Facts | None = None) -> list[int]:
         """Addresses of the parameters as kernels read them; `_stamp` is another if they may have changed.
 
         Versions tell of parameters that nobody trains. Others are taken for changed every time: an optimizer in one
         kernel (`fused=True`) changes them without a new version, and so does the replay of a graph.
         """
-        capturing = torch.cuda.is_current_stream_capturing()
-        current = stream()
-        if self._stream is None or self._stream.cuda_stream != current:
-            now = torch.cuda.current_stream()
-            if self._stream is not None and not capturing:
-                now.wait_stream(self._stream)
-            self._stream = now
-        self._captured = self._captured or capturing
-        if self._captured or any(p.requires_grad for p in parameters):
+        facts = facts or self.facts(parameters)
+        if self._captured or facts.trained:
             self._versions = None
             self._stamp += 1
         else:
@@ -266,19 +380,18 @@ class _Run:
             if versions != self._versions:
                 self._versions = versions
                 self._stamp += 1
-        self._held = list(parameters)
-        if all(p.dtype is self._memory and p.is_contiguous() for p in parameters):
-            self._addresses = [p.data_ptr() for p in parameters]
-        else:
-            self._addresses = self._copied(parameters)
+        self._held, self._facts = parameters, facts
+        self._addresses = self._copied(parameters) if facts.addresses is None else facts.addresses
         return self._addresses
 
-    def _reads_again(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+    def _reads_again(self, parameters: Sequence[torch.Tensor], facts: _Facts | None) -> tuple[list[int], _Facts]:
         """The same in a backward pass, where mostly the forward pass of these parameters was the last to read."""
+        if facts is not None and facts.addresses is not None:
+            return facts.addresses, facts
         held = self._held
-        if len(held) == len(parameters) and all(map(operator.is_, held, parameters)):
-            return self._addresses
-        return self.reads(parameters)
+        if facts is None or len(held) != len(parameters) or not all(map(operator.is_, held, parameters)):
+            self.reads(parameters)
+        return self._addresses, self._facts
 
     def _copied(self, parameters: Sequence[torch.Tensor]) -> list[int]:
         """The same of parameters of several types, or that are views."""
@@ -289,44 +402,53 @@ class _Run:
             torch._foreach_copy_(self._copies, [p.detach() for p in parameters])
         return [p.data_ptr() for p in self._copies]
 
-    def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, parameters: Sequence[torch.Tensor], facts: _Facts | None = None) -> torch.Tensor:
         """By one kernel; by torch where the compiler, asked for the first time, refuses it."""
         make_current(x.device)
-        addresses = self.reads(parameters)
-        forward = self.kernels.forward(x, addresses, lambda first: [self.composite(first, parameters)])
-        if isinstance(forward, Declined):
-            return self.composite(x, parameters)
-        rows = len(x)
-        known = self._packed.get(rows)
-        if known is None or known[0] is not forward:
-            known = forward, forward.image(), -1
-        stale = known[2] != self._stamp
-        if stale:
-            forward.pack(addresses, known[1])
-            self._packed[rows] = forward, known[1], self._stamp
-            while len(self._packed) > KEPT_IMAGES:
-                self._packed.pop(next(iter(self._packed)))
-        y = torch.empty(rows, self.layers.widths[-1], dtype=self.dtype, device=x.device)
-        forward.run(x, known[1], y, behind=stale)
-        return y
+        rows = x.shape[0]
+        with self._lock:
+            handle = self._begin()
+            addresses = self.reads(parameters, facts)
+            call = self._calls.get(rows)
+            if call is None:
+                made = self.kernels.forward(x, addresses, lambda first: [self.composite(first, parameters)])
+                call = None if isinstance(made, Declined) else self._kept(self._calls, rows, made.call())
+            if call is not None:
+                stale = call.stamp != self._stamp
+                if stale:
+                    call.pack(addresses, handle)
+                    call.stamp = self._stamp
+                y = torch.empty((rows, self._columns), dtype=self.dtype, device=x.device)
+                call.run(x.data_ptr(), y.data_ptr(), handle, behind=stale)
+                return y
+        return self.composite(x, parameters)
 
-    def keep(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    def _kept(self, calls: dict[_K, _C], key: _K, call: _C) -> _C:
+        """The call, kept; the one that was made first goes."""
+        while len(calls) >= KEPT_CALLS:
+            old = calls.pop(next(iter(calls)))
+            if self._captured:
+                self._recorded.append(old)
+        calls[key] = call
+        return call
+
+    def keep(
+        self, x: torch.Tensor, parameters: Sequence[torch.Tensor], facts: _Facts | None = None
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """The same for training: where a kernel takes one layer, the values between layers are kept."""
         layers = self.kernels.by_layers()
         if layers is None:
-            return self.forward(x, parameters), ()
+            return self.forward(x, parameters, facts), ()
         make_current(x.device)
-        addresses = self.reads(parameters)
-        found = layers.forward(x, addresses, self._memory_of_layers, self._stamp)
+        with self._lock:
+            self._begin()
+            addresses = self.reads(parameters, facts)
+            found = layers.forward(x, addresses, self._memory_of_layers, self._stamp)
         if not isinstance(found, Declined):
             return found
         if not torch.cuda.is_current_stream_capturing():
             layers.refuse(len(x), found)
         return self.composite(x, parameters), ()
-
-    def _type(self, parameters: Sequence[torch.Tensor]) -> torch.dtype:
-        """Of the gradients of the parameters as kernels write them."""
-        return self.dtype if all(p.dtype is self.dtype for p in parameters) else torch.float32
 
     def backward(
         self,
@@ -335,35 +457,94 @@ class _Run:
         parameters: Sequence[torch.Tensor],
         needs: Sequence[bool],
         kept: Sequence[torch.Tensor],
+        facts: _Facts | None = None,
     ) -> list[torch.Tensor | None]:
         """By three kernels, or by several for each layer, or by torch where they do not fit."""
         if x.get_device() != torch.cuda.current_device():
             with torch.cuda.device(x.device):
-                return self.backward(dy, x, parameters, needs, kept)
+                return self.backward(dy, x, parameters, needs, kept, facts)
         make_current(x.device)
-        addresses, dy = self._reads_again(parameters), _dense(dy)
-        kind = self._type(parameters)
-        inputs, wanted = needs[0], any(needs[1:])
-        layers = self.kernels.by_layers()
-        if layers is not None:
-            found = None if not kept else self._by_layers(layers, dy, x, parameters, needs, kept, addresses)
-            return by_composite(self, dy, x, parameters, needs) if found is None else found
+        dy = _dense(dy)
+        with self._lock:
+            found = self._in_kernels(dy, x, parameters, needs, kept, facts)
+        return by_composite(self, dy, x, parameters, needs) if found is None else found
 
+    def _in_kernels(
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
+        facts: _Facts | None,
+    ) -> list[torch.Tensor | None] | None:
+        """The gradients; None where no kernels give them."""
+        handle = self._begin()
+        addresses, facts = self._reads_again(parameters, facts)
+        inputs, wanted, kind = needs[0], True in needs[1:], facts.kind
+        key = x.shape[0], inputs, wanted, kind
+        call = self._backs.get(key)
+        if call is None:
+            layers = self.kernels.by_layers()
+            if layers is not None:
+                return None if not kept else self._by_layers(layers, dy, x, parameters, needs, kept, addresses, facts)
+            made = self._made(dy, x, parameters, addresses, inputs=inputs, wanted=wanted, kind=kind)
+            if isinstance(made, Declined):
+                return None
+            if self._blocks is None:
+                self._blocks = made.image()
+            call = self._kept(self._backs, key, made.call(self.kernels.net, key[0], self._blocks))
+        if self._blocks_of[0] != self._stamp or self._blocks_of[1] != addresses:
+            call.pack(addresses, handle)
+            self._blocks_of = self._stamp, addresses
+        dx = torch.empty_like(x) if inputs else None
+        sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+        scratch = self._room(call.scratch_bytes, x.device)
+        call.run(
+            x.data_ptr(),
+            dy.data_ptr(),
+            0 if dx is None else dx.data_ptr(),
+            0 if sums is None else sums.data_ptr(),
+            scratch.data_ptr(),
+            handle,
+        )
+        if sums is not None and facts.alike and False not in needs[1:]:
+            part = sums.as_strided
+            return [dx, *[part(*view) for view in self.kernels.views]]
+        return self._parts(dx, sums, parameters, needs)
+
+    def _made(
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        *,
+        inputs: bool,
+        wanted: bool,
+        kind: torch.dtype,
+    ) -> Backward | Declined:
         def reference(first: torch.Tensor) -> list[torch.Tensor]:
             return self._reference(first, x[: len(first)], parameters, inputs=inputs, wanted=wanted)
 
-        made = self.kernels.backward(x, dy, addresses, reference, inputs=inputs, parameters=wanted, dtype=DTYPES[kind])
-        if isinstance(made, Declined):
-            return by_composite(self, dy, x, parameters, needs)
-        if self._blocks is None:
-            self._blocks = made.image()
-        if self._blocks_stamp != self._stamp:
-            made.pack(addresses, self._blocks)
-            self._blocks_stamp = self._stamp
-        dx = torch.empty_like(x) if inputs else None
-        sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
-        made.run(x, dy, self._blocks, dx, sums)
-        return self._parts(dx, sums, parameters, needs)
+        dtype = DTYPES[kind]
+        return self.kernels.backward(x, dy, addresses, reference, inputs=inputs, parameters=wanted, dtype=dtype)
+
+    def _room(self, size: int, device: torch.device) -> torch.Tensor:
+        """What kernels of a backward pass leave for each other; little of it is kept for the next one.
+
+        A graph that is captured gets its own: its replays are in no order with later calls.
+        """
+        held = self._scratch
+        if held is not None and held.numel() >= size and not self._recording():
+            return held
+        found = torch.empty(size, dtype=torch.uint8, device=device)
+        if size <= KEPT_SCRATCH and not self._recording():
+            self._scratch = found
+        return found
+
+    def _recording(self) -> bool:
+        return self._captured and torch.cuda.is_current_stream_capturing()
 
     def _by_layers(
         self,
@@ -374,9 +555,10 @@ class _Run:
         needs: Sequence[bool],
         kept: Sequence[torch.Tensor],
         addresses: Sequence[int],
+        facts: _Facts,
     ) -> list[torch.Tensor | None] | None:
         """Kernels for each layer; None where there are none."""
-        kind, inputs, wanted = self._type(parameters), needs[0], any(needs[1:])
+        kind, inputs, wanted = facts.kind, needs[0], any(needs[1:])
         dtype = DTYPES[kind]
 
         def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
@@ -500,8 +682,14 @@ def _all_near(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tenso
     return all(a is None or b is None or near(a, b, FAR) for a, b in pairs)
 
 
-KEPT_IMAGES = 16
-"""Numbers of rows whose images of the weights are kept."""
+KEPT_CALLS = 16
+"""Numbers of rows whose launches, and images of the weights, are kept."""
+KEPT_SCRATCH = 16 << 20
+"""Bytes that a module keeps for values between the kernels of a backward pass."""
+_Key = tuple[torch.Size, torch.dtype, bool]
+"""Of a call: shape and type of the input, whether gradients are recorded."""
+_K = TypeVar("_K")
+_C = TypeVar("_C")
 
 
 class _Images:
@@ -509,8 +697,22 @@ class _Images:
 
     def __init__(self) -> None:
         self.last: _Seen | None = None
+        self.calls: dict[_Key, SeenCall] = {}
+        self._lock = Lock()
         self._latest: tuple[Layers, tuple[object, ...], _Run | Declined] | None = None
         self._runs: dict[tuple[object, ...], _Run | Declined] = {}
+
+    def keep(self, key: _Key, call: SeenCall) -> None:
+        """The call, so that one like it needs no second look; the one that was made first goes."""
+        with self._lock:
+            while len(self.calls) >= KEPT_CALLS and key not in self.calls:
+                self.calls.pop(next(iter(self.calls)))
+            self.calls[key] = call
+
+    def forget(self) -> None:
+        """All calls."""
+        with self._lock:
+            self.calls.clear()
 
     def clear(self) -> None:
         """See `FusedMLP.refresh`."""

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from weft.device.cuda.direct import Direct
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
-from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
 from weft.generate.cuda.training.gradient import Entry
@@ -30,7 +31,8 @@ KEPT_FORWARDS = 32
 """Numbers of rows whose kernels are kept per network."""
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
-_REMEMBERED = 64
+_ALIGNED = 256
+"""Of what stands in one buffer."""
 _SPILLED = 16
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
@@ -49,12 +51,10 @@ SHORT = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 class Forward:
     """The forward kernel for one number of rows."""
 
-    bound: BoundCuda
+    source: CudaSource
     packing: Function
-    """The entry that makes the image; `bound` would look at its arguments anew each time."""
-    order: tuple[int, ...]
-    """The parameters that it reads."""
-    _ready: dict[tuple[object, ...], Prepared] = field(default_factory=dict)
+    """The entry that makes the image of the weights."""
+    running: Function
 
     @staticmethod
     def of(source: CudaSource, cubin: Path) -> Forward:
@@ -63,37 +63,66 @@ class Forward:
         Raises:
             DeviceError: this device has too little for it [W301].
         """
-        (launch,) = source.pack
-        order = tuple(x.index - 1 for x in launch.arguments if isinstance(x, Pointer) and x.kind == "in")
-        return Forward(BoundCuda(source, cubin), Module(cubin).function(launch.entry), order)
+        module = Module(cubin)
+        (pack,), (run,) = source.pack, source.launches
+        return Forward(source, module.function(pack.entry), module.function(run.entry))
 
-    def image(self) -> list[torch.Tensor]:
-        """Room for the image of the weights."""
-        device = torch.cuda.current_device()
-        return [torch.empty(n, dtype=torch.uint8, device=device) for n in self.bound.source.packed_bytes]
+    def call(self) -> ForwardCall:
+        """With an image of its own, on the current device."""
+        return ForwardCall(self)
 
-    def pack(self, parameters: Sequence[int], image: Sequence[torch.Tensor]) -> None:
-        """Make the image from parameters at these addresses, on the current stream."""
-        launch = self.bound.source.pack[0]
-        places = *[parameters[i] for i in self.order], image[0].data_ptr()
-        self.packing.launch(launch.grid, launch.block, places, stream=stream())
 
-    def run(self, x: torch.Tensor, image: Sequence[torch.Tensor], y: torch.Tensor, *, behind: bool = True) -> None:
-        """Dense x in, y out, on the current stream; `behind` what made the image, if that is not long ago."""
-        key = x.data_ptr(), y.data_ptr(), behind, *(t.data_ptr() for t in image)
-        ready = self._ready.get(key)
-        if ready is None:
-            weights = [0] * len(self.bound.source.replaces_weights)
-            # weights are read before the kernel waits for what stands before it on the stream
-            places = Addresses([key[0], *weights], [key[1]], [t.data_ptr() for t in image])
-            ready = self._kept(key, self.bound.prepare(places, dependent=not behind))
-        ready(stream())
+class ForwardCall:
+    """A forward kernel with an image of the weights. Not for two threads at once."""
 
-    def _kept(self, key: tuple[object, ...], ready: Prepared) -> Prepared:
-        while len(self._ready) >= _REMEMBERED:
-            self._ready.pop(next(iter(self._ready)))
-        self._ready[key] = ready
-        return ready
+    def __init__(self, forward: Forward) -> None:
+        """Launches are prepared; nothing is in the image yet.
+
+        Raises:
+            DeviceError: this device has too little for it [W301].
+        """
+        source = forward.source
+        (pack,), (run,) = source.pack, source.launches
+        self.forward = forward
+        with torch.inference_mode(mode=False):  # it is written again in any mode
+            self._image = torch.empty(source.packed_bytes[0], dtype=torch.uint8, device=torch.cuda.current_device())
+        self.stamp = -1
+        """Of the parameters in the image."""
+        image = self._image.data_ptr()
+        self._order = tuple(x.index - 1 for x in pack.arguments if isinstance(x, Pointer) and x.kind == "in")
+        self._places: list[int] = []
+        self._pack = Direct(forward.packing, pack.grid, pack.block, [*(0 for _ in self._order), image])
+        words = [image if isinstance(x, Pointer) and x.kind == "packed" else 0 for x in run.arguments]
+        kinds = [x.kind if isinstance(x, Pointer) else "" for x in run.arguments]
+        self._x, self._y = kinds.index("in"), kinds.index("out")
+        # weights are read before the kernel waits for what stands before it on the stream
+        self._behind, self._later = (
+            Direct(
+                forward.running,
+                run.grid,
+                run.block,
+                words,
+                shared_bytes=run.shared_bytes,
+                cluster=run.cluster,
+                dependent=run.dependent and later,
+            )
+            for later in (False, True)
+        )
+
+    def pack(self, parameters: Sequence[int], stream: int) -> None:
+        """Make the image from parameters at these addresses."""
+        if parameters != self._places:
+            self._places = list(parameters)
+            for word, i in enumerate(self._order):
+                self._pack.words[word] = parameters[i]
+        self._pack.launch(stream)
+
+    def run(self, x: int, y: int, stream: int, *, behind: bool = True) -> None:
+        """Dense x in, y out, both by address; `behind` what made the image, if that is not long ago."""
+        direct = self._behind if behind else self._later
+        direct.words[self._x] = x
+        direct.words[self._y] = y
+        direct.launch(stream)
 
 
 @dataclass(eq=False)
@@ -103,64 +132,94 @@ class Backward:
     plan: Gradient
     functions: dict[str, Function] = field(default_factory=dict)
 
-    def launch(self, entry: Entry, blocks: int, *arguments: int) -> None:
-        """On the current stream."""
+    def direct(self, entry: Entry, blocks: int, *words: int) -> Direct:
+        """A launch with these arguments; some are written later."""
         grid = (max(1, min(entry.blocks, blocks)), 1, 1)
-        threads = (entry.threads, 1, 1)
+        function, threads = self.functions[entry.name], (entry.threads, 1, 1)
         # every kernel of the text waits, before it reads anything, until those before it have ended
-        self.functions[entry.name].launch(
-            grid, threads, arguments, shared_bytes=entry.shared_bytes, dependent=True, stream=stream()
-        )
+        return Direct(function, grid, threads, words, shared_bytes=entry.shared_bytes, dependent=True)
 
     def image(self) -> torch.Tensor:
         """Room for the image of the weights."""
-        return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=torch.cuda.current_device())
+        with torch.inference_mode(mode=False):
+            return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=torch.cuda.current_device())
 
-    def pack(self, parameters: Sequence[int], image: torch.Tensor) -> None:
-        """Make the image from parameters at these addresses."""
-        self.launch(self.plan.pack, self.plan.pack.blocks, *parameters, image.data_ptr())
+    def call(self, net: Network, rows: int, image: torch.Tensor, limit: int = KEPT_BYTES) -> BackwardCall:
+        """For so many rows, with that image of the weights."""
+        return BackwardCall(self, net, rows, image, limit)
 
-    def run(
-        self,
-        x: torch.Tensor,
-        dy: torch.Tensor,
-        image: torch.Tensor,
-        dx: torch.Tensor | None,
-        gradients: torch.Tensor | None,
-        limit: int = KEPT_BYTES,
-    ) -> None:
-        """Dense tensors; dx and gradients are written as far as the kernels were made for them."""
-        plan = self.plan
-        if plan.inside and gradients is not None:
-            partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
-            shares = self._share(x, dy, image, partial, dx)
-            self.launch(plan.finish, plan.finish.blocks, partial.data_ptr(), gradients.data_ptr(), shares)
-            return
+
+class _Part(NamedTuple):
+    """Some rows of a backward pass."""
+
+    x: int
+    """Bytes before them, in the input and its gradient."""
+    dy: int
+    """The same in the gradient of the result."""
+    chain: Direct
+    sums: Direct | None
+
+
+class BackwardCall:
+    """The kernels of gradients for so many rows and one image of the weights. Not for two threads at once."""
+
+    def __init__(self, backward: Backward, net: Network, rows: int, image: torch.Tensor, limit: int) -> None:
+        """Launches are prepared; `limit`: bytes of values between kernels.
+
+        Raises:
+            DeviceError: this device has too little for it [W301].
+        """
+        plan = self.plan = backward.plan
+        self.backward, self._image, at = backward, image, image.data_ptr()
+        self._places: list[int] = []
+        self._pack = backward.direct(plan.pack, plan.pack.blocks, *(0 for _ in net.places()), at)
+        wanted = plan.partial_bytes > 0
         step = 16 * plan.tiles
-        rows = len(x)
-        chunk = max(step, limit // plan.record * 16 // step * step) if gradients is not None else rows
-        kept = torch.empty(plan.kept_bytes(min(chunk, rows)), dtype=torch.uint8, device=x.device)
-        partial = torch.empty(plan.partial_bytes, dtype=torch.uint8, device=x.device)
-        for at in range(0, rows, chunk):
-            part = slice(at, at + min(chunk, rows - at))
-            self._share(x[part], dy[part], image, kept, None if dx is None else dx[part])
-            if gradients is not None:
-                tiles, more = plan.count(part.stop - at), int(at > 0)
-                self.launch(plan.sums, plan.sums.blocks, kept.data_ptr(), partial.data_ptr(), tiles, more)
-        if gradients is not None:
-            places = partial.data_ptr(), gradients.data_ptr()
-            self.launch(plan.finish, plan.finish.blocks, *places, plan.shares)
+        parts = wanted and not plan.inside
+        chunk = max(step, limit // plan.record * 16 // step * step) if parts else rows
+        kept = 0 if plan.inside and wanted else plan.kept_bytes(min(chunk, rows))
+        self._partial = -(-kept // _ALIGNED) * _ALIGNED
+        """Bytes before the shares of sums in the scratch."""
+        self.scratch_bytes = self._partial + plan.partial_bytes
+        row_bytes = (4 if net.given is DType.F32 else 2) * net.widths[0], 2 * net.widths[-1]
+        self._parts: list[_Part] = []
+        shares = plan.shares
+        for start in range(0, rows, chunk):
+            count = min(chunk, rows - start)
+            groups = plan.count(count) // plan.tiles
+            blocks = max(1, min(plan.chain.blocks, -(-groups * 32 // plan.chain.threads) if plan.inside else groups))
+            shares = blocks if plan.inside else shares
+            chain = backward.direct(plan.chain, blocks, 0, 0, at, 0, 0, count)
+            tiles = plan.count(count)
+            sums = backward.direct(plan.sums, plan.sums.blocks, 0, 0, tiles, int(start > 0)) if parts else None
+            self._parts.append(_Part(start * row_bytes[0], start * row_bytes[1], chain, sums))
+        self._finish = backward.direct(plan.finish, plan.finish.blocks, 0, 0, shares) if wanted else None
 
-    def _share(
-        self, x: torch.Tensor, dy: torch.Tensor, image: torch.Tensor, kept: torch.Tensor, dx: torch.Tensor | None
-    ) -> int:
-        """`chain` for these rows; returns its blocks."""
-        entry = self.plan.chain
-        groups = self.plan.count(len(x)) // self.plan.tiles
-        blocks = max(1, min(entry.blocks, -(-groups * 32 // entry.threads) if self.plan.inside else groups))
-        places = [t.data_ptr() for t in (x, dy, image, kept)]
-        self.launch(entry, blocks, *places, 0 if dx is None else dx.data_ptr(), len(x))
-        return blocks
+    def pack(self, parameters: Sequence[int], stream: int) -> None:
+        """Make the image from parameters at these addresses."""
+        if parameters != self._places:
+            self._places = list(parameters)
+            for word, place in enumerate(parameters):
+                self._pack.words[word] = place
+        self._pack.launch(stream)
+
+    def run(self, x: int, dy: int, dx: int, gradients: int, scratch: int, stream: int) -> None:
+        """Dense tensors by address; dx and gradients are written as far as the kernels were made for them.
+
+        `scratch` has `scratch_bytes` bytes.
+        """
+        partial = scratch + self._partial
+        for part in self._parts:
+            words = part.chain.words
+            words[0], words[1], words[3] = x + part.x, dy + part.dy, scratch
+            words[4] = dx + part.x if dx else 0
+            part.chain.launch(stream)
+            if part.sums is not None:
+                part.sums.words[0], part.sums.words[1] = scratch, partial
+                part.sums.launch(stream)
+        if self._finish is not None:
+            self._finish.words[0], self._finish.words[1] = partial, gradients
+            self._finish.launch(stream)
 
 
 class Kernels:
@@ -171,6 +230,7 @@ class Kernels:
         self.places, self.elements = net.places(), net.elements
         self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
         """(shape, strides, offset) of each parameter among all."""
+        self._changes = 0
         self._asked = False
         self._backward_refused: Declined | None = None
         self._by_layers: ByLayers | None = None
@@ -178,6 +238,11 @@ class Kernels:
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
         self._backwards: dict[tuple[bool, bool, DType, bool], Backward | Declined] = {}
+
+    @property
+    def changes(self) -> int:
+        """How often something was refused or forgotten: what was found before is to be asked for again."""
+        return self._changes if self._by_layers is None else self._by_layers.changes
 
     def refused(self, rows: int) -> Declined | None:
         """Why the forward pass of so many rows is no kernel, as far as can be said without compiling one."""
@@ -204,7 +269,9 @@ class Kernels:
             found = self._measured(x, parameters, reference)
             while len(self._forwards) >= KEPT_FORWARDS:
                 self._forwards.popitem(last=False)
+                self._changes += 1
             self._forwards[rows] = found
+            self._changes += isinstance(found, Declined)
         self._forwards.move_to_end(rows)
         return found
 
@@ -228,7 +295,7 @@ class Kernels:
                 continue
             if seconds < best[0]:
                 best = seconds, forward
-        if isinstance(best[1], Forward) and best[1].bound.source.schedule.param("template") == "mlp_wide":
+        if isinstance(best[1], Forward) and best[1].source.schedule.param("template") == "mlp_wide":
             columns = max(self.net.widths)
             if least(lambda: reference(x)) < best[0]:
                 return Declined(f"layers of {columns} columns, which are faster one by one for {len(x)} rows")
@@ -238,11 +305,12 @@ class Kernels:
         self, forward: Forward, x: torch.Tensor, parameters: Sequence[int], wanted: Sequence[torch.Tensor]
     ) -> float:
         """The shortest; infinite for a wrong result."""
-        image = forward.image()
+        call = forward.call()
         y = torch.empty(len(x), self.net.widths[-1], dtype=SHORT[self.net.dtype], device=x.device)
-        forward.pack(parameters, image)
-        forward.run(x, image, y)
-        return least(lambda: forward.run(x, image, y)) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
+        ends = x.data_ptr(), y.data_ptr()
+        call.pack(parameters, stream())
+        call.run(*ends, stream())
+        return least(lambda: call.run(*ends, stream())) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
 
     def backward(
         self,
@@ -265,7 +333,8 @@ class Kernels:
         if known not in self._backwards:
             if torch.cuda.is_current_stream_capturing():
                 return Declined("gradients are met first while a CUDA graph is captured")
-            self._backwards[known] = self._built(x, dy, addresses, reference, key)
+            found = self._backwards[known] = self._built(x, dy, addresses, reference, key)
+            self._changes += isinstance(found, Declined)
         return self._backwards[known]
 
     def backward_refused(self) -> Declined | None:
@@ -349,13 +418,17 @@ class Kernels:
         inputs, parameters, kind = key
         dtype = torch.float32 if kind is DType.F32 else SHORT[kind]
         image = made.image()
-        made.pack(addresses, image)
+        few, call = made.call(self.net, len(trial), image), made.call(self.net, len(x), image)
+        size = max(few.scratch_bytes, call.scratch_bytes)
+        scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
+        call.pack(addresses, stream())
         dx = torch.zeros_like(x) if inputs else None
         sums = torch.zeros(self.elements, dtype=dtype, device=x.device) if parameters else None
-        made.run(x[: len(trial)], trial, image, dx, sums)
+        ends = *(0 if t is None else t.data_ptr() for t in (dx, sums)), scratch.data_ptr(), stream()
+        few.run(x.data_ptr(), trial.data_ptr(), *ends)
         right = dx is None or near(dx[: len(trial)], wanted[0], FAR)
         right = right and (sums is None or near(sums, wanted[1], FAR))
-        return least(lambda: made.run(x, dy, image, dx, sums)) if right else math.inf
+        return least(lambda: call.run(x.data_ptr(), dy.data_ptr(), *ends)) if right else math.inf
 
 
 @cache

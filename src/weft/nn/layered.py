@@ -120,6 +120,8 @@ class ByLayers:
         self._plans: OrderedDict[object, list[tuple[Product, Chosen]]] = OrderedDict()
         self._beside: dict[DType, Beside | Declined] = {}
         self._refusals: dict[int, Declined | None] = {}
+        self.changes = 0
+        """How often something was refused."""
         self._known: set[tuple[int, bool, bool, DType]] = set()
 
     def unknown(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> bool:
@@ -151,6 +153,7 @@ class ByLayers:
     def refuse(self, rows: int, reason: Declined) -> None:
         """So many rows are not trained by kernels from now on."""
         self._refusals[rows] = reason
+        self.changes += 1
 
     def beside(self, dtype: DType) -> Beside | Declined:
         """The kernels beside the products, for gradients of the parameters in that type."""

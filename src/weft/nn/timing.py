@@ -35,6 +35,11 @@ def stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether kernels could read it."""
+    return x.device.type == "cuda"
+
+
 def normal_like(x: torch.Tensor) -> torch.Tensor:
     """Random numbers that are the same each time and leave torch's own generator alone."""
     generator = torch.Generator(x.device).manual_seed(0)
