@@ -10,8 +10,10 @@ and a thread finishes 8 neighbours of a row. Source: note on matrix products, se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates import ahead, epilogue
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -156,8 +158,10 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *_copies(s, a, w),
         "} else {",
         *epilogue.prefetch(p, args.names, s.bn),
+        "w_wait(); w_release();",
+        *_beside(p, s, args.names),
         *_products(p, s, w),
-        *_end(p, s, w),
+        *_end(p, s, w, args.names),
         "} }",
     ]
     text = prelude() + header() + ahead.header() + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
@@ -254,7 +258,6 @@ def _products(p: Product, s: Shape, w: Operand) -> list[str]:
         of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
     of_a = f"w_operand_at(at + {s.deep * s.bn * STEP * 2} + d * {s.bm * STEP * 2} + q * 32, 16, 1024, 1)"
     return [
-        "w_wait(); w_release();",
         f"float acc[{s.bm // 2}];",
         _walk(s.stages),
         "const u32 at = sb + slot * STAGE;",
@@ -270,9 +273,34 @@ def _products(p: Product, s: Shape, w: Operand) -> list[str]:
     ]
 
 
-def _end(p: Product, s: Shape, w: Operand) -> list[str]:
+def _vectors(p: Product, s: Shape) -> int:
+    """Of 8 neighbours, of a tile."""
+    return min(p.m, s.bm) * s.bn // 8
+
+
+def _early(p: Product, s: Shape) -> list[int]:
+    """Slots of operands that are read beside the products, where a thread finishes one vector at most."""
+    if _vectors(p, s) > s.split * 128 * s.groups:
+        return []
+    return [slot for by_row in (False, True) for slot in epilogue.streamed(p, by_row=by_row)]
+
+
+def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
+    """Reads what the end adds to a thread's vector, on its way while the products are made."""
+    slots = _early(p, s)
+    if not slots:
+        return []
+    reads = (f"given{slot} = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in slots)
+    return [
+        f"uint4 {', '.join(f'given{slot}' for slot in slots)};",
+        f"{{ const int o = rank * {128 * s.groups} + t, m_ = i0 + o / {s.bn // 8}, n_ = n0 + o % {s.bn // 8} * 8;",
+        # what does not exist is read at the first row or column instead
+        f"const int m = m_ < {p.m} ? m_ : 0, n = n_ < {p.n} ? n_ : 0; (void)m; (void)n; {' '.join(reads)} }}",
+    ]
+
+
+def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[str]:
     """Sums change their order in shared memory; each block of a cluster finishes its share of the vectors."""
-    names = epilogue.arguments(p, w.map is None, False, False).names
     width, threads, pitch = epilogue.plan(p).width, 128 * s.groups, s.bn + _PAD
     row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"
     # packed columns are permuted for threads that hold 8 neighbours: this undoes it
@@ -283,13 +311,14 @@ def _end(p: Product, s: Shape, w: Operand) -> list[str]:
         read = f"w_read_cluster(sb + (u32)({at} + e) * 4, y)"
     else:
         read = f"*(const float4*)((const float*)sm + {at} + e)"
-    vectors = min(p.m, s.bm) * s.bn // 8
+    vectors = _vectors(p, s)
+    given = {slot: f"(const {storage(p.c.body[slot].dtype)}*)&given{slot}" for slot in _early(p, s)}
     guard = [f"m < {p.m}"] if p.m % s.bm and p.m > s.bm else []
     guard += [f"n < {p.n}"] if p.n % s.bn else []
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     parts = []
     for e in range(0, 8, width):
-        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v"))
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
     return [
         f"w_meet_some(1, {threads});",
