@@ -12,7 +12,7 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import grouped, grouped_match
+from weft.generate.cuda.templates import grouped, grouped_match, grouped_tma
 from weft.generate.cuda.templates.grouped import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -202,6 +202,45 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
+COPIED = (
+    "rows of two lengths", "equal texts", "convolutions", "experts", "bf16", "warpgroups", "q, k and v of one operand",
+    "slices as heads", "stacked heads", "tf32",
+)  # fmt: skip
+"""Cases for the copy engine."""
+
+
+@pytest.fixture(scope="module")
+def copied() -> dict[tuple[str, int], CudaSource]:
+    found = {}
+    for name in COPIED:
+        problem = CASES[name][0]
+        every = grouped.matched(problem, tf32=True)
+        assert not isinstance(every, Declined)
+        shapes = grouped_tma.shapes(every, replace(H200, tf32=True, sms=5))
+        assert shapes, name
+        for number, (_, shape) in enumerate(shapes[:2]):
+            assert grouped_tma.Shape.of(shape.schedule()) == shape
+            source = templates.emit(problem, shape.schedule())
+            assert isinstance(source, CudaSource), (name, source)
+            found[name, number] = source
+    return found
+
+
+@pytest.fixture(scope="module")
+def emulated(copied: dict[tuple[str, int], CudaSource]) -> Emulated:
+    return Emulated(list(copied.values()))
+
+
+@pytest.mark.parametrize("defer", [0, 1, 2], ids=["copies at once", "copies late", "products late"])
+@pytest.mark.parametrize("name", COPIED)
+def test_sums_by_the_copy_engine_are_exact(
+    name: str, defer: int, copied: dict[tuple[str, int], CudaSource], emulated: Emulated
+):
+    for (case, _), source in copied.items():
+        if case == name:
+            assert_exact(emulated, CASES[name][0], source, most=1, defer=defer)
+
+
 def test_equal_products_have_one_body_and_one_buffer_for_equal_weights():
     problem = CASES["equal texts"][0]
     source = source_of("equal texts")
@@ -264,11 +303,26 @@ def test_groups_of_networks_compile_without_spills(name: str, arch: str):
         assert predicted_us(problem, shape.schedule(), facts) == pytest.approx(cycles / facts.clock_ghz / 1e3)
 
 
-@pytest.mark.parametrize("name", ["inception", "heads", "experts"])
+@pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
+def test_groups_by_the_copy_engine_compile_without_spills(name: str):
+    problem = network(name)
+    found = grouped.matched(problem, tf32=False)
+    assert not isinstance(found, Declined), found.reason
+    ranked = grouped_tma.shapes(found, H200)
+    assert ranked
+    for cycles, shape in ranked[:1]:
+        source = templates.emit(problem, shape.schedule())
+        assert isinstance(source, CudaSource)
+        compiled_well([source], "sm_90a", H200)
+        us = predicted_us(problem, shape.schedule(), H200)
+        assert us == pytest.approx(cycles / H200.clock_ghz / 1e3, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
 def test_small_products_are_offered_together(name: str):
     found = templates.schedules(network(name), H200)
     assert not isinstance(found, Declined), found.reason
-    assert {s.param("template") for s in found} == {"grouped"}
+    assert {s.param("template") for s in found} == {"grouped", "grouped_tma"}
 
 
 def test_what_fills_the_gpu_alone_is_declined():

@@ -13,6 +13,7 @@ from weft.generate.cuda.templates import (
     depthwise,
     gemv,
     grouped,
+    grouped_tma,
     halo,
     halo_choose,
     pooled,
@@ -66,6 +67,10 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if template in grouped.TEMPLATES:
         found = grouped.matched(problem, tf32=template in TENSOR)
         return None if isinstance(found, Declined) else grouped.cycles(found, grouped.Shape.of(schedule), facts)
+    if template == grouped_tma.TEMPLATE:
+        found = grouped.matched(problem, tf32=True)
+        every = grouped_tma.Shape.of(schedule)
+        return None if isinstance(found, Declined) else grouped_tma.cycles(found, every, facts)
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None

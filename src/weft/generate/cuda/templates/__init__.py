@@ -18,6 +18,7 @@ from weft.generate.cuda.templates import (
     gemv,
     grouped,
     grouped_match,
+    grouped_tma,
     halo,
     halo_choose,
     mlp,
@@ -48,7 +49,7 @@ _EXACT = 2
 """Of a product that may be rounded to TF32, those that do not."""
 _FIRST = 3
 """Schedules that are measured of every problem."""
-TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled", "grouped"})
+TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled", "grouped", "grouped_tma"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _OWN = 6
 """Shapes of the copy engine's template for numbers of 8 bits."""
@@ -134,14 +135,17 @@ def _of_group(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
         return found
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
-    ranked = grouped.shapes(found, facts)
+    tensor = found[0].product.tensor
+    ranked = [(cycles, s.schedule(tensor=tensor)) for cycles, s in grouped.shapes(found, facts)]
+    ranked += [(cycles, s.schedule()) for cycles, s in grouped_tma.shapes(found, facts)]
     if not ranked:
         return Declined("no block that all products of the group take")
-    apart = sum(_least(m.product, facts) for m in found)
-    if ranked[0][0] > grouped.WORTH * apart and not grouped_match.is_split(problem):
+    ranked = _ordered(ranked)
+    least, apart = min(cycles for cycles, _ in ranked), sum(_least(m.product, facts) for m in found)
+    if least > grouped.WORTH * apart and not grouped_match.is_split(problem):
         us = facts.clock_ghz * 1e3
-        return Declined(f"one launch is modelled to take {ranked[0][0] / us:.1f} us, several {apart / us:.1f} us")
-    return [s.schedule(tensor=found[0].product.tensor) for _, s in ranked]
+        return Declined(f"one launch is modelled to take {least / us:.1f} us, several {apart / us:.1f} us")
+    return [s for _, s in ranked]
 
 
 def _least(p: Product, facts: GpuFacts) -> float:
@@ -225,6 +229,9 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         return pair if isinstance(pair, Declined) else stacked.emit(pair, schedule, entry)
     if schedule.param("template") in grouped.TEMPLATES:
         return grouped.emit(problem, schedule, entry)
+    if schedule.param("template") == grouped_tma.TEMPLATE:
+        every = grouped.matched(problem, tf32=True)
+        return every if isinstance(every, Declined) else grouped_tma.emit(every, schedule, entry)
     if schedule.param("template") == "pooled":
         whole = pooled_match.pooled(problem, tf32=True)
         return whole if isinstance(whole, Declined) else pooled.emit(whole, schedule, entry)

@@ -133,8 +133,8 @@ def units(case: Case, s: Shape) -> int:
 
 def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel in a chain of kernels."""
-    inside = _inside(case, s, facts)
-    memory = _memory(case, facts)
+    inside = busy(case, s, facts)
+    memory = moved(case, facts)
     hidden = EXPOSED * min(inside, memory)
     gap = gap_us(facts) * facts.clock_ghz * 1e3 + PAIRED[s.together]
     if case.copied:
@@ -142,7 +142,7 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     return gap + START + max(inside, memory) + hidden
 
 
-def _inside(case: Case, s: Shape, facts: GpuFacts) -> float:
+def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     """Cycles of the busiest multiprocessor."""
     blocks = -(-case.sizes.k // case.taps // s.panel)
     steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
@@ -224,7 +224,7 @@ def _stored(case: Case) -> float:
     return sum(size * (HALF if size * p.width > 16 else 1.0) for size in case.stored)
 
 
-def _memory(case: Case, facts: GpuFacts) -> float:
+def moved(case: Case, facts: GpuFacts) -> float:
     """Cycles of the bytes: weights were last used a whole inference ago, the rest may be in the L2 cache."""
     p = case.sizes
     weights = p.n * p.k * p.z * 2.0
