@@ -129,6 +129,25 @@ def test_a_damaged_plan_cache_is_passed_over(
     close(again(x), model(x))
 
 
+def test_a_remembered_plan_that_is_refused_is_made_anew(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = weft.Options(budget_s=0, cache_dir=tmp_path)
+    weft.compile(model, x, options=options)
+    real, refusals = pipeline.link, [ArtifactError(problem="an algorithm of another library", remedy="")]
+
+    def link(*given: object) -> object:
+        if refusals:
+            raise refusals.pop()
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "link", link)
+    with pytest.warns(UserWarning, match="tunes anew, the plan it remembers does not run: an algorithm of another"):
+        again = weft.compile(model, x, options=options)
+    assert len(again.record.stages) > 5
+    close(again(x), model(x))
+
+
 def test_a_plan_that_was_cut_short_is_improved_with_more_time(
     model: nn.Module, x: torch.Tensor, tmp_path: Path
 ) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.orchestrate.graphs import residual_net
 
 from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
+from weft.generate.library.algorithm import TARGET
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import Schedule
+from weft.kernels.source import CallStep, KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.problems import FIRST, Entry, Problems, collect, make_kernels
+from weft.pipeline.problems import FIRST, LIBRARY_NEAR, Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stream import Inline, Learning, Pace, stream
 
@@ -140,3 +142,31 @@ def test_where_the_first_are_refused_the_others_get_their_chance(posed: tuple[Al
     assert known.complete
     refused = {k for (k, _), m in known.measurements.items() if m.verdict is Verdict.WRONG}
     assert refused & {k for k, t in known.best_us.items() if t < float("inf")}
+
+
+LIBRARY = LibraryCall(Schedule("library"), (), (), ())
+BY_ALGORITHM = replace(LIBRARY, schedule=Schedule("library", (("form", "lt"),)), run=(CallStep(TARGET, ()),))
+OWN = KernelSource(Schedule("cpp"), "", "k")
+
+
+@pytest.mark.parametrize(
+    ("library_us", "own_us", "near"),
+    [(1.0, 2.0, True), (2.0, 2.0 / LIBRARY_NEAR, True), (2.0, 1.0, False), (None, 1.0, False), (None, None, True)],
+)
+def test_further_algorithms_are_tried_where_a_library_comes_near(
+    posed: tuple[Alternatives, Problems], library_us: float | None, own_us: float | None, near: bool
+) -> None:
+    entry = next(iter(posed[1].entries.values()))
+    entry.kernels = [(k.schedule, k) for k in (LIBRARY, OWN, BY_ALGORITHM)]
+    entry.first = 2
+    known = Known()
+    for kernel, us in ((LIBRARY, library_us), (OWN, own_us)):
+        verdict = Verdict.OK if us else Verdict.WRONG
+        m = Measurement(entry.problem.key, kernel.schedule, verdict, (us or 1.0,))
+        known.measurements[m.problem_key, m.schedule] = m
+    known.learn(entry)
+    assert known.library_near(entry) is near
+    entry.library_near, entry.widened = near, True
+    assert [k for _, k in entry.asked] == [LIBRARY, OWN, BY_ALGORITHM][: 3 if near else 2]
+    entry.widened = False
+    assert len(entry.asked) == 2

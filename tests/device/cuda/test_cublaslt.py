@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
-import subprocess
 from itertools import product as combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.device.cuda.stand_in import cublaslt as cublaslt_of
 
 from weft.device.cuda import cublaslt
-from weft.device.cuda.cublaslt import Activation, CublasLt, LtAddresses, LtProduct, find_cublaslt
+from weft.device.cuda.cublaslt import IN_ORDER, Activation, CublasLt, LtAddresses, LtProduct, find_cublaslt
 from weft.errors import DeviceError
 from weft.ir.declined import Declined
 
@@ -22,13 +20,7 @@ M, N, K = 5, 7, 3
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("stub") / "libcublasLt.so"
-    source = Path(__file__).parent / "cublaslt_stub.cpp"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(source)], check=True, timeout=60)
-    return ctypes.CDLL(str(path))
+    return cublaslt_of(tmp_path_factory.mktemp("stub"))
 
 
 def activated(y: np.ndarray, name: Activation) -> np.ndarray:
@@ -64,6 +56,51 @@ def test_products_of_bytes_are_exact(library: ctypes.CDLL) -> None:
     assert CublasLt(library).algorithms(LtProduct(M, N, 48, "i8", "nn", out="i32")) == []
     with pytest.raises(DeviceError, match="INVALID_VALUE"):
         CublasLt(library).algorithms(LtProduct(M, N, 48, "i8", "nt", out="bf16"))
+
+
+def test_an_algorithm_is_restored_from_its_bytes(library: ctypes.CDLL) -> None:
+    lt = CublasLt(library)
+    asked = LtProduct(M, N, K, "f32")
+    offered = lt.algorithms(asked, schemes=IN_ORDER, alignment=16)
+    assert [x.number for x in offered] == [0, 2, 3, 4, 5]
+    assert [(x.splits, x.scheme, x.workspace) for x in offered[-2:]] == [(4, 1, 0), (4, 2, 4096)]
+    assert [x.in_order for x in offered] == [True, True, True, False, True]
+    alive = library.stub_alive()
+    for x in offered:
+        back = lt.restore(asked, x.data)
+        assert not isinstance(back, Declined)
+        assert (back.data, back.workspace, back.in_order) == (x.data, x.workspace, x.in_order)
+    chance = np.random.default_rng(2)
+    a, b = chance.normal(size=(M, K)).astype(np.float32), chance.normal(size=(K, N)).astype(np.float32)
+    d, work = np.zeros((M, N), np.float32), np.zeros(4096, np.uint8)
+    at = LtAddresses(a.ctypes.data, b.ctypes.data, d.ctypes.data, workspace=work.ctypes.data)
+    back = lt.restore(asked, offered[-1].data)
+    assert not isinstance(back, Declined)
+    back.bind(at)(0)
+    assert np.allclose(d, a @ b, atol=1e-5) and work.all()
+    assert library.stub_alive() == alive
+
+
+def test_bytes_that_the_library_does_not_take_are_declined(library: ctypes.CDLL) -> None:
+    lt = CublasLt(library)
+    asked = LtProduct(M, N, K, "f32")
+    data = lt.algorithms(asked)[-1].data
+    assert lt.restore(asked, b"\xff" * 64) == Declined("cuBLASLt does not take this algorithm: INVALID_VALUE (7)")
+    elsewhere = lt.restore(LtProduct(M, N, K, "bf16"), data)
+    assert elsewhere == Declined("cuBLASLt does not take this algorithm: NOT_SUPPORTED (15)")
+    with pytest.raises(ValueError, match="63 bytes are no algorithm"):
+        lt.restore(asked, data[:-1])
+
+
+def test_batches_of_matrices_with_gaps_between_rows(library: ctypes.CDLL) -> None:
+    lt = CublasLt(library)
+    chance = np.random.default_rng(3)
+    a = chance.normal(size=(4, M, K + 2)).astype(np.float32)
+    b = chance.normal(size=(N, K + 1)).astype(np.float32)  # one for all, as its transpose
+    d = np.zeros((4, M, N), np.float32)
+    asked = LtProduct(M, N, K, "f32", "nt", batch=4, leading=(K + 2, K + 1), strides=(M * (K + 2), 0))
+    lt.algorithms(asked)[0].bind(LtAddresses(a.ctypes.data, b.ctypes.data, d.ctypes.data))(0)
+    assert np.allclose(d, a[:, :, :K] @ b[:, :K].T, atol=1e-5)
 
 
 def test_descriptors_are_given_back(library: ctypes.CDLL) -> None:
