@@ -1,12 +1,12 @@
 """Small networks with odd channels: plans with padded tensors against plans without, and against padding by hand.
 
     python -m benchmarks.gpu_padded [--only TEXT] [--dtypes f16,bf16,f32] [--seconds S] [--budget S] [--out FILE]
-                                    [--steps] [--ways plain,padded,hand]
+                                    [--steps] [--ways plain,padded,hand16,hand32,hand128]
 
 `plain`: padded tensors are no alternatives. `padded`: they are, and the plan takes them where the measured times say
-so. `hand`: the model itself has padded weights (and a padded input), without the selects that keep infinities out of
-the lanes; the first way again. Each is compared with float64 first, then their executables are timed in turns, by
-events around replays of their graphs; medians. One JSON line per case.
+so. `hand16`, `hand32`, `hand128`: the model itself has weights (and an input) padded to so many bytes, without the
+selects that keep infinities out of the lanes; compiled in the first way. Each is compared with float64 first, then
+their executables are timed in turns, by events around replays of their graphs; medians. One JSON line per case.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual 35": (lambda: Residual(35, 3), (8, 16, 56, 56)),
     "head 255": (lambda: convolutions(128, 255, 128, act=nn.SiLU), (8, 128, 40, 40)),
     "neck 3": (lambda: convolutions(64, 3, 64), (4, 64, 128, 128)),
+    "chain 35": (lambda: convolutions(64, 35, 35, 35, 64), (8, 64, 56, 56)),
     "layers 100": (lambda: layers(128, 100, 100, 100, 64), (65536, 128)),
     "layers 255 35": (lambda: layers(512, 255, 35, 512), (8192, 512)),
     "input 1001": (lambda: layers(1001, 512), (4096, 1001)),
@@ -111,14 +112,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def wide(channels: int, dtype: torch.dtype) -> int:
-    """Rounded up to whole vectors of 16 bytes."""
-    lanes = 16 // dtype.itemsize
-    return -(-channels // lanes) * lanes
+def by_hand(module: nn.Module, lanes: int) -> nn.Module | None:
+    """The same chain of layers with zeros in its weights, to so many channels each; None for what is no chain."""
 
+    def wide(channels: int) -> int:
+        return -(-channels // lanes) * lanes
 
-def by_hand(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
-    """The same chain of layers with zeros in its weights; None for what is no chain."""
     if not isinstance(module, nn.Sequential):
         return None
     found: list[nn.Module] = []
@@ -128,7 +127,7 @@ def by_hand(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
             found.append(layer)
             continue
         n, k = layer.weight.shape[:2]
-        wider, deeper = n if layer is weighted[-1] else wide(n, dtype), wide(k, dtype)
+        wider, deeper = n if layer is weighted[-1] else wide(n), wide(k)
         if layer is weighted[0] and deeper != k:
             found.append(Channels(deeper - k))
         made = copy.deepcopy(layer)
@@ -173,15 +172,22 @@ def run_case(name: str, dtype: str, ways: Sequence[str], options: weft.Options, 
     torch.manual_seed(0)
     module, kind = make().eval(), DTYPES[dtype]
     x = torch.randn(shape).to(kind).cuda()
-    hand = by_hand(module, kind)
+    chain = copy.deepcopy(module)
     module = module.to(kind).cuda()
     with torch.no_grad():
         exact = copy.deepcopy(module).double()(x.double())
     runs: dict[str, Callable[[], object]] = {}
     line: dict[str, object] = {"record": "case", "suite": "padded", "case": f"{name}/{dtype}"}
     errors: dict[str, float] = {}
+    seen: set[str] = set()
     for way in ways:
-        model = module if way != "hand" else hand
+        model: nn.Module | None = module
+        if way.startswith("hand"):
+            model = by_hand(chain, int(way.removeprefix("hand")) // kind.itemsize)
+            widths = str([p.shape for p in model.parameters()]) if model else ""
+            if widths in seen:
+                continue
+            seen.add(widths)
         if model is None:
             continue
         start = time.perf_counter()
@@ -213,7 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains one of these, by commas")
     parser.add_argument("--dtypes", default="f16")
-    parser.add_argument("--ways", default="plain,padded,hand")
+    parser.add_argument("--ways", default="plain,padded,hand16")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--budget", type=float, default=12.0)
     parser.add_argument("--out", type=Path)
