@@ -133,7 +133,7 @@ int cublasLtMatmul(void* h, Desc* d, const float* alpha, const void* A, Layout* 
         const double by = a->type == 3 ? *(const int32_t*)alpha : *alpha, of = a->type == 3 ? *(const int32_t*)beta : *beta;
         double y = by * sum + (of != 0 ? of * number(c->type, C, ci + j * c->ld + i) : 0);
         if (d->epilogue & 4) y += number(o->type, d->bias, i);
-        if (d->epilogue & 2) y = y > 0 ? y : 0;
+        if (d->epilogue & 2) y = y < 0 ? 0 : y;  // NaN stays
         if (d->epilogue & 32) y = 0.5 * y * (1 + tanh(0.7978845608028654 * (y + 0.044715 * y * y * y)));
         put(o->type, D, oi + j * o->ld + i, y);
       }

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.device.cuda.stand_in import cublaslt
 from tests.generate.library.lt_cases import FACTS, K, M, N, calls, expected, inputs_of, linear, problem_of, run
+from tests.tune.cuda_fake import FakeCudaTransport
 
 from weft.device.cuda.cublaslt import CublasLt
 from weft.device.cuda.facts import GpuFacts
@@ -26,7 +27,11 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.formats import Format
+from weft.kernels.measurement import Verdict
 from weft.kernels.source import LibraryCall
+from weft.options import Options
+from weft.tune.store import Database
+from weft.tune.tuner import ProblemTrial, Tuner
 
 HERE = identity(FACTS.name, FACTS.capability, FACTS.sms)
 LIMITS = {DType.F32: 1e-5, DType.F16: 2e-3, DType.BF16: 2e-2}
@@ -135,7 +140,7 @@ def test_what_the_library_cannot_do_is_left_alone(here: Library) -> None:
         assert "something else is added" in declined(product(lambda b, y, o=other: b.add(Prim.ADD, y, o(b, y))))
     assert "floats" in declined(product(lambda b, y: y, DType.F64))
     plain = product(lambda b, y: y)
-    assert "row-major" in declined(replace(plain, input_formats=(Format.LAST, Format.ROW)))
+    assert "row-major" in declined(replace(plain, output_formats=(Format.LAST,)))
     b = GraphBuilder()
     x, w = b.input(TensorType(DType.F32, (0, K))), b.input(TensorType(DType.F32, (K, N)), is_weight=True)
     assert "without elements" in declined(problem_of(b.build([b.add(Prim.MATMUL, x, w)])))
@@ -146,6 +151,22 @@ def test_operands_that_would_be_copied_are_left_alone(here: Library) -> None:
     x = b.reshape(b.transpose(b.input(TensorType(DType.F32, (2, M, 3))), (1, 0, 2)), (M, 6))
     w = b.input(TensorType(DType.F32, (6, N)), is_weight=True)
     assert declined(problem_of(b.build([b.add(Prim.MATMUL, x, w)]))) == ""
+
+
+def test_pixels_with_their_channels_last_are_rows(here: Library) -> None:
+    """The product of a 1x1 convolution; in row-major order the pixels would have to be copied."""
+    b = GraphBuilder()
+    image = b.transpose(b.input(TensorType(DType.F32, (2, K, 3, 4))), (0, 2, 3, 1))
+    w = b.input(TensorType(DType.F32, (K, N)), is_weight=True)
+    row = problem_of(b.build([b.add(Prim.MATMUL, b.reshape(image, (24, K)), w)]))
+    assert declined(row) == ""
+    problem = replace(row, input_formats=(Format.LAST, Format.ROW))
+    x, v = inputs_of(problem)
+    last = x.to(memory_format=torch.channels_last)
+    made = calls(problem)
+    assert len(made) == 3
+    for call in made:
+        torch.testing.assert_close(run(problem, call, [last, v]), x.permute(0, 2, 3, 1).reshape(24, K) @ v)
 
 
 def test_a_product_that_is_soon_over_is_left_to_kernels(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,3 +345,20 @@ def test_a_schedule_alone_makes_its_call(here: Library, monkeypatch: pytest.Monk
     records = [next(chosen(call)) for call in before if isinstance(call, LibraryCall)]
     assert [r.data for r in records] == [s.param("data") for s in found]
     assert len(records) == 3
+
+
+def test_the_tuner_verifies_and_times_each_algorithm(here: Library) -> None:
+    problem = linear(sizes=(M, N, K), bias=True, residual=True, activation="relu")
+    made = calls(problem)
+    foreign = sealed(made[0], version="1")
+    wrong = sealed(made[0], activation="")
+    pairs = [
+        (replace(x.schedule, params=(*x.schedule.params, ("n", n))), x, None)
+        for n, x in enumerate((*made, foreign, wrong))
+    ]
+    with Tuner(Options(device="cuda"), FACTS, Database.open(None), transport=FakeCudaTransport()) as tuner:
+        found = {int(str(m.schedule.param("n"))): m for m in tuner.measure([ProblemTrial(problem, pairs)])}
+    assert [found[n].verdict for n in range(3)] == [Verdict.OK] * 3
+    assert found[3].verdict is not Verdict.OK and "one of cuBLASLt 1, here is 130000" in found[3].error
+    assert found[4].verdict is Verdict.WRONG
+    assert len({m.kernel for m in found.values()}) == 5, "each algorithm is measured for itself"

@@ -64,7 +64,7 @@ def lt_schedules(problem: Problem, facts: GpuFacts) -> list[Schedule]:
     match = match_product(problem)
     if isinstance(match, Declined):
         return []
-    product = _asked(problem.graph, match, tf32=facts.tf32)
+    product = _asked(problem, match, tf32=facts.tf32)
     if isinstance(product, Declined) or bound_us(product, facts) < CONTENDER_US:
         return []
     return [
@@ -142,16 +142,17 @@ def match_product(problem: Problem) -> Match | Declined:
         return Declined("not a product of floats of one type")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape or n.type.rank < 2:
         return Declined("a product without elements, or of none")
-    if set(problem.input_formats + problem.output_formats) != {Format.ROW}:
-        return Declined("operands or a result that are not row-major")
-    tail = _tail(graph, products[0])
+    if problem.output_formats != (Format.ROW,):
+        return Declined("a result that is not row-major")
+    tail = _tail(problem, products[0])
     if isinstance(tail, Declined):
         return tail
     return Match(x, w, is_weight(graph, w) and graph.type_of(w).rank == 2, *tail)
 
 
-def _tail(graph: Graph, product: NodeId) -> tuple[NodeId | None, NodeId | None, Activation] | Declined:
+def _tail(problem: Problem, product: NodeId) -> tuple[NodeId | None, NodeId | None, Activation] | Declined:
     """Bias, residual and activation behind a product."""
+    graph = problem.graph
     users, at, end = graph.users(), product, graph.outputs[0]
     bias: NodeId | None = None
     residual: NodeId | None = None
@@ -159,20 +160,18 @@ def _tail(graph: Graph, product: NodeId) -> tuple[NodeId | None, NodeId | None, 
     while graph.nodes[end].prim is Prim.RESHAPE and end != at:
         end = graph.nodes[end].inputs[0]
     while at != end:
-        if len(users[at]) != 1:
-            return Declined("the product is read more than once")
-        (after,) = users[at]
+        after = users[at][0]
         n = graph.nodes[after]
-        if n.prim is Prim.RESHAPE:
+        if n.prim is Prim.RESHAPE and len(users[at]) == 1:
             at = after
             continue
-        if n.prim is not Prim.ADD:
+        if n.prim is not Prim.ADD or len(users[at]) > 1:
             break
         other = n.inputs[1] if n.inputs[0] == at else n.inputs[0]
         along = channel_bias(graph, other, columns, graph.type_of(at).rank - 1)
         if along is not None and is_weight(graph, along) and bias is None:
             bias = along
-        elif residual is None and other != at and _is_input(graph, other):
+        elif residual is None and other != at and _is_dense(problem, other):
             residual = other
         else:
             return Declined("something else is added to the product")
@@ -187,18 +186,20 @@ def _tail(graph: Graph, product: NodeId) -> tuple[NodeId | None, NodeId | None, 
     return Declined("what follows the product is no bias + residual + relu or tanh-GELU")
 
 
-def _is_input(graph: Graph, node: NodeId) -> bool:
-    """Whether a value is an input that is changed at run time, in another shape perhaps."""
+def _is_dense(problem: Problem, node: NodeId) -> bool:
+    """Whether a value is a row-major input, in another shape perhaps."""
+    graph = problem.graph
     while graph.nodes[node].prim is Prim.RESHAPE:
         node = graph.nodes[node].inputs[0]
-    return isinstance(graph.nodes[node].attrs, a.InputAttrs)
+    return node in graph.inputs and problem.input_formats[graph.inputs.index(node)] is Format.ROW
 
 
-def _asked(graph: Graph, match: Match, *, tf32: bool) -> LtProduct | Declined:
+def _asked(problem: Problem, match: Match, *, tf32: bool) -> LtProduct | Declined:
     """What the library is asked for: the same function of the operands' strides that a call uses."""
     from weft.generate.library.lt_call import product_of
 
-    x, w = _view(graph, match.x), _dense(graph, match.w) if match.constant else _view(graph, match.w)
+    graph = problem.graph
+    x, w = _view(problem, match.x), _dense(graph, match.w) if match.constant else _view(problem, match.w)
     if x is None or w is None:
         return Declined("an operand that is computed, or copied, inside")
     compute = _COMPUTE[graph.type_of(match.x).dtype]
@@ -221,18 +222,20 @@ def _dense(graph: Graph, node: NodeId) -> torch.Tensor:
     return torch.empty(t.shape[::-1], dtype=TORCH_DTYPE[t.dtype], device="meta").t()
 
 
-def _view(graph: Graph, node: NodeId) -> torch.Tensor | None:
+def _view(problem: Problem, node: NodeId) -> torch.Tensor | None:
     """An input seen through changes of shape, without memory; None where they need a copy, or more is computed."""
     import torch
 
     from weft.generate.library.execute import TORCH_DTYPE
 
+    graph = problem.graph
     n = graph.nodes[node]
     if n.prim is Prim.INPUT:
-        return torch.empty(n.type.shape, dtype=TORCH_DTYPE[n.type.dtype], device="meta")
+        strides = problem.input_formats[graph.inputs.index(node)].strides(n.type.shape)
+        return torch.empty_strided(n.type.shape, strides, dtype=TORCH_DTYPE[n.type.dtype], device="meta")
     if n.prim not in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST):
         return None
-    seen = _view(graph, n.inputs[0])
+    seen = _view(problem, n.inputs[0])
     if seen is None:
         return None
     if n.prim is Prim.TRANSPOSE:
