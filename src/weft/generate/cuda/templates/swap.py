@@ -212,7 +212,8 @@ def _asked(s: Shape, w: Operand) -> list[str]:
     ]
     end = f"{begin.removesuffix(' + lane')} + {s.ahead}"
     return [
-        f"if (warp == {4 * s.groups}) for (int i = {begin}; i < last && i < {end}; i += 32) {{ {' '.join(panels)} }}"
+        f"if (warp == {4 * s.groups}) for (int i = {begin}; i < last && i < {end}; i += 32) {{ {' '.join(panels)} }}",
+        "__syncwarp();",
     ]
 
 
@@ -335,5 +336,5 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         "v[e + 2] = more ? v[e + 2] + x.z : x.z; v[e + 3] = more ? v[e + 3] + x.w : x.w; }",
         *parts,
         "}",
-        "w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.split > 1 else "",
     ]
