@@ -19,6 +19,7 @@ from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
 from weft.orchestrate.narrow import narrow_groups
+from weft.orchestrate.norms import norm_groups
 from weft.orchestrate.opaque import call_members
 from weft.orchestrate.pooled import pooled_groups
 from weft.orchestrate.separable import separable_groups
@@ -82,11 +83,12 @@ def enumerate_candidates(
         instead = alternatives.version(version)
         stored = Stored.of(graph, instead)
         only = alternatives.extra_of(version)
+        grows = only & ~alternatives.apart
         legality = Legality.of(graph, stored, limits)
-        _add_singles(found, stored, only if version else stored.work)
+        _add_singles(found, stored, grows if version else stored.work)
         if version == 0:
             _add_origins(found, stored, rejected)
-        sinks = _near(stored, legality, only) if version else stored.work
+        sinks = _near(stored, legality, grows) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored)
         grown = _grow_all(graph, stored, legality, sinks & cuts, rejected)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
@@ -94,7 +96,7 @@ def enumerate_candidates(
             raw += result.raw
             unique += len(result.sets)
             capped |= result.capped
-            groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, only, cuts)
+            groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, grows, cuts)
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
         if limits.attention:
@@ -286,6 +288,11 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
             rejected["too many inputs"] += 1
         elif not only or members & only:
             found.add(stored, members, (sink,), Kind.GROUP, -1)
+    for members, written in norm_groups(graph, stored):
+        if stored.inputs_of(members).bit_count() > limits.max_inputs:
+            rejected["too many inputs"] += 1
+        elif not only or members & only:
+            found.add(stored, members, written, Kind.GROUP, -1)
     for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1

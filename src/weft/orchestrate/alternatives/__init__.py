@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.graph import Graph
+from weft.orchestrate.alternatives import norms
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.gates import part_gated_products
@@ -17,7 +18,8 @@ __all__ = ["Alternatives", "find_alternatives"]
 def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
-    `padded`: also tensors with channels padded to whole vectors, which only a GPU's kernels gain by.
+    `padded`: also tensors with channels padded to whole vectors, and norms of pieces of rows, which only a GPU's
+    kernels gain by.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -27,6 +29,8 @@ def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = Fals
         rule(maker)
     if padded:
         pad_channels(maker)
+        if norms.OFFERED:
+            norms.norms_of_pieces(maker)
     return maker.finish()
 
 

@@ -24,6 +24,8 @@ class Alternatives:
     """All nodes that exist only for alternatives, inner ones included."""
     groups: tuple[tuple[Mask, Mapping[NodeId, NodeId]], ...] = field(default=())
     """Versions to enumerate: (extra nodes of it, original -> extra), at most one alternative per class in each."""
+    apart: Mask = 0
+    """Of the extra nodes those that only candidates made for them compute: no sets are grown from them."""
 
     def __post_init__(self) -> None:
         for extra, original in self.classes.items():
@@ -98,6 +100,8 @@ class Maker:
         self.found: list[tuple[NodeId, NodeId]] = []
         """(original, extra)"""
         self.users = graph.users()
+        self.apart = 0
+        """Extra nodes that only candidates made for them compute."""
         self.sound = all(self._copy(i) == i for i in range(len(graph)))
 
     def _copy(self, i: NodeId) -> NodeId:
@@ -158,7 +162,7 @@ class Maker:
                 if _assemble(union, [*found, pair], old).acyclic():
                     found.append(pair)
             made = _assemble(union, found, old)
-        return made
+        return replace(made, apart=self.apart & made.extra)
 
 
 def _assemble(union: Graph, found: Sequence[tuple[NodeId, NodeId]], old: int) -> Alternatives:
