@@ -1,0 +1,228 @@
+"""Recorded training steps: on a stand-in for CUDA graphs they do what the steps do, on a host they are the steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.nn import emulation, recording
+from torch import nn
+
+from weft.nn import FusedMLP, GraphedStep, graphed
+
+Loss = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[recording.Graph]:
+    recording.install(monkeypatch)
+    return recording.graphs
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def batches(count: int, rows: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rows)
+    return [tuple(torch.randn(rows, n, generator=generator) for n in (5, 3)) for _ in range(count)]  # type: ignore[misc]
+
+
+def loss_of(net: nn.Module) -> Loss:
+    return lambda x, wanted: (net(x).float() - wanted).square().mean()
+
+
+def optimizer_of(net: nn.Module, rate: float | torch.Tensor = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+
+
+class Descent(torch.optim.Optimizer):
+    """With a rate that is a tensor."""
+
+    def __init__(self, net: nn.Module, rate: torch.Tensor) -> None:
+        super().__init__(net.parameters(), {"lr": rate})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+
+
+def trained(net: nn.Module, given: list[tuple[torch.Tensor, torch.Tensor]], **options: Any) -> list[torch.Tensor]:
+    """Losses of a loop without recording."""
+    optimizer = optimizer_of(net, **options)
+    losses = []
+    for x, wanted in given:
+        optimizer.zero_grad()
+        loss = loss_of(net)(x, wanted)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = list(zip(one.parameters(), other.parameters(), strict=True))
+    grads = [(a.grad, b.grad) for a, b in pairs]
+    return all(torch.equal(a, b) for a, b in pairs) and all(
+        a is not None and b is not None and torch.equal(a, b) for a, b in grads
+    )
+
+
+def test_a_replay_is_a_step(graphs: list[recording.Graph]):
+    net, plain = network(), network()
+    step = GraphedStep(loss_of(net), optimizer_of(net), warmup=2)
+    given = [*batches(4), *batches(4, 7), *batches(1)]
+    wanted = trained(plain, given)
+    recorded = []
+    for (x, y), loss in zip(given, wanted, strict=True):
+        assert torch.equal(step(x, y), loss)
+        recorded.append(step.recorded)
+    assert same(net, plain)
+    assert recorded == [False, False, True, True, False, False, True, True, True]
+    assert [g.replays for g in graphs] == [3, 2]
+
+
+def test_inputs_stay_where_they_are_read(graphs: list[recording.Graph]):
+    net, plain = network(), network()
+    step = GraphedStep(loss_of(net), optimizer_of(net), warmup=1)
+    with pytest.raises(ValueError, match="there is none yet"):
+        step()
+    given = batches(4)
+    for x, y in given[:2]:
+        step(x, y)
+    places = [t.data_ptr() for t in step.inputs]
+    for to, x in zip(step.inputs, given[2], strict=True):
+        to.copy_(x)
+    step()
+    step(*given[3])
+    trained(plain, given)
+    assert same(net, plain) and [t.data_ptr() for t in step.inputs] == places
+
+
+def test_a_rate_that_is_a_tensor_may_change_and_one_that_is_a_number_may_not(graphs: list[recording.Graph]):
+    net, plain = network(), network()
+    given = batches(6)
+    rate = torch.tensor(0.05)
+    step = GraphedStep(loss_of(net), Descent(net, rate), warmup=1)
+    other = torch.optim.SGD(plain.parameters(), lr=1.0)
+    for number, (x, y) in enumerate(given):
+        rate.fill_(0.05 / (1 + number))
+        step(x, y)
+        other.param_groups[0]["lr"] = 0.05 / (1 + number)
+        other.zero_grad()
+        loss_of(plain)(x, y).backward()
+        other.step()
+    assert graphs[0].replays == 5
+    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    fixed = optimizer_of(net, 0.1)
+    step = GraphedStep(loss_of(net), fixed, warmup=1)
+    step(*given[0])
+    step(*given[1])
+    before = [p.clone() for p in net.parameters()]
+    fixed.param_groups[0]["lr"] = 0.01
+    with pytest.raises(ValueError, match=r"lr of group 0 was 0\.1 when the step was recorded and is 0\.01 now"):
+        step(*given[2])
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    fixed.param_groups[0]["lr"] = torch.tensor(0.1)
+    with pytest.raises(ValueError, match="lr of group 0 is another tensor"):
+        step(*given[2])
+
+
+def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]):
+    net, given = network(), batches(3)
+    optimizer = optimizer_of(net)
+    step = GraphedStep(loss_of(net), optimizer, warmup=1)
+    step(*given[0])
+    step(*given[1])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(ValueError, match="the optimizer's state was replaced"):
+        step(*given[2])
+    step = GraphedStep(loss_of(net), optimizer, warmup=1)
+    step(*given[0])
+    step(*given[1])
+    net[0].weight.data = net[0].weight.data.clone()
+    with pytest.raises(ValueError, match="parameters lie elsewhere"):
+        step(*given[2])
+    with pytest.raises(ValueError, match="an input requires gradients"):
+        step(given[0][0].requires_grad_(), given[0][1])
+
+
+def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording.Graph]):
+    net, given = network(), batches(2)
+    step = GraphedStep(lambda x, y: loss_of(net)(x, y) * float(x.sum().item() > -1e9), optimizer_of(net), warmup=1)
+    step(*given[0])
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing") as caught:
+        step(*given[1])
+    assert any("must not wait for the device" in note for note in caught.value.__notes__)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_optimizers_that_cannot_be_recorded_are_refused(graphs: list[recording.Graph]):
+    net = network()
+    with pytest.raises(ValueError, match="group 0 of Adam cannot be recorded: make the optimizer with capturable=True"):
+        GraphedStep(loss_of(net), torch.optim.Adam(net.parameters()))
+    with pytest.raises(ValueError, match="warmup=0"):
+        GraphedStep(loss_of(net), optimizer_of(net), warmup=0)
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="SGD waits for the device under a gradient scaler: make it with fused=True"):
+        GraphedStep(loss_of(net), optimizer_of(net), scaler=scaler)
+    GraphedStep(loss_of(net), optimizer_of(net), scaler=torch.amp.GradScaler("cpu", enabled=False))
+
+
+def test_few_shapes_are_recorded(graphs: list[recording.Graph], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(graphed, "KEPT_GRAPHS", 1)
+    net, plain = network(), network()
+    given = [b for _ in range(3) for rows in (4, 6) for b in batches(1, rows)]
+    step = GraphedStep(loss_of(net), optimizer_of(net), warmup=1)
+    recorded = [step(*b) is not None and step.recorded for b in given]
+    trained(plain, given)
+    assert same(net, plain) and len(graphs) == 1
+    assert recorded == [False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_on_a_host_it_is_the_step(scaled: bool):
+    net, plain, given = network(), network(), batches(6)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    step = GraphedStep(loss_of(net), optimizer, scaler=scaler, warmup=1)
+    other = torch.optim.Adam(plain.parameters(), lr=0.01, fused=True)
+    for x, y in given:
+        loss = step(x, y)
+        other.zero_grad()
+        wanted = loss_of(plain)(x, y)
+        wanted.backward()
+        other.step()
+        torch.testing.assert_close(loss, wanted.detach())
+    assert not step.recorded and step.inputs == ()
+    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    emulation.install(monkeypatch)
+    recording.install(monkeypatch)
+    net = FusedMLP(network().half())
+    plain = copy.deepcopy(nn.Sequential(*net)).float()
+    given = [(x.half(), y) for x, y in batches(5)]
+    step = GraphedStep(loss_of(net), optimizer_of(net), warmup=1)
+    losses = [step(x, y).clone() for x, y in given]
+    assert net.why_not(given[0][0]) is None and recording.graphs[0].replays == 4
+    assert len(emulation.launched) > 5
+    wanted = trained(plain, [(x.float(), y) for x, y in given])
+    for a, b in zip(losses, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-3, atol=1e-3)
+    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=2e-2, atol=4e-3)
+    recorded = step(*given[0]).clone()
+    with torch.no_grad():
+        again = net(given[0][0])
+    assert torch.isfinite(recorded) and torch.isfinite(again).all()
