@@ -5,10 +5,10 @@
 Groups: branches of Inception-v3's modules, the four heads of SegFormer's decoder, eight experts with uneven rows, q
 with k and v of another length, the heads of three scales of a detector. `row`: the fastest of the first K kernels of
 each member (alone), one after another; `parallel`: the same kernels on branches of the graph; `one`: the fastest
-grouped kernel. Heads: q, k and v of one operand: `merged`: one product, and attention that reads views of its result; `split`:
-the product stored as three results, heads apart, and attention of these. Every kernel is compared with float64 on
-normal data first. A time is the median over replays of a graph of rounds that read copies of the weights in turn, after
-the L2 cache was emptied. `--dry` compiles the kernels without a GPU.
+grouped kernel. Heads: q, k and v of one operand: `merged`: one product, and attention that reads views of its result;
+`split`: its columns stored as three results; `heads`: heads apart, too; and attention of these. Every kernel is
+compared with float64 on normal data first. A time is the median over replays of a graph of rounds that read copies of
+the weights in turn, after the L2 cache was emptied. `--dry` compiles the kernels without a GPU.
 """
 
 from __future__ import annotations
