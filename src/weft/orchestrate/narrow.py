@@ -39,20 +39,25 @@ def narrow_groups(
 ) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
     """(members, what is written) of groups that meet such a product in 8 bits.
 
-    Every known group with one, with the casts in front of it; and every known group that ends in such a cast, without.
+    Every known group with one, with the casts in front of it; every known group that ends in such a cast, without; and
+    those between two products, both ways.
     """
     casts = {v: found for v in bits(stored.work) if (found := _casts(graph, stored, v))}
     for members, written in known if casts else ():
+        before, behind = 0, 0
         for v, found in casts.items():
             if members >> v & 1:
-                inside = members | found | _transposes(graph, stored, found)
-                if inside != members and not stored.dag.missing(inside):
-                    yield inside, written
+                before |= found | _transposes(graph, stored, found)
             elif members & found and members & ~found:
-                inside = members & ~found
-                ends = stored.dag.written(inside, stored.results)
-                if ends and not stored.dag.missing(inside):
-                    yield inside, tuple(bits(ends))
+                behind |= found
+        # with the casts in front, without those for a product behind, and both
+        for inside in dict.fromkeys((members | before, members & ~behind, (members | before) & ~behind)):
+            if inside == members or stored.dag.missing(inside):
+                continue
+            if not members & behind & ~inside:
+                yield inside, written
+            elif ends := stored.dag.written(inside, stored.results):
+                yield inside, tuple(bits(ends))
 
 
 def _read_by(stored: Stored, v: NodeId, reader: NodeId) -> bool:

@@ -7,6 +7,7 @@ from weft.orchestrate.alternatives import norms
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.gates import part_gated_products
+from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.padded import pad_channels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.transposed import convolve_instead
@@ -28,6 +29,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = Fals
     for rule in _RULES:
         rule(maker)
     if padded:
+        multiply_bytes(maker)
         pad_channels(maker)
         if norms.OFFERED:
             norms.norms_of_pieces(maker)

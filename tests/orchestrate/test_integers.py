@@ -1,0 +1,168 @@
+"""Products of quantised numbers as products of their bytes: near the original, and what is none stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.fission.conv import conv
+from weft.fission.linear import matmul
+from weft.fission.quantize import dequantize_linear, quantize_linear
+from weft.generate.cuda import templates
+from weft.generate.cuda.templates.product import Product, product
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.passes import clean_up
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
+from weft.kernels.formats import Format
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract
+from weft.orchestrate.legality import EnumerationLimits
+
+I8, U8, I32, F32 = DType.I8, DType.U8, DType.I32, DType.F32
+RNG = np.random.default_rng(0)
+
+
+class Net:
+    """Networks between QuantizeLinear and DequantizeLinear."""
+
+    def __init__(self) -> None:
+        self.b = GraphBuilder()
+
+    def number(self, value: Any, kind: type = np.float32) -> NodeId:
+        return self.b.constant(np.array(value, kind))
+
+    def through(self, x: NodeId, scale: float, zero: int, kind: type = np.int8) -> NodeId:
+        """Quantised and dequantised."""
+        s, z = self.number(scale), self.number(zero, kind)
+        q = quantize_linear(self.b, x, s, z)
+        assert not isinstance(q, Declined)
+        return self.wide(q, s, z)
+
+    def wide(self, q: NodeId, s: NodeId, z: NodeId, axis: int = 1) -> NodeId:
+        y = dequantize_linear(self.b, q, s, z, axis=axis)
+        assert not isinstance(y, Declined)
+        return y
+
+    def weight(self, *shape: int, axis: int, zero: int = 0, each: bool = True) -> NodeId:
+        q = self.b.constant(RNG.integers(-127, 128, shape).astype(np.int8))
+        n = shape[axis]
+        s = self.number(RNG.uniform(0.001, 0.01, n) if each else 0.003)
+        z = self.number(np.full(n, zero) if each else zero, np.int8)
+        return self.wide(q, s, z, axis)
+
+    def done(self, y: NodeId | Declined) -> Graph:
+        assert not isinstance(y, Declined), y
+        return clean_up(self.b.build([self.through(y, 0.5, 0)]), strict=False).graph
+
+
+def linear(zero: int = 0, kind: type = np.int8, *, each: bool = True, rank: int = 2, of_weight: int = 0) -> Graph:
+    net = Net()
+    x = net.b.input(TensorType(F32, (64, 512) if rank == 2 else (2, 32, 512)))
+    w = net.weight(512, 640, axis=1, each=each, zero=of_weight)
+    return net.done(matmul(net.b, net.through(x, 0.02, zero, kind), w))
+
+
+def turned() -> Graph:
+    net = Net()
+    x = net.b.input(TensorType(F32, (64, 512)))
+    w = net.b.transpose(net.weight(640, 512, axis=0), (1, 0))
+    return net.done(matmul(net.b, net.through(x, 0.02, 5, np.uint8), w))
+
+
+def convolution(zero: int, pad: int) -> Graph:
+    net = Net()
+    x = net.b.input(TensorType(F32, (1, 128, 9, 9)))
+    w = net.weight(256, 128, 3, 3, axis=0)
+    how = {"strides": (1, 1), "pads_lo": (pad, pad), "pads_hi": (pad, pad), "dilations": (1, 1)}
+    return net.done(conv(net.b, net.through(x, 0.02, zero, np.uint8), w, **how))
+
+
+CASES = {
+    "symmetric": linear(),
+    "a zero point": linear(7, np.uint8),
+    "one scale": linear(each=False),
+    "rows of two dimensions": linear(3, np.uint8, rank=3),
+    "a turned weight": turned(),
+    "a convolution": convolution(0, 1),
+    "a convolution with a zero point": convolution(9, 0),
+}
+OTHERS = {
+    "a zero point of the weight": linear(of_weight=2),
+    "padding that is no zero": convolution(9, 1),
+}
+
+
+def integers(found: Alternatives) -> list[tuple[NodeId, NodeId]]:
+    """(original, extra) of the products."""
+    old = [i for i, n in enumerate(found.graph.nodes) if n.prim in (Prim.MATMUL, Prim.CONV) and n.type.dtype is F32]
+    return [(o, x) for x, o in found.classes.items() if o in old and _reads_integers(found.graph, x)]
+
+
+def _reads_integers(graph: Graph, extra: NodeId) -> bool:
+    """Whether it is the scaled cast of i32."""
+    node = graph.nodes[extra]
+    casts = [graph.nodes[i] for i in node.inputs if graph.nodes[i].prim is Prim.CAST]
+    return node.prim is Prim.MUL and any(graph.type_of(c.inputs[0]).dtype is DType.I32 for c in casts)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_product_of_bytes_is_near_the_original(name: str):
+    found = find_alternatives(CASES[name], padded=True)
+    pairs = integers(found)
+    assert pairs
+    original, extra = pairs[0]
+    both = replace(found.graph, outputs=(original, extra), output_names=())
+    x = RNG.standard_normal(both.type_of(both.inputs[0]).shape).astype(np.float32)
+    near = evaluate(both, [x], precise=True)[0]
+    _, got = evaluate(both, [x])
+    assert np.abs(got - near).max() <= 1e-6 * np.abs(near).max()
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_what_bytes_cannot_say_stays(name: str):
+    assert integers(find_alternatives(OTHERS[name], padded=True)) == []
+
+
+def test_not_on_a_cpu_and_not_where_sums_must_stay():
+    assert integers(find_alternatives(CASES["symmetric"])) == []
+    assert integers(find_alternatives(CASES["symmetric"], padded=True, strict=True)) == []
+
+
+def test_between_two_products_bytes_are_read_and_written():
+    net = Net()
+    x = net.b.input(TensorType(F32, (256, 512)))
+    first = matmul(net.b, net.through(x, 0.02, 0), net.weight(512, 640, axis=1))
+    assert not isinstance(first, Declined)
+    hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
+    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(640, 768, axis=1))), padded=True)
+    types = found.graph.type_of
+    candidates = enumerate_candidates(found.graph, EnumerationLimits(attention=True), found).candidates
+    pairs = [({types(i).dtype for i in c.inputs}, [types(i).dtype for i in c.outputs]) for c in candidates]
+    assert any(ins >= {I8} and I32 not in ins and outs == [U8] for ins, outs in pairs)
+    assert any(ins >= {I8, U8} and I32 not in ins and outs == [F32] for ins, outs in pairs)
+
+
+def test_kernels_take_the_bytes_and_what_follows():
+    from tests.generate.cuda.test_templates import H200
+
+    found = find_alternatives(CASES["a zero point"], padded=True)
+    assert integers(found)
+    candidates = enumerate_candidates(found.graph, EnumerationLimits(attention=True), found).candidates
+    with_bytes = [c for c in candidates if {U8, I8} <= {found.graph.type_of(i).dtype for i in c.inputs}]
+    assert with_bytes
+    whole = max(with_bytes, key=lambda c: c.members.bit_count())
+    formats = [(Format.ROW,) * len(x) for x in (whole.inputs, whole.outputs)]
+    problem = extract(found.graph, whole, *formats, found).problem
+    p = product(problem)
+    assert isinstance(p, Product)
+    assert p.integers
+    schedules = templates.schedules(problem, H200)
+    assert not isinstance(schedules, Declined)
+    assert "tma" in {s.param("template") for s in schedules}
