@@ -241,6 +241,8 @@ def test_damaged_records_are_refused(here: Library) -> None:
         last = replace(call.run[-1], kwargs=tuple(sorted({**good, **change}.items())))
         with pytest.raises(ArtifactError, match="damaged"):
             run(problem, replace(call, run=(*call.run[:-1], last)), inputs)
+    with pytest.raises(ArtifactError, match="is of form 2, this Weft reads 1"):
+        algorithm_of({**good, "step": 2})
     del good["data"]
     with pytest.raises(ArtifactError, match="fields are missing"):
         algorithm_of(good)

@@ -22,6 +22,8 @@ FORM = "lt"
 """Of the schedules."""
 COMPUTE = ("f16", "bf16", "tf32", "f32")
 DATA_BYTES = 64
+STEP = 1
+"""Raised when `lt_call` runs a record in another way: what was saved or measured before is not found again."""
 MOST_WORKSPACE = 32 << 20
 """Bytes that an algorithm may take of a plan's memory while it runs: what NVIDIA recommends for Hopper."""
 _ROOM = "room"
@@ -49,13 +51,13 @@ class Algorithm:
     @property
     def seal(self) -> str:
         """Shows that a record was damaged."""
-        text = json.dumps([getattr(self, name) for name in sorted(_NAMES)])
+        text = json.dumps([STEP, *(getattr(self, name) for name in sorted(_NAMES))])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def keywords(self) -> tuple[tuple[str, CallValue], ...]:
         """Of the step, sorted by name."""
-        return tuple(sorted([*((name, getattr(self, name)) for name in _NAMES), ("seal", self.seal)]))
+        return tuple(sorted([*((name, getattr(self, name)) for name in _NAMES), ("seal", self.seal), ("step", STEP)]))
 
     def params(self) -> dict[str, ScheduleParam]:
         """Of the schedule, besides its number."""
@@ -75,7 +77,14 @@ def algorithm_of(keywords: Mapping[str, CallValue]) -> Algorithm:
     """
     words = {name: keywords.get(name) for name in _WORDS}
     workspace = keywords.get("workspace")
-    if keywords.keys() - {_ROOM, "out"} != _NAMES | {"seal"} or not all(isinstance(x, str) for x in words.values()):
+    if keywords.get("step") != STEP:
+        raise ArtifactError(
+            problem=f"a product's record of its algorithm is of form {keywords.get('step')!r}, this Weft reads {STEP}",
+            remedy="compile the model again",
+        )
+    if keywords.keys() - {_ROOM, "out"} != _NAMES | {"seal", "step"} or not all(
+        isinstance(x, str) for x in words.values()
+    ):
         raise _damaged("fields are missing, or of the wrong type")
     if not isinstance(workspace, int) or isinstance(workspace, bool) or not 0 <= workspace <= MOST_WORKSPACE:
         raise _damaged(f"a workspace of {workspace!r} bytes")

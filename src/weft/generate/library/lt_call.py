@@ -8,6 +8,7 @@ leave them. Another version of the library, another GPU, or bytes that the libra
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -201,10 +202,16 @@ def run(
         residual.data_ptr() if residual is not None else 0,
         workspace=room.data_ptr() if room is not None and chosen.workspace else 0,
     )
-    with found.lock:
+    with found.lock, _current(x.device):
         launch = found.algorithm(product, chosen).bind(addresses)
         launch(torch.cuda.current_stream(x.device).cuda_stream)
     return result
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The handle belongs to the device, which has to be the thread's."""
+    other = device.type == "cuda" and torch.cuda.current_device() != device.index
+    return torch.cuda.device(device) if other else contextlib.nullcontext()
 
 
 def _check(others: Sequence[torch.Tensor], x: torch.Tensor) -> None:
