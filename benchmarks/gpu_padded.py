@@ -58,6 +58,20 @@ class Residual(nn.Module):
         return found
 
 
+class Words(nn.Module):
+    """Norms, a residual and layers of a transformer whose width is no multiple of 8."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Linear(width, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(F.gelu(self.up(self.before(x))))
+        found: torch.Tensor = self.out(self.behind(x))
+        return found
+
+
 class Focus(nn.Module):
     """Four pixels beside each other as channels."""
 
@@ -100,6 +114,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "chain 35": (lambda: convolutions(64, 35, 35, 35, 64), (8, 64, 56, 56)),
     "layers 100": (lambda: layers(128, 100, 100, 100, 64), (65536, 128)),
     "layers 255 35": (lambda: layers(512, 255, 35, 512), (8192, 512)),
+    "words 300": (lambda: Words(300), (8192, 300)),
     "input 1001": (lambda: layers(1001, 512), (4096, 1001)),
     "focus yolox": (lambda: nn.Sequential(Focus(), *convolutions(12, 16, act=nn.SiLU)), (16, 3, 416, 416)),
     "stem vgg": (lambda: convolutions(3, 64), (16, 3, 224, 224)),
