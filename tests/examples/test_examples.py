@@ -29,14 +29,24 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 def test_an_image_is_learnt(capsys: pytest.CaptureFixture[str]):
     found = load("image_regression").main(["--device", "cpu", "--size", "16", "--steps", "80"])
-    assert [name for name, *_ in found] == ["sines", "relu, frequencies"]
-    for _, decibels, seconds, own, own_seconds in found:
+    ways = [(name, way) for name in ("sines", "relu, frequencies") for way in ("modules", "FusedMLP")]
+    assert [(name, way) for name, way, *_ in found] == ways
+    for (_, _, decibels, seconds), (_, _, own, own_seconds) in zip(found[::2], found[1::2], strict=True):
         assert own == pytest.approx(decibels, abs=1e-6)  # the fallback is the module
         assert own > 12.5 and seconds > 0 and own_seconds > 0
     assert "not fused: the input is on cpu" in capsys.readouterr().out
+
+
+def test_a_step_that_could_be_recorded_is_the_step():
+    module = load("image_regression")
+    x, wanted = module.positions(8), module.picture(8).reshape(-1, 3)
+    found = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        found.append(module.train(module.siren(8), x, wanted, 20, 5e-3, graphed=graphed)[0])
+    assert found[0] == found[1]
 
 
 def test_a_picture_has_colours_between_0_and_1():
@@ -47,16 +57,20 @@ def test_a_picture_has_colours_between_0_and_1():
 def test_a_distance_is_learnt(capsys: pytest.CaptureFixture[str]):
     module = load("signed_distance")
     plain, fused = module.main(["--device", "cpu", "--points", "256", "--steps", "60"])
-    assert fused[:2] == pytest.approx(plain[:2], abs=1e-6)
-    at = module.points(256, "cpu", torch.Generator().manual_seed(5))
-    assert fused[0] < 0.7 * float((module.distance(at) - module.distance(at).mean()).abs().mean())
+    assert fused[1:3] == pytest.approx(plain[1:3], abs=1e-6)
+    at = module.points(256, torch.Generator().manual_seed(5))
+    assert fused[1] < 0.7 * float((module.distance(at) - module.distance(at).mean()).abs().mean())
     assert "not fused: the input is on cpu" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_kernels_learn_as_well_as_modules():
-    for _, decibels, seconds, own, own_seconds in load("image_regression").main(["--device", "cuda", "--steps", "300"]):
+    found = load("image_regression").main(["--device", "cuda", "--steps", "300"])
+    assert len(found) == 8
+    for (_, _, decibels, seconds), (_, _, own, own_seconds) in zip(found[::2], found[1::2], strict=True):
         assert own > decibels - 0.5
         assert own_seconds < seconds
-    plain, fused = load("signed_distance").main(["--device", "cuda", "--steps", "150"])
-    assert fused[0] < 1.5 * plain[0] + 2e-3
+    for called, recorded in ((found[i], found[i + 2]) for i in (0, 1, 4, 5)):
+        assert recorded[2] == pytest.approx(called[2], abs=0.5) and recorded[3] < called[3]
+    plain, *others = load("signed_distance").main(["--device", "cuda", "--steps", "150"])
+    assert len(others) == 3 and all(x[1] < 1.5 * plain[1] + 2e-3 for x in others)

@@ -1,4 +1,4 @@
-"""Modules that run in generated kernels: `FusedMLP`, activations that torch has not, steps of training as one launch."""
+"""Modules that run in generated kernels, activations that torch has no module for, recorded steps of training."""
 
 from __future__ import annotations
 
