@@ -17,12 +17,13 @@ from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Candidate, Problem
 from weft.kernels.formats import Format
-from weft.orchestrate.alternatives import find_alternatives
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.estimate_cuda import gpu_estimate_us
 from weft.orchestrate.extract import extract, format_choices
 from weft.orchestrate.legality import EnumerationLimits
 from weft.orchestrate.select import Priced, select
+from weft.pipeline.problems import collect
 
 H200 = profile("h200")
 LIMITS = EnumerationLimits(attention=True, multiprocessors=H200.sms)
@@ -251,3 +252,16 @@ def test_a_plan_takes_a_group_where_that_is_cheapest():
         priced.append(Priced(c, choice.inputs, choice.outputs, gpu_estimate_us(problem_of(graph, c), H200)))
     best = select(graph, priced)[0]
     assert any(products(graph, priced[k].candidate) > 1 for k in best.chosen)
+
+
+def test_groups_miss_their_estimates_apart_from_single_products():
+    """What is learned of groups says nothing about one of their members alone."""
+    graph = branches(tail=False)
+    problems = collect(graph, enumerate_candidates(graph, LIMITS).candidates, Alternatives(graph, {}), H200)
+    sorts = {}
+    for entry in problems.entries.values():
+        count = sum(CATEGORY[n.prim] is Category.LINEAR for n in entry.problem.graph.nodes)
+        if count:
+            sorts.setdefault(count > 1 and len(entry.problem.graph.outputs) > 1, set()).add((entry.sort, entry.family))
+    assert {sort for sort, _ in sorts[True]} == {"group"}
+    assert not {family for _, family in sorts[True]} & {family for _, family in sorts[False]}

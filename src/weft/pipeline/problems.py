@@ -16,6 +16,7 @@ from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
+from weft.ir.work import node_flops
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, LibraryCall, Schedule
@@ -93,9 +94,14 @@ class Entry:
 
     @cached_property
     def sort(self) -> str:
-        """Coarser than `family`: what its kernel is built around, and whether it is one primitive alone."""
+        """Coarser than `family`: what its kernel is built around, and whether it is one primitive alone.
+
+        Several products with a result each, which may share a launch, are a sort of their own.
+        """
         prims = [n.prim for n in self.problem.graph.nodes if n.prim not in FREE]
         found = {CATEGORY[p] for p in prims}
+        if len(self.problem.graph.outputs) > 1 and sum(CATEGORY[p] is Category.LINEAR for p in prims) > 1:
+            return "group"
         around = "product" if Category.LINEAR in found else "reduction" if Category.REDUCE in found else "plain"
         return f"{around} alone" if len(prims) <= 1 else around
 
@@ -104,6 +110,9 @@ class Entry:
         """Problems that miss their estimates alike: same product, shapes and formats, or same mix of categories."""
         graph = self.problem.graph
         names = {_CATEGORIES[n.prim._value_] for n in graph.nodes}
+        if self.sort == "group":
+            linear = [n for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR]
+            return f"group {len(linear)} 2^{sum(node_flops(n, graph) for n in linear).bit_length()}"
         for node in graph.nodes if Category.LINEAR.value in names else ():
             if CATEGORY[node.prim] is Category.LINEAR:
                 operands = " ".join(str(graph.type_of(i)) for i in node.inputs)

@@ -84,9 +84,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
             continue
         tried: set[tuple[int, tuple[int, ...]]] = set()
         for cluster, most in ((c, m) for c in clusters for m in _STEPS):
-            splits = tuple(
-                1 if p.dtype.is_integer else _split(b.steps, most, cluster) for b, p in zip(blocks, sizes, strict=True)
-            )
+            splits = tuple([_split(b.steps, most, cluster) for b in blocks])
             own = cluster if max(splits) > 1 else 1
             if (own, splits) in tried:
                 continue
@@ -131,8 +129,6 @@ def _takes(p: Product, s: mma.Shape) -> Declined | None:
         return Declined("warpgroup products of operands that do not lie along the sum")
     if not p.tensor and s.wm * s.wn > 2048 and p.a_load not in ("rows", "columns"):
         return Declined("addresses want registers too")
-    if p.integers and s.wk > 1:
-        return Declined("sums of integers by several warps")
     return None
 
 

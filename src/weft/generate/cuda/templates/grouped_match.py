@@ -131,6 +131,8 @@ def _member(problem: Problem, outputs: tuple[int, ...], *, tf32: bool) -> Member
     p = product(sub, tf32=tf32)
     if isinstance(p, Declined):
         return p
+    if p.bytes:
+        return Declined("numbers of 8 bits in a group of products")
     return Member(sub, p, inputs, outputs)
 
 
