@@ -11,6 +11,7 @@ import pytest
 from weft.fission.conv import conv
 from weft.fission.linear import matmul
 from weft.fission.quantize import dequantize_linear, quantize_linear
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
@@ -19,9 +20,11 @@ from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.estimate_cuda import gpu_estimate_us
 from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
 
@@ -166,3 +169,17 @@ def test_kernels_take_the_bytes_and_what_follows():
     schedules = templates.schedules(problem, H200)
     assert not isinstance(schedules, Declined)
     assert "tma" in {s.param("template") for s in schedules}
+
+
+def test_products_of_bytes_are_priced_as_such():
+    def matrices(dtype: DType, wide: DType) -> Graph:
+        b = GraphBuilder()
+        x, w = b.input(TensorType(dtype, (2048, 1024))), b.input(TensorType(dtype, (1024, 1024)))
+        y = b.add(Prim.MATMUL, b.cast(x, wide), b.cast(w, wide))
+        return b.build([b.cast(y, DType.F16)])
+
+    us = [
+        gpu_estimate_us(Problem(g, str(g), (Format.ROW, Format.ROW), (Format.ROW,)), GpuFacts())
+        for g in (matrices(I8, I32), matrices(DType.F8E4M3, F32), matrices(DType.F16, DType.F16))
+    ]
+    assert us[0] == us[1] < us[2]

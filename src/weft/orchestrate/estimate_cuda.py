@@ -28,7 +28,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
 from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units, rate_name, together_us
-from weft.orchestrate.narrow import multiplied_as
+from weft.orchestrate.narrow import multiplied_as, widening
 
 LANES = 128
 """Results of plain instructions per clock of a multiprocessor."""
@@ -133,9 +133,10 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     products = [] if grouped else [contraction_us(problem, i, facts) * again[i] for i in linear]
     multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
     in_front = _in_front(graph, traits, multiplied_on)
+    taken = frozenset[NodeId]().union(*(widening(graph, graph.nodes[i]) for i in multiplied_on))
     slots = special = before = 0.0
     for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
-        if trait.free or i in multiplied_on:
+        if trait.free or i in multiplied_on or i in taken:
             continue
         if in_front[i]:
             before += again[i] * _slots(graph, node, trait)

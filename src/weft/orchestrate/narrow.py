@@ -23,15 +23,33 @@ _RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE}
 
 
 def multiplied_as(graph: Graph, node: Node) -> DType:
-    """The type in which tensor cores may take the operands of a contraction: of 8-bit floats that, though widened."""
+    """The type in which tensor cores may take the operands of a contraction: that of 8-bit numbers, though widened.
+
+    Of integers signed bytes, whatever their signs.
+    """
+    found = []
+    for at in _renamed(graph, node):
+        record = graph.nodes[at]
+        found.append(graph.type_of(record.inputs[0]).dtype if record.prim is Prim.CAST else graph.type_of(at).dtype)
+    if graph.type_of(node.inputs[0]).dtype is DType.I32 and BYTES[DType.I32].issuperset(found):
+        return DType.I8
+    return found[0] if all(dtype.is_float8 for dtype in found) else graph.type_of(node.inputs[0]).dtype
+
+
+def _renamed(graph: Graph, node: Node) -> list[NodeId]:
+    """The operands of a contraction, but for the order and number of their elements."""
     found = []
     for operand in node.inputs:
         at = operand
         while graph.nodes[at].prim in _RENAMING:
             at = graph.nodes[at].inputs[0]
-        record = graph.nodes[at]
-        found.append(graph.type_of(record.inputs[0]).dtype if record.prim is Prim.CAST else graph.type_of(at).dtype)
-    return found[0] if all(dtype.is_float8 for dtype in found) else graph.type_of(node.inputs[0]).dtype
+        found.append(at)
+    return found
+
+
+def widening(graph: Graph, node: Node) -> frozenset[NodeId]:
+    """The casts of operands that tensor cores take as they are in memory: they cost nothing."""
+    return frozenset(_renamed(graph, node)) if multiplied_as(graph, node).itemsize == 1 else frozenset()
 
 
 def narrow_groups(
