@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.device.cuda.facts import GpuFacts
 from weft.fission.conv import conv
 from weft.fission.linear import matmul
 from weft.fission.quantize import dequantize_linear, quantize_linear
-from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates.product import Product, product
 from weft.ir.declined import Declined
