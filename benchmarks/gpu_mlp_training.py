@@ -5,8 +5,8 @@
 First the gradients of networks of many kinds, remainders of rows among them, against float64 and beside those of eager
 in the same 16-bit type; twice the same bits. Then times of the forward pass, and of forward and backward pass together,
 with float32 parameters under autocast to bfloat16: eager, torch.compile and FusedMLP called alike, host and device
-together, the median over rounds of a few calls between two synchronisations; weights change in every step, as in
-training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
+together, the median over rounds of twenty calls between two synchronisations (training seldom waits for the device;
+`step_4`: of four calls, as in records before this one); weights change in every step, as in training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
 compiles for sm_80 and sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where
 the host's time of a step goes, function by function (each with those that it calls), and trains with an optimizer that
 changes parameters without a new version. `--wide` checks and times networks with layers of 257 to 512 columns;
@@ -63,7 +63,7 @@ ACTS: dict[str, Callable[[], nn.Module]] = {
     "wave": lambda: Own(lambda x: x * torch.sin(5.0 * x)),
 }  # fmt: skip
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
-ROUNDS, STEPS = 7, 4
+ROUNDS, STEPS, CALLS = 7, 4, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +230,18 @@ def second_derivatives() -> bool:
     return errors[0] <= 1.5 * errors[1] + 1e-3
 
 
-def microseconds(step: Callable[[], object]) -> float:
-    """Of one call, host included."""
+def microseconds(step: Callable[[], object], calls: int = CALLS) -> float:
+    """Of one call, host included; so many between two synchronisations."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
     samples = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(calls):
             step()
         torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) / STEPS * 1e6)
+        samples.append((time.perf_counter() - start) / calls * 1e6)
     return statistics.median(samples)
 
 
@@ -369,6 +369,15 @@ def pieces(c: Case, steps: int = 100, *, inputs: bool = False) -> dict[str, floa
         with torch.no_grad():
             step(net, back=False)
 
+    step(net)
+    (run,) = [r for r in net._images._runs.values() if isinstance(r, fused_mlp._Run)]
+    (ahead,), (back,), (call,) = run._calls.values(), run._backs.values(), net._images.calls.values()
+    bound = ahead.forward.packing.bind((1, 1, 1), (32, 1, 1), [0] * (1 + len(parameters)))
+    addresses, dense = [p.data_ptr() for p in parameters], x.detach()
+    sums = torch.empty(run.kernels.elements, device="cuda")
+    room = run._room(back.scratch_bytes, dense.device)
+    dx = dense.clone()
+    ends = dense.data_ptr(), dy.data_ptr(), dx.data_ptr() if inputs else 0, sums.data_ptr(), room.data_ptr()
     one = torch.ones(8, device="cuda", requires_grad=True)
     weight = torch.ones(8, device="cuda")
     ways: dict[str, Callable[[], object]] = {
@@ -377,6 +386,11 @@ def pieces(c: Case, steps: int = 100, *, inputs: bool = False) -> dict[str, floa
         "eager step": lambda: step(eager), "eager step alone": lambda: alone(eager),
         "least backward": lambda: (one * weight).backward(weight), "empty": lambda: torch.empty(64, device="cuda"),
         "capturing": torch.cuda.is_current_stream_capturing, "stream": timing.stream, "product": lambda: one * weight,
+        "look": lambda: call.holds(net._modules.values(), x),
+        "one launch": lambda: ahead.pack(addresses, timing.stream()),
+        "kernels of backward": lambda: back.run(*ends, timing.stream()),
+        "views": lambda: [sums.as_strided(*v) for v in run.kernels.views],
+        "launch by the bindings": lambda: bound._launch(bound._config, bound._handle, ahead._pack._arguments[2], 0),
     }  # fmt: skip
     found = {}
     for name, call in ways.items():
@@ -443,6 +457,7 @@ def measure(c: Case, *, compiled: bool) -> dict[str, object]:
         try:
             row[name] = {
                 "forward": round(microseconds(forward), 1), "step": round(microseconds(both), 1),
+                "step_4": round(microseconds(both, 4), 1),
                 "forward_device": round(on_device(forward), 1), "step_device": round(on_device(both), 1),
             }  # fmt: skip
             if name != "compile":

@@ -1,0 +1,98 @@
+"""`GraphedStep` on a real GPU: recorded training ends where the same training called step by step ends."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from weft.nn import FusedMLP, GraphedStep, Sine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 64), Sine(3.0), nn.Linear(64, 64), Sine(3.0), nn.Linear(64, 2)]
+    return nn.Sequential(*layers).cuda()
+
+
+def batches(count: int, rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator("cuda").manual_seed(rows)
+    found = [torch.rand(rows, 4, generator=generator, device="cuda") for _ in range(count)]
+    return [(x, torch.stack([(3 * x[:, 0]).sin(), x[:, 1] * x[:, 2]], 1)) for x in found]
+
+
+def trained(net: nn.Module, *, graphed: bool, scaled: bool, steps: int = 60) -> tuple[list[float], bool]:
+    """(losses, whether steps were recorded); the last batch of every ten is a smaller one."""
+    rate = torch.tensor(2e-3, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True, capturable=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled, init_scale=2.0**20)
+
+    def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16 if scaled else torch.bfloat16):
+            y = net(x)
+        return (y.float() - wanted).square().mean()
+
+    step = GraphedStep(loss, optimizer, scaler=scaler if scaled else None)
+    losses, recorded = [], False
+    large, small = batches(steps, 3000), batches(steps, 500)
+    for number in range(steps):
+        rate.fill_(2e-3 * (1 - number / steps))
+        x, wanted = (small if number % 10 == 9 else large)[number]
+        if graphed:
+            losses.append(float(step(x, wanted)))
+            recorded = step.recorded
+            continue
+        optimizer.zero_grad()
+        value = loss(x, wanted)
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(value.detach()))
+    return losses, recorded
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_recorded_training_is_training(fused: bool, scaled: bool):
+    make = FusedMLP if fused else (lambda net: net)
+    called, _ = trained(make(network()), graphed=False, scaled=scaled)
+    found, recorded = trained(make(network()), graphed=True, scaled=scaled)
+    assert recorded and called[-1] < 0.5 * called[0]
+    for a, b in zip(called, found, strict=True):
+        assert a == pytest.approx(b, rel=2e-2, abs=1e-5)
+
+
+def test_called_and_recorded_steps_share_a_module():
+    net = FusedMLP(network())
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+
+    def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return (net(x).float() - wanted).square().mean()
+
+    step = GraphedStep(loss, optimizer, warmup=2)
+    (x, wanted), *_ = batches(1, 2000)
+    plain = copy.deepcopy(nn.Sequential(*net))
+    for _ in range(8):
+        step(x, wanted)
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            own = net(x[:700])
+            modules = nn.Sequential(*net)(x[:700])
+        assert float((own - modules).norm()) < 0.02 * float(modules.norm())
+    assert step.recorded
+    assert all(not torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_step_that_waits_says_so():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    step = GraphedStep(lambda x, y: (net(x) - y).square().mean() * float(x.sum()), optimizer, warmup=1)
+    (x, wanted), *_ = batches(1, 64)
+    step(x, wanted)
+    with pytest.raises(RuntimeError) as caught:
+        step(x, wanted)
+    assert any("must not wait for the device" in note for note in caught.value.__notes__)
