@@ -115,7 +115,8 @@ CASES = (
 
 
 def measured(case: Case, kernels: int, tools: Any) -> dict[str, Any]:
-    """One product through the tuner."""
+    """One product through the tuner, all algorithms whatever its size."""
+    from weft.generate.library import lt
     from weft.generate.offer import kernels_of
     from weft.generate.registry import generators
     from weft.options import Options
@@ -130,8 +131,11 @@ def measured(case: Case, kernels: int, tools: Any) -> dict[str, Any]:
     )  # fmt: skip
     facts = replace(facts, tf32=case.compute == "tf32")
     options = replace(options, allow_tf32=facts.tf32)
+    asked: list[bool] = []
+    rule, lt.is_contender = lt.is_contender, lambda product, facts: asked.append(rule(product, facts)) or True
     offers = [kernels_of(g, problem, facts, kernels) for g in generators(device="cuda")]
     pairs = [pair for offer in offers for pair in offer.kernels]
+    lt.is_contender = rule
     start = time.perf_counter()
     with Tuner(options, facts, Database.open(None), compiler=nvrtc) as tuner:
         found = list(tuner.measure([ProblemTrial(problem, [(s, k, None) for s, k in pairs])]))
@@ -148,6 +152,7 @@ def measured(case: Case, kernels: int, tools: Any) -> dict[str, Any]:
         "framework_us": [t for form in ("cublaslt", "operator", "primitives") for t in of(form)],
         "algorithms_us": [round(times[s], 2) for s in ordered],
         "workspaces": [s.param("workspace") for s in ordered],
+        "offered": asked == [True],
         "refused": refused(found),
     }  # fmt: skip
 
@@ -202,6 +207,7 @@ def told(line: dict[str, Any]) -> str:
     framework = min([t for t in line["framework_us"] if t > 0], default=math.nan)
     text = f"{line['case']:42s} generated {line['generated_us']:8.2f}  framework {framework:8.2f}  algorithms "
     text += " ".join(f"{t:.2f}" for t in line["algorithms_us"]) + f"  best/framework {best / framework:.2f}"
+    text += "" if line["offered"] else "  (too small to be offered)"
     return text + "".join(f"\n    {x}" for x in line["refused"])
 
 
@@ -218,8 +224,9 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
     inputs = tuple(
         (x.half() if x.is_floating_point() else x).repeat(batch, *[1] * (x.dim() - 1)).cuda() for x in inputs
     )
-    before = lt.CONTENDER_US
-    lt.CONTENDER_US = before if offered else math.inf
+    before = lt.is_contender
+    if not offered:
+        lt.is_contender = lambda product, facts: False
     try:
         with tempfile.TemporaryDirectory(prefix="weft-lt-") as cache, torch.no_grad():
             start = time.perf_counter()
@@ -227,7 +234,7 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
             made = weft.compile(module, inputs, options=options)
             took = time.perf_counter() - start
     finally:
-        lt.CONTENDER_US = before
+        lt.is_contender = before
     record = made.record
     forms = Counter(
         "algorithm" if "form=lt" in k.schedule else "library" if k.schedule.startswith("library") else "generated"

@@ -47,7 +47,7 @@ AGAIN = 20
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lt, "CONTENDER_US", 0.0)
+    monkeypatch.setattr(lt, "is_contender", lambda product, facts: True)
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> float:

@@ -36,7 +36,7 @@ def cuda(opened: CublasLt, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found = Library(opened, identity(FACTS.name, FACTS.capability, FACTS.sms), torch.device("cpu"))
     for module in (lt_call, cuda_artifact):
         monkeypatch.setattr(module, "library", lambda device=None: found)
-    monkeypatch.setattr(lt, "CONTENDER_US", 0.0)
+    monkeypatch.setattr(lt, "is_contender", lambda product, facts: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(cuda_artifact, "CudaExecutable", lambda link: CudaExecutable(link, device=torch.device("cpu")))
     return install(monkeypatch)

@@ -52,7 +52,7 @@ def here(opened: Library, monkeypatch: pytest.MonkeyPatch) -> Library:
     found = Library(opened.lt, opened.gpu, opened.device)
     monkeypatch.setattr(lt_call, "library", lambda device=None: found)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream)
-    monkeypatch.setattr(lt, "CONTENDER_US", 0.0)
+    monkeypatch.setattr(lt, "is_contender", lambda product, facts: True)
     return found
 
 
@@ -172,9 +172,13 @@ def test_pixels_with_their_channels_last_are_rows(here: Library) -> None:
 def test_a_product_that_is_soon_over_is_left_to_kernels(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(lt_call, "library", lambda device=None: here)
-    small, large = (product_of(torch.empty(m, 4096), torch.empty(4096, 4096), "f32") for m in (1, 512))
-    assert not isinstance(small, Declined) and not isinstance(large, Declined)
-    assert lt.bound_us(replace(small, n=64, k=64), FACTS) < lt.CONTENDER_US < lt.bound_us(large, FACTS)
+    for (m, n, k), contends in {
+        (128, 768, 768): False, (1, 4096, 4096): False, (65536, 64, 64): False,
+        (2048, 3072, 768): True, (1, 4096, 25088): True,
+    }.items():  # fmt: skip
+        product = product_of(torch.empty(m, k, device="meta").half(), torch.empty(k, n, device="meta").half(), "f16")
+        assert not isinstance(product, Declined)
+        assert lt.is_contender(product, FACTS) is contends, (m, n, k)
     assert calls(linear(sizes=(M, N, K))) == []
 
 
