@@ -6,9 +6,10 @@ First the gradients of networks of many kinds, remainders of rows among them, ag
 in the same 16-bit type; twice the same bits. Then times of the forward pass, and of forward and backward pass together,
 with float32 parameters under autocast to bfloat16: eager, torch.compile and FusedMLP called alike, host and device
 together, the median over rounds of twenty calls between two synchronisations (training seldom waits for the device;
-`step_4`: of four calls, as in records before this one); weights change in every step, as in training. Errors are norms of the error over the norm of the result, the mean over all gradients of a network. `--dry`
-compiles for sm_80 and sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where
-the host's time of a step goes, function by function (each with those that it calls), and trains with an optimizer that
+`step_4`: of four calls, as in records before this one); weights change in every step, as in training. Errors are norms
+of the error over the norm of the result, the mean over all gradients of a network. `--dry` compiles for sm_80 and
+sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where the host's time of a step
+goes, by pieces and function by function (each with those that it calls), and trains with an optimizer that
 changes parameters without a new version. `--wide` checks and times networks with layers of 257 to 512 columns;
 `--products` says what the kernels tried for each of their products take, beside torch's. Nothing is written but
 standard output.
