@@ -73,7 +73,7 @@ def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
 def normal(net: Network, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """(x, gradient of the result, parameters), rounded to their types."""
     rng = np.random.default_rng(seed)
-    x = rounded(rng.standard_normal((rows, net.widths[0])), net.given)
+    x = rounded(rng.standard_normal((rows, net.columns)), net.given)
     dy = rounded(rng.standard_normal((rows, net.widths[-1])), net.dtype)
     parameters = [
         rounded(rng.standard_normal(p.shape) * (1.4 / p.shape[1] ** 0.5 if len(p.shape) == 2 else 0.3), net.dtype)
@@ -86,15 +86,30 @@ def exact(
     net: Network, x: np.ndarray, dy: np.ndarray, parameters: list[np.ndarray], dtype: torch.dtype = torch.float64
 ) -> list[np.ndarray]:
     """Gradients of x and of the parameters by torch, in float64 or in a type of 16 bits."""
-    h = first = torch.tensor(x, dtype=dtype, requires_grad=True)
+    first = torch.tensor(x, dtype=dtype, requires_grad=True)
     leaves = [torch.tensor(p, dtype=dtype, requires_grad=True) for p in parameters]
-    left = iter(leaves)
-    for act, bias in zip(net.acts, net.biases, strict=True):
-        h = h @ next(left).t()
-        h = h + next(left) if bias else h
-        h = by_torch(act, h)
-    found = torch.autograd.grad(h, [first, *leaves], torch.tensor(dy, dtype=dtype))
+    found = torch.autograd.grad(_forward(net, first, leaves), [first, *leaves], torch.tensor(dy, dtype=dtype))
     return [g.double().numpy() for g in found]
+
+
+def result(net: Network, x: np.ndarray, parameters: list[np.ndarray]) -> np.ndarray:
+    """The forward pass in float64."""
+    found: np.ndarray = _forward(net, torch.tensor(x), [torch.tensor(p) for p in parameters]).numpy()
+    return found
+
+
+def _forward(net: Network, first: torch.Tensor, leaves: list[torch.Tensor]) -> torch.Tensor:
+    left = iter(leaves)
+    values = {-i: first[:, at : at + n] for i, (at, n) in enumerate(net.parts or ((0, net.columns),))}
+    for layer, (act, bias) in enumerate(zip(net.acts, net.biases, strict=True)):
+        h = torch.cat([values[v] for v in net.reads(layer)], 1) @ next(left).t()
+        h = h + next(left) if bias else h
+        added = net.adds(layer)
+        h = h + values[added.value] if added is not None and added.before else h
+        h = by_torch(act, h)
+        h = h + values[added.value] if added is not None and not added.before else h
+        values[layer + 1] = h
+    return h
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:
@@ -155,10 +170,10 @@ class Runner:
         shares = 1
         for at in range(0, len(x), chunk):
             rows = min(chunk, len(x) - at)
-            ins = [Buffer(rows * net.widths[0] * net.given.itemsize), Buffer(2 * rows * net.widths[-1])]
+            ins = [Buffer(rows * net.columns * net.given.itemsize), Buffer(2 * rows * net.widths[-1])]
             ins[0].data[:] = to_memory(x[at : at + rows], net.given, Format.ROW)
             ins[1].data[:] = to_memory(dy[at : at + rows], net.dtype, Format.ROW)
-            kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.widths[0] * net.given.itemsize)
+            kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.columns * net.given.itemsize)
             everything = (*ins, image, kept, dx, partial, out)
             self.library.clear_buffers()
             for b in everything:
@@ -169,7 +184,7 @@ class Runner:
             if g.inside:
                 addresses[3] = partial.address
             self._start(g.chain, [*addresses, rows], blocks)
-            pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.widths[0]), Format.ROW))
+            pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.columns), Format.ROW))
             if sums and not g.inside:
                 self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)
             assert all(b.intact() for b in everything), "a guard zone was written"

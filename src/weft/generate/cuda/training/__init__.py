@@ -6,9 +6,9 @@ from weft.generate.cuda.training.activation import KINDS, Activation
 from weft.generate.cuda.training.chain import Shape
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
-from weft.generate.cuda.training.network import Network, Place, forward_problem
+from weft.generate.cuda.training.network import Added, Network, Place, forward_problem
 
 __all__ = [
-    "IDENTITY", "KINDS", "Activation", "Formula", "Gradient", "Network", "Place", "Shape", "formula", "forward_problem",
-    "gradient", "shapes",
+    "IDENTITY", "KINDS", "Activation", "Added", "Formula", "Gradient", "Network", "Place", "Shape", "formula",
+    "forward_problem", "gradient", "shapes",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ sixteens of K are one piece, and those for some of N are a piece for each sixtee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from weft.generate.cuda.templates.prelude import storage
@@ -53,6 +54,12 @@ class Plan:
     gradients: tuple[int, ...]
     """Of the sums of each layer."""
     record: int
+    home: Mapping[int, int] = field(default_factory=dict)
+    """Where values are read again, in a network with skips."""
+    own: Mapping[int, int] = field(default_factory=dict)
+    """Of layers whose result takes in another value: what their activation gave, where its derivative reads that."""
+    pending: Mapping[int, int] = field(default_factory=dict)
+    """Of values that several read: their gradient, as far as it is known."""
 
     @staticmethod
     def of(net: Network, *, parameters: bool) -> Plan:
@@ -61,7 +68,7 @@ class Plan:
         weights, vectors = [], []
         for i in range(net.depth):
             weights.append(at)
-            at += 2 * net.width(i) * net.width(i + 1)
+            at += 2 * net.depth_of(i) * net.width(i + 1)
         packed = at // 2
         for i in range(net.depth):
             vectors.append(at)
@@ -71,7 +78,7 @@ class Plan:
         kept, sums, gradients = [], [], []
         for i in range(net.depth):
             kept.append(at)
-            at += 32 * net.width(i)
+            at += 32 * net.depth_of(i)
         for i in range(net.depth):
             keeps = i < net.depth - 1 and net.acts[i].keeps == 2
             sums.append(at if keeps else 0)
@@ -79,7 +86,37 @@ class Plan:
         for i in range(net.depth):
             gradients.append(at)
             at += 32 * net.width(i + 1) if parameters else 0
-        return Plan(tuple(weights), tuple(vectors), size, packed, tuple(kept), tuple(sums), tuple(gradients), at)
+        found = Plan(tuple(weights), tuple(vectors), size, packed, tuple(kept), tuple(sums), tuple(gradients), at)
+        return found if net.plain else found._with_skips(net)
+
+    def _with_skips(self, net: Network) -> Plan:
+        """Places of what is read again."""
+        at = self.record
+        home: dict[int, int] = {}
+        own: dict[int, int] = {}
+        pending: dict[int, int] = {}
+        added = [x.value for layer in range(net.depth) if (x := net.adds(layer)) is not None]
+        for value in range(net.depth):
+            found = [s for s in net.segments(value) if s.value == value]
+            if found:
+                home[value] = self.kept[value] + 512 * found[0].first
+            else:
+                home[value] = at
+                at += 32 * net.width(value)
+        for value in (v for v in dict.fromkeys(added) if v not in home):
+            home[value] = at
+            at += 32 * net.width(value)
+        for layer in range(net.depth - 1):
+            x = net.adds(layer)
+            if x is not None and not x.before and net.acts[layer].keeps == 1:
+                own[layer] = at
+                at += 32 * net.width(layer + 1)
+        for value in range(1 - max(1, len(net.parts)), net.depth):
+            shares = sum(net.reads(layer).count(value) for layer in range(net.depth) if layer != value or value == 0)
+            if value in added or shares > (value <= 0):
+                pending[value] = at
+                at += 32 * net.width(value)
+        return replace(self, record=at, home=home, own=own, pending=pending)
 
     @property
     def vector_bytes(self) -> int:
@@ -110,12 +147,12 @@ def items_inside(net: Network) -> list[Item]:
         Item(layer, m, n, (2, 2, True))
         for layer in range(net.depth)
         for m in range(0, net.width(layer + 1) // 16, 2)
-        for n in range(0, net.width(layer) // 16, 2)
+        for n in range(0, net.depth_of(layer) // 16, 2)
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Panel:
+class Panel:
     """Sixteens [first, last) of the columns that a product sums over, in pieces of the image."""
 
     first: int
@@ -128,22 +165,22 @@ class _Panel:
     """Bytes of a piece."""
 
 
-def panels(net: Network, plan: Plan, layer: int, *, up: bool) -> list[_Panel]:
+def panels(net: Network, plan: Plan, layer: int, *, up: bool) -> list[Panel]:
     """What a product of a layer reads, in order."""
     k, n = net.width(layer) // 16, net.width(layer + 1) // 16
     count = k if up else n
     found = []
-    for first in range(0, count, _share(count)):
-        last = min(count, first + _share(count))
+    for first in range(0, count, panel_share(count)):
+        last = min(count, first + panel_share(count))
         base = plan.weights[layer]
         if up:
-            found.append(_Panel(first, last, base + first * n * 512, 1, 0, (last - first) * n * 512))
+            found.append(Panel(first, last, base + first * n * 512, 1, 0, (last - first) * n * 512))
         else:
-            found.append(_Panel(first, last, base + first * 512, k, n * 512, (last - first) * 512))
+            found.append(Panel(first, last, base + first * 512, k, n * 512, (last - first) * 512))
     return found
 
 
-def _share(count: int) -> int:
+def panel_share(count: int) -> int:
     """Sixteens of each panel of so many."""
     return -(-count // -(-count // PANEL))
 
@@ -152,7 +189,7 @@ def panel_bytes(net: Network) -> int:
     """Of the largest panel."""
     widths = [net.width(i) // 16 for i in range(net.depth + 1)]
     pairs = list(pairwise(widths))
-    return 512 * max(max(_share(k) * n, _share(n) * k) for k, n in pairs)
+    return 512 * max(max(panel_share(k) * n, panel_share(n) * k) for k, n in pairs)
 
 
 def pack(net: Network, plan: Plan, entry: str) -> str:
@@ -172,24 +209,50 @@ def pack(net: Network, plan: Plan, entry: str) -> str:
     for layer in range(net.depth):
         weight, bias = net.place(layer)
         rows, columns = weight.shape
-        count, eights = net.width(layer) * net.width(layer + 1), net.width(layer + 1) // 8
+        count, eights = net.depth_of(layer) * net.width(layer + 1), net.width(layer + 1) // 8
         value = narrow.format(f"((const {kind}*)p{number})[n * {columns} + k]")
+        position = f"block / {2 * eights} * 16 + block % 2 * 8 + i % 8"
+        if not net.plain:
+            lines.append(f"if (i < {count}u) {{ const u32 block = i / 64, k_ = {position};")
+            lines += [
+                f"const u32 n = block / 2 % {eights} * 8 + i % 64 / 8, k = {_column(net, layer, 'k_')};",
+                f"u16 v = 0; if (n < {rows} && k < {columns}) v = {value};",
+                f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
+            ]
+            biases.append(_bias(net, plan, layer, number, narrow, kind))
+            number += 1 if bias is None else 2
+            continue
         lines += [
             f"if (i < {count}u) {{",
             f"const u32 block = i / 64, n = block / 2 % {eights} * 8 + i % 64 / 8;",
-            f"const u32 k = block / {2 * eights} * 16 + block % 2 * 8 + i % 8;",
+            f"const u32 k = {position};",
             f"u16 v = 0; if (n < {rows} && k < {columns}) v = {value};",
             f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
         ]
-        value = "0.0f"
-        if bias is not None:
-            held = narrow.format(f"((const {kind}*)p{number + 1})[i]")
-            value = f"i < {bias.size} ? w_unpack_{net.dtype.value}({held}).x : 0.0f"
-        biases.append((net.width(layer + 1), f"((float*)(image + {plan.vectors[layer]}))[i] = {value};"))
+        biases.append(_bias(net, plan, layer, number, narrow, kind))
         number += 1 if bias is None else 2
     for width, statement in biases:
         lines.append(f"if (i < {width}u) {{ {statement} return; }}\ni -= {width}u;")
     return "\n".join((*lines, "}\n"))
+
+
+def _bias(net: Network, plan: Plan, layer: int, number: int, narrow: str, kind: str) -> tuple[int, str]:
+    """(numbers in the image, statement that makes one) of a bias."""
+    bias = net.place(layer)[1]
+    value = "0.0f"
+    if bias is not None:
+        held = narrow.format(f"((const {kind}*)p{number + 1})[i]")
+        value = f"i < {bias.size} ? w_unpack_{net.dtype.value}({held}).x : 0.0f"
+    return net.width(layer + 1), f"((float*)(image + {plan.vectors[layer]}))[i] = {value};"
+
+
+def _column(net: Network, layer: int, position: str) -> str:
+    """C text: the column of a weight at a position; past all columns where there is none."""
+    text = f"{net.place(layer)[0].shape[1]}u"
+    for s in reversed(net.segments(layer)):
+        inside = f"{position} - {16 * s.first}u"
+        text = f"({inside} < {s.width}u ? {inside} + {s.column}u : {text})"
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +273,10 @@ class Chain:
         s = self.shape
         if s.inside:
             return self.plan.image_bytes + s.warps * s.tiles * self.plan.record + _BEHIND
-        return s.slots * panel_bytes(self.net) + self.plan.vector_bytes if s.slots else self.plan.image_bytes
+        return s.slots * self._panel_bytes() + self.plan.vector_bytes if s.slots else self.plan.image_bytes
+
+    def _panel_bytes(self) -> int:
+        return panel_bytes(self.net)
 
     @property
     def results(self) -> int:
@@ -267,7 +333,7 @@ class Chain:
         ]
         return "\n".join(lines)
 
-    def _order(self) -> list[_Panel]:
+    def _order(self) -> list[Panel]:
         """All panels of a turn."""
         net, last = self.net, self.net.depth - 1
         up = [p for i in range(last + bool(self._whole)) for p in panels(net, self.plan, i, up=True)]
@@ -331,7 +397,7 @@ class Chain:
         """The image into shared memory, or its biases and the start of the ring."""
         plan, slots = self.plan, self.shape.slots
         start = plan.vectors[0] if slots else 0
-        to = slots * panel_bytes(self.net) if slots else 0
+        to = slots * self._panel_bytes() if slots else 0
         copy = f"w_copy16(base + {to} + 16 * i, image + {start} + 16 * i);"
         lines = [f"for (int i = t; i < {(plan.image_bytes - start) // 16}; i += {threads}) {copy}", "w_commit();"]
         if not slots:
@@ -344,7 +410,7 @@ class Chain:
             "auto ask = [&]() {",
             "if (left > 0) {",
             f"const int* const p = {entry}_at + 4 * asked; const int size = p[3], count = p[1] * size;",
-            f"const u32 to = base + to_ask * {panel_bytes(self.net)}u; const char* const from = image + p[0];",
+            f"const u32 to = base + to_ask * {self._panel_bytes()}u; const char* const from = image + p[0];",
             f"for (int i = t; i < count; i += {threads})",
             "w_copy16(to + 16 * i, from + (long long)(i / size) * p[2] + i % size * 16);",
             f"--left; if (++asked == {len(order)}) asked = 0;",
@@ -357,7 +423,7 @@ class Chain:
     def _vectors(self, layer: int, turn: str = "") -> str:
         at = self.plan.vectors[layer]
         if self.shape.slots:
-            at += self.shape.slots * panel_bytes(self.net) - self.plan.vectors[0]
+            at += self.shape.slots * self._panel_bytes() - self.plan.vectors[0]
         return f"(const float*)(sm + {at}{turn})"
 
     def _product(self, layer: int, left: str, *, up: bool, turn: str = "") -> list[str]:

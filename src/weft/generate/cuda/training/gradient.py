@@ -22,8 +22,11 @@ from pathlib import Path
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
+from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes
 from weft.generate.cuda.training.network import Network
+from weft.generate.cuda.training.skips import DEEPEST, SkipChain
+from weft.generate.cuda.training.skips import panel_bytes as panel_bytes_of_skips
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -33,6 +36,8 @@ _WIDEST_TILES = 128
 """Columns of all tiles of a warp where those are several."""
 _WIDEST, _WIDEST_SMALL, _SMALL = 272, 512, 1 << 16
 """Columns for which registers suffice; and for which they nearly do, where weights are no more than so many bytes."""
+_MORE = 40
+"""Registers for a tile of a network with skips that are not counted otherwise."""
 _SLOTS = 4
 """Panels of weights in shared memory where they are streamed."""
 _INSIDE = tuple(Shape(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
@@ -98,6 +103,45 @@ def training_header(dtype: DType, *, early: bool = False) -> str:
     )
 
 
+@cache
+def skips_header(dtype: DType) -> str:
+    """What networks with skips want besides."""
+    text = Path(__file__).with_name("weft_cuda_skips.h").read_text(encoding="utf-8")
+    return text.replace("W_KIND", dtype.value)
+
+
+def _chain(
+    net: Network, plan: Plan, acts: dict[Activation, str], shape: Shape, *, inputs: bool, parameters: bool
+) -> Chain:
+    kind = Chain if net.plain else SkipChain
+    return kind(net, plan, acts, shape, inputs=inputs, parameters=parameters)
+
+
+def _panel_bytes(net: Network) -> int:
+    return panel_bytes(net) if net.plain else panel_bytes_of_skips(net)
+
+
+def _sixteens(net: Network) -> list[list[tuple[int, int]]]:
+    """(column of the weight, how many) that each sixteen of what a layer reads is."""
+    found = []
+    for layer in range(net.depth):
+        own = []
+        for s in net.segments(layer):
+            own += [(s.column + at, min(16, s.width - at)) for at in range(0, s.width, 16)]
+        found.append([*own, *([(0, 0)] if len(own) % 2 else [])])  # items may be two wide
+    return found
+
+
+def _place_of(net: Network, entry: str) -> str:
+    """Statement: where the sum at a row and a column of an item belongs."""
+    if net.plain:
+        return "if (row < of[2] && column < of[3]) to = of[0] + row * of[3] + column;"
+    return (
+        f"const int* const at_ = {entry}_of + 2 * (of[6] + column / 16);"
+        " if (row < of[2] && column % 16 < at_[1]) to = of[0] + row * of[3] + at_[0] + column % 16;"
+    )
+
+
 def gradient(
     net: Network,
     facts: GpuFacts,
@@ -119,6 +163,8 @@ def gradient(
         refused = act.no_gradient()
         if refused is not None:
             return refused
+    if not net.plain and net.depth > DEEPEST:
+        return Declined(f"{net.depth} layers with skips; gradients are for {DEEPEST} at most")
     plan = Plan.of(net, parameters=parameters)
     if shape is None:
         found = shapes(net, facts, parameters=parameters)
@@ -127,14 +173,15 @@ def gradient(
         shape = found[0]
     items = items_inside(net) if shape.inside else _items(net)
     slices = facts.sms if shape.inside else _slices(items, facts.sms)
-    seed = hashlib.sha256(f"{net}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
+    seed = hashlib.sha256(f"{net}{net.skips}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
     names = {what: f"k{seed}_{what}" for what in ("pack", "chain", "sums", "finish")}
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
-    chain = Chain(net, plan, acts, shape, inputs=inputs, parameters=parameters)
+    chain = _chain(net, plan, acts, shape, inputs=inputs, parameters=parameters)
     parts = [
         prelude(),
         mlp_header(),
         training_header(net.dtype, early=shape.early and not shape.inside),
+        "" if net.plain else skips_header(net.dtype),
         *(act.text(name, net.dtype) for act, name in acts.items()),
         pack(net, plan, names["pack"]),
         chain.text(names["chain"]),
@@ -166,29 +213,31 @@ def gradient(
 def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Shape]:
     """Ways to run `chain` that are worth measuring, the most promising first; none where nothing fits."""
     plan = Plan.of(net, parameters=parameters)
-    widest = max(net.width(i) for i in range(net.depth + 1))
+    widest = max(net.width(i) for i in range(1 - max(1, len(net.parts)), net.depth + 1))
     if widest > (_WIDEST_SMALL if plan.image_bytes <= _SMALL else _WIDEST):
         return []
     found = []
+    more = 0 if net.plain else _MORE
     for tiles in (1, 2, 4):
         if tiles > 1 and widest * tiles > _WIDEST_TILES:
             continue
         early = widest // 4 if widest * tiles <= 128 else 0
-        registers = 48 + tiles * (widest // 2 + widest // 4 + early)
+        registers = 48 + tiles * (widest // 2 + widest // 4 + early + more)
         for resident, warps in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
             room = facts.registers_per_sm // (32 * warps * resident)
             fits = resident * (plan.image_bytes + facts.shared_reserved) <= facts.shared_per_sm
             if fits and plan.image_bytes <= facts.shared_per_block and min(registers, 255) <= room:
                 found.append(Shape(tiles, warps, resident, 0))
                 break
-    if found and found[0].warps < 12 and 48 + widest // 2 + widest // 4 <= facts.registers_per_sm // (32 * 12):
+    if found and found[0].warps < 12 and 48 + widest // 2 + widest // 4 + more <= facts.registers_per_sm // (32 * 12):
         found.append(Shape(1, 12, 1, 0, early=False))
     inside = [x for x in _INSIDE if parameters and _fits_inside(net, plan, x, facts)]
     if found:
         return [*found, *inside[:2]]
     for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)):
         registers = 56 + tiles * (widest // 2 + widest // 4)
-        slots = min(_SLOTS, (facts.shared_per_block - plan.vector_bytes) // panel_bytes(net))
+        registers = max(registers, min(255, registers + more))
+        slots = min(_SLOTS, (facts.shared_per_block - plan.vector_bytes) // _panel_bytes(net))
         few = widest * tiles <= _WIDEST_TILES or tiles == 1
         if slots >= 2 and few and registers <= min(255, facts.registers_per_sm // (32 * warps)):
             found.append(Shape(tiles, warps, 1, slots))
@@ -197,9 +246,10 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
 
 def _fits_inside(net: Network, plan: Plan, shape: Shape, facts: GpuFacts) -> bool:
     """Whether values of a block's rows fit beside the weights, and its sums into registers."""
-    chain = Chain(net, plan, {}, shape, inputs=True, parameters=True)
-    widest = max(net.width(i) for i in range(net.depth + 1))
-    registers = 56 + shape.tiles * (widest // 2 + widest // 4) + 43 * chain.results
+    chain = _chain(net, plan, {}, shape, inputs=True, parameters=True)
+    widest = max(net.width(i) for i in range(1 - max(1, len(net.parts)), net.depth + 1))
+    more = 0 if net.plain else _MORE
+    registers = 56 + shape.tiles * (widest // 2 + widest // 4 + more) + 43 * chain.results
     room = min(255, facts.registers_per_sm // (32 * shape.warps))
     return chain.shared_bytes <= facts.shared_per_block and registers <= room
 
@@ -207,7 +257,7 @@ def _fits_inside(net: Network, plan: Plan, shape: Shape, facts: GpuFacts) -> boo
 def _items(net: Network) -> list[Item]:
     found = []
     for layer in range(net.depth):
-        rows, columns = net.width(layer + 1) // 16, net.width(layer) // 16
+        rows, columns = net.width(layer + 1) // 16, net.depth_of(layer) // 16
         for m in range(0, rows, _TILE):
             for n in range(0, columns, _TILE):
                 kind = min(_TILE, rows - m), min(_TILE, columns - n), n == 0 and net.biases[layer]
@@ -333,11 +383,14 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
         weight, bias = net.place(x.layer)
         k, n = weight.shape[1], weight.shape[0]
         at = bias.offset if bias and x.n == 0 else -1
-        rows.append((weight.offset, at, n, k, 16 * x.m, 16 * x.n))
+        first = sum(len(of) for of in _sixteens(net)[: x.layer])
+        rows.append((weight.offset, at, n, k, 16 * x.m, 16 * x.n, *([] if net.plain else [first])))
     table = ",".join(str(v) for row in rows for v in row)
+    sixteens = _sixteens(net)
     value = "s" if dtype is DType.F32 else f"(u16)w_narrow2_{dtype.value}(s, 0.0f)"
     lines = [
         f"__device__ __align__(16) const int {entry}_at[] = {{{table}}};",
+        *([] if net.plain else [_table(f"{entry}_of", [x for of in sixteens for x in of])]),
         f'extern "C" __global__ void __launch_bounds__(256) {entry}(',
         "const void* partial_, void* out_, const void* shares_) {",
         "const int shares = (int)(u64)shares_;",
@@ -357,12 +410,12 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
             f"if (i >= 0 && i < {(last - first) * size}) {{",
             f"const int item = i / {size}, at = i % {size}, lane = at % 32, r = at / 32;",
             f"from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at; step = {size};",
-            f"const int* const of = {entry}_at + ({first} + item) * 6;",
+            f"const int* const of = {entry}_at + ({first} + item) * {6 if net.plain else 7};",
             "const int g = lane >> 2, q = lane & 3;",
             f"if (r < {products}) {{",
             f"const int row = of[4] + r / {8 * n} * 16 + r % 4 / 2 * 8 + g;",
             f"const int column = of[5] + r / 4 % {2 * n} * 8 + 2 * q + r % 2;",
-            "if (row < of[2] && column < of[3]) to = of[0] + row * of[3] + column;",
+            _place_of(net, entry),
             "} else {",
             f"const int b = r - {products}, row = of[4] + b / 4 * 16 + b % 4 / 2 * 8 + g;",
             "if (q == 0 && b % 2 == 0 && of[1] >= 0 && row < of[2]) to = of[1] + row;" if biased else "",

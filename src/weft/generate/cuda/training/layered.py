@@ -70,6 +70,8 @@ class Product:
 
 def refused(net: Network, rows: int = 1) -> Declined | None:
     """Why a network is not trained like this."""
+    if not net.plain:
+        return Declined("skips beside weights that no kernel holds")
     for act in net.acts:
         declined = act.no_gradient()
         if declined is not None:
