@@ -58,7 +58,7 @@ def launches(gpu: FakeGpu) -> Iterator[Launches]:
     direct.launcher.cache_clear()
     yield seen
     direct.launcher.cache_clear()
-    assert asked in ([], [(b"cuLaunchKernelEx", 11060, 1)])
+    assert asked in ([], [(b"cuLaunchKernelEx", 12000, 1)])
 
 
 @pytest.fixture
@@ -107,3 +107,10 @@ def test_an_error_names_the_kernel(launches: Launches, function: Function):
     launches.status = 719
     with pytest.raises(CudaError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED \(719\): k0"):
         made.launch(1)
+
+
+def test_an_old_driver_is_named(gpu: FakeGpu, function: Function):
+    gpu.cuGetProcAddress = lambda *a: (0, 1)  # type: ignore[method-assign]
+    direct.launcher.cache_clear()
+    with pytest.raises(DeviceError, match=r"no extended launches .*CUDA 12\.0 or newer is needed"):
+        Direct(function, (1, 1, 1), (32, 1, 1), [1, 2, 3])

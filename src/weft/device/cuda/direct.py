@@ -13,12 +13,13 @@ from typing import final
 
 from weft.device.cuda.api import call, cuda_error, driver_api
 from weft.device.cuda.driver import Dim3, Function
+from weft.errors import DeviceError
 
 _ONE: Dim3 = (1, 1, 1)
 _LEGACY_STREAM = 1
 """The handle 0 is the default stream that waits for others, as in torch."""
-_SINCE = 11060
-"""Version of CUDA whose cuLaunchKernelEx is called."""
+_VERSION = 12000
+"""Of CUDA, whose cuLaunchKernelEx is called."""
 Call = Callable[[int, int, int, None], int]
 """(configuration, function, addresses of the arguments, nothing) -> CUresult."""
 
@@ -49,9 +50,11 @@ def launcher() -> Call:
     Raises:
         DeviceError: no driver [W301, W302].
     """
-    found = call(driver_api().cuGetProcAddress, b"cuLaunchKernelEx", _SINCE, _LEGACY_STREAM)
+    address, found = call(driver_api().cuGetProcAddress, b"cuLaunchKernelEx", _VERSION, _LEGACY_STREAM)
+    if not address:
+        raise DeviceError(problem=f"this driver has no extended launches ({found}): CUDA 12.0 or newer is needed")
     pointer = ctypes.c_void_p
-    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(found[0]))
+    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))
 
 
 @final
