@@ -25,8 +25,9 @@ from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.estimate_cuda import gpu_estimate_us
-from weft.orchestrate.extract import extract
+from weft.orchestrate.extract import extract, format_choices
 from weft.orchestrate.legality import EnumerationLimits
+from weft.orchestrate.select import Priced, select
 
 I8, U8, I32, F32 = DType.I8, DType.U8, DType.I32, DType.F32
 RNG = np.random.default_rng(0)
@@ -183,3 +184,19 @@ def test_products_of_bytes_are_priced_as_such():
         for g in (matrices(I8, I32), matrices(DType.F8E4M3, F32), matrices(DType.F16, DType.F16))
     ]
     assert us[0] == us[1] < us[2]
+
+
+def test_a_plan_has_bytes_in_memory_and_three_kernels():
+    net = Net()
+    x = net.b.input(TensorType(F32, (4096, 1024)))
+    first = matmul(net.b, net.through(x, 0.02, 0), net.weight(1024, 1024, axis=1))
+    assert not isinstance(first, Declined)
+    hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
+    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(1024, 1024, axis=1))), padded=True)
+    graph, offers = found.graph, []
+    for c in enumerate_candidates(graph, EnumerationLimits(attention=True), found).candidates:
+        for f in format_choices(graph, c):
+            problem = extract(graph, c, f.inputs, f.outputs, found).problem
+            offers.append(Priced(c, f.inputs, f.outputs, gpu_estimate_us(problem, GpuFacts())))
+    chosen = [offers[k].candidate for k in select(graph, offers, alternatives=found, plans=1)[0].chosen]
+    assert [[graph.type_of(i).dtype for i in c.outputs] for c in chosen] == [[I8], [U8], [F32]]

@@ -296,7 +296,7 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
     for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1
-        elif not only or members & only:
+        else:  # what ends in front of an alternative's cast is made of the original's nodes alone
             found.add(stored, members, written, Kind.GROUP, -1)
 
 
