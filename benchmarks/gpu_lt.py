@@ -244,7 +244,7 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
     return {
         "record": "network", "suite": "library algorithms", "case": f"{name} batch {batch}", "offered": offered,
         "seconds": round(took, 1), "stages": {s.name: round(s.seconds, 1) for s in record.stages},
-        "kernels": dict(forms), "us": times,
+        "measured": record.measured, "rejected": dict(record.rejected_kernels), "kernels": dict(forms), "us": times,
     }  # fmt: skip
 
 
