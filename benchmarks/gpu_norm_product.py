@@ -131,7 +131,7 @@ class Data:
 
     def parts_of(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Mean and spread of the pieces of rows."""
-        pieces = x.double().reshape(*x.shape[:-1], -1, PIECE)
+        pieces = x.double().reshape(self.case.rows, -1, PIECE)
         mean = pieces.mean(-1, keepdim=True)
         return [mean.float(), (pieces - mean).square().sum(-1, keepdim=True).float()]
 
@@ -167,7 +167,7 @@ class Data:
         if name in ("first", "norm"):
             return [empty(x)]
         if name == "leave":
-            piece = (1, c.rows, c.length // PIECE, 1)
+            piece = (c.rows, c.length // PIECE, 1)
             return [empty(x), empty(piece, torch.float), empty(piece, torch.float)]
         if name == "second":
             return [empty(z)]

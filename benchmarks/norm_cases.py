@@ -40,10 +40,10 @@ def _normalised(b: GraphBuilder, x: NodeId, kind: Kind, dtype: DType) -> NodeId:
     beta = b.input(TensorType(dtype, (length,)), is_weight=True)
     if kind == "own":
         return _right(layer_norm(b, x, gamma, beta, axes=(2,), eps=EPS))
-    pieces = (1, rows, length // PIECE, 1) if kind == "parts" else (1, rows, 1)
+    pieces = (rows, length // PIECE, 1) if kind == "parts" else (1, rows, 1)
     mean, spread = (b.input(TensorType(DType.F32, pieces)) for _ in range(2))
     if kind == "parts":
-        mean, spread = joined_sums(b, mean, spread)
+        mean, spread = joined_sums(b, mean, spread, (1, rows, 1))
     away = b.apply(Prim.SUB, b.cast(x, DType.F32), mean)
     scale = b.apply(Prim.RSQRT, b.apply(Prim.ADD, spread, EPS))
     return b.cast(affine(b, b.apply(Prim.MUL, away, scale), gamma, beta), dtype)

@@ -7,6 +7,7 @@ a following norm needs (`alternatives.norms`) are outputs of the product before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
@@ -93,14 +94,14 @@ def _in_front(graph: Graph, stored: Stored, product: NodeId) -> tuple[NodeId, Ma
 def _is_piece(graph: Graph, node: NodeId, shape: tuple[int, ...]) -> bool:
     """Whether a value is the mean or spread of pieces of rows of that shape."""
     of = graph.nodes[node].type
-    return of.dtype is DType.F32 and of.shape == (*shape[:-1], shape[-1] // PIECE, 1)
+    return of.dtype is DType.F32 and of.shape == (math.prod(shape[:-1]), shape[-1] // PIECE, 1)
 
 
 def _leaving(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
     """Products with the partial sums of their result."""
     for spread in bits(stored.work):
         node = graph.nodes[spread]
-        if node.prim is not Prim.REDUCE_SUM or node.type.rank < 3 or node.type.dtype is not DType.F32:
+        if node.prim is not Prim.REDUCE_SUM or node.type.rank != 3 or node.type.dtype is not DType.F32:
             continue
         if graph.type_of(node.inputs[0]).shape != (*node.type.shape[:-1], PIECE):
             continue

@@ -7,6 +7,7 @@ Source: Chan, Golub and LeVeque 1979, updating formulae for sums of squares.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from weft.ir import attrs as a
@@ -51,16 +52,15 @@ def _try(m: Maker, wide: NodeId) -> None:
     if variance < 0:
         return
     b, count, start = m.b, shape[-1] // PIECE, len(m.b)
-    short = (*shape[:-1], 1)
-    pieces = b.reshape(wide, (*shape[:-1], count, PIECE))
-    axis = len(shape)
-    means = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, pieces, (axis,)), 1.0 / PIECE)
+    short, rows = (*shape[:-1], 1), math.prod(shape[:-1])
+    pieces = b.reshape(wide, (rows, count, PIECE))
+    means = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, pieces, (2,)), 1.0 / PIECE)
     apart = b.apply(Prim.SUB, pieces, means)
-    spreads = b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, apart, apart), (axis,))
-    whole = b.apply(Prim.MUL, b.reshape(b.reduce(Prim.REDUCE_SUM, means, (axis - 1,)), short), 1.0 / count)
-    between = b.apply(Prim.SUB, b.reshape(means, (*shape[:-1], count)), whole)
-    far = b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, between, between), (axis - 1,))
-    near = b.reshape(b.reduce(Prim.REDUCE_SUM, spreads, (axis - 1,)), short)
+    spreads = b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, apart, apart), (2,))
+    whole = b.apply(Prim.MUL, b.reshape(b.reduce(Prim.REDUCE_SUM, means, (1,)), short), 1.0 / count)
+    between = b.apply(Prim.SUB, b.reshape(means, (rows, count)), b.reshape(whole, (rows, 1)))
+    far = b.reshape(b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, between, between), (1,)), short)
+    near = b.reshape(b.reduce(Prim.REDUCE_SUM, spreads, (1,)), short)
     total = b.apply(Prim.ADD, near, b.apply(Prim.MUL, far, float(PIECE)))
     m.stands_for(whole, mean)
     m.stands_for(b.apply(Prim.MUL, total, 1.0 / shape[-1]), variance)

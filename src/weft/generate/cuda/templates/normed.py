@@ -380,7 +380,7 @@ def _pieces(graph: Graph, node: NodeId, x: NodeId) -> bool:
     """Whether a node is the result, widened, as pieces of `PIECE`."""
     n = graph.nodes[node]
     shape = graph.type_of(x).shape
-    if n.prim is not Prim.RESHAPE or n.type.shape != (*shape[:-1], shape[-1] // PIECE, PIECE):
+    if n.prim is not Prim.RESHAPE or n.type.shape != (math.prod(shape[:-1]), shape[-1] // PIECE, PIECE):
         return False
     wide = graph.nodes[n.inputs[0]]
     return wide.prim is Prim.CAST and wide.inputs == (x,) and wide.type.dtype is DType.F32
@@ -422,25 +422,22 @@ def _is_spread(graph: Graph, node: NodeId, x: NodeId, mean: NodeId) -> bool:
 def partial_sums(b: GraphBuilder, x: NodeId) -> tuple[NodeId, NodeId]:
     """(mean, sum of squared distances from it) of each `PIECE` neighbours of a row: what `Parts` matches."""
     shape = b.type_of(x).shape
-    pieces = b.reshape(b.cast(x, DType.F32), (*shape[:-1], shape[-1] // PIECE, PIECE))
-    axis = (len(shape),)
-    mean = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, pieces, axis), 1.0 / PIECE)
+    pieces = b.reshape(b.cast(x, DType.F32), (math.prod(shape[:-1]), shape[-1] // PIECE, PIECE))
+    mean = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, pieces, (2,)), 1.0 / PIECE)
     away = b.apply(Prim.SUB, pieces, mean)
-    return mean, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, away, away), axis)
+    return mean, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, away, away), (2,))
 
 
-def joined_sums(b: GraphBuilder, mean: NodeId, spread: NodeId) -> tuple[NodeId, NodeId]:
-    """(mean, variance) of whole rows from those of their pieces.
+def joined_sums(b: GraphBuilder, mean: NodeId, spread: NodeId, shape: tuple[int, ...]) -> tuple[NodeId, NodeId]:
+    """(mean, variance) of whole rows, in this shape, from those of their pieces.
 
     The variance is that within pieces and that of their means: nothing large is taken from something large.
     Source: Chan, Golub and LeVeque 1979, updating formulae for sums of squares.
     """
-    shape = b.type_of(mean).shape
-    count, axes = shape[-2], (len(shape) - 2,)
-    short = (*shape[:-2], 1)
-    whole = b.apply(Prim.MUL, b.reshape(b.reduce(Prim.REDUCE_SUM, mean, axes), short), 1.0 / count)
-    away = b.apply(Prim.SUB, b.reshape(mean, shape[:-1]), whole)
-    between = b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, away, away), (len(shape) - 2,))
-    within = b.reshape(b.reduce(Prim.REDUCE_SUM, spread, axes), short)
+    rows, count, _ = b.type_of(mean).shape
+    whole = b.apply(Prim.MUL, b.reshape(b.reduce(Prim.REDUCE_SUM, mean, (1,)), shape), 1.0 / count)
+    away = b.apply(Prim.SUB, b.reshape(mean, (rows, count)), b.reshape(whole, (rows, 1)))
+    between = b.reshape(b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, away, away), (1,)), shape)
+    within = b.reshape(b.reduce(Prim.REDUCE_SUM, spread, (1,)), shape)
     total = b.apply(Prim.ADD, within, b.apply(Prim.MUL, between, float(PIECE)))
     return whole, b.apply(Prim.MUL, total, 1.0 / (count * PIECE))
