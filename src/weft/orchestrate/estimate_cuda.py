@@ -147,6 +147,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     if not multiplied_on:
         slots += RESULT_SLOTS * sum(graph.type_of(o).size for o in graph.outputs)
     clocks = facts.sms * facts.clock_ghz * 1e3
+    if len(linear) == 1 and any(f and n.prim is Prim.RSQRT for f, n in zip(in_front, graph.nodes, strict=True)):
+        before = _on_the_way(before, sum(products) * LANES * clocks)
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
     multiplied = (together_us(problem, linear, facts) if grouped else sum(products)) + waited
@@ -172,6 +174,12 @@ def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
         elif i in linear:
             after.add(i)
     return len({graph.nodes[i].type.dtype for i in linear}) == 1
+
+
+def _on_the_way(before: float, products: float) -> float:
+    """Instructions of a norm in front of a product that show: a part is normalised while the one before is multiplied."""
+    issued = NORM_ISSUED * before
+    return NORM_SHOWN * issued + max(0.0, issued - products)
 
 
 def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:

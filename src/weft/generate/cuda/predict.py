@@ -16,6 +16,7 @@ from weft.generate.cuda.templates import (
     grouped_tma,
     halo,
     halo_choose,
+    normed_choose,
     pooled,
     pooled_choose,
     pooled_match,
@@ -74,6 +75,8 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
         return None
+    if p.norm is not None or p.parts is not None:
+        return normed_choose.cycles(p, schedule, facts)
     if template in ("mma", "wgmma", "simt"):
         return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)
     if template == "swap":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import choose, cost, epilogue, tma_choose, tma_normed
+from weft.generate.cuda.templates import choose, cost, epilogue, tma_choose, tma_cost, tma_normed
 from weft.generate.cuda.templates.mma import Shape, shared_of, whole_pieces
 from weft.generate.cuda.templates.normed import MOST_PIECES, Norm
 from weft.generate.cuda.templates.product import Product
@@ -83,6 +83,15 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
         if math.isfinite(cycles):
             found.append((cycles + _behind(p, s, facts), s))
     return sorted(found, key=lambda x: x[0])[:MOST]
+
+
+def cycles(p: Product, schedule: Schedule, facts: GpuFacts) -> float | None:
+    """Modelled cycles of one schedule of either template, the norm's included."""
+    if schedule.param("template") != "tma":
+        s = Shape.of(schedule)
+        return cost.cycles(cost.sizes_of(p), s, facts) + (_extra(p.norm, p, s, facts) if p.norm is not None else 0.0)
+    case, shape = tma_choose.case_for(p, facts), Warpgroups.of(schedule)
+    return None if case is None else tma_cost.cycles(case, shape, facts) + _behind(p, shape, facts)
 
 
 def _behind(p: Product, s: Warpgroups, facts: GpuFacts) -> float:
