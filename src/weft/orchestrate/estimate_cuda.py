@@ -36,6 +36,9 @@ SLOTS = 1.0
 """Instructions of one elementwise operation."""
 RESULT_SLOTS = 6.0
 """Of a result: indices, loads, stores and conversions."""
+NORM_ISSUED, NORM_SHOWN = 0.5, 0.3
+"""Of the instructions of a norm in front of a product: those issued, as tiles are wider than is counted here and words
+hold two values; and the share of them that products do not hide."""
 CAST_SLOTS = 1.5
 """Of a conversion by itself: two values at once, and often none where a load or store converts."""
 REDUCE_SLOTS = 2.0
