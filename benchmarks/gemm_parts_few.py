@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -52,6 +53,21 @@ def asking(text: str) -> list[Shape]:
     return [replace(base, stages=n, ask=k) for n in sorted({base.stages, max(3, fewer)}) for k in (0, 2 * n)][1:]
 
 
+def asked_rows(text: str) -> str:
+    """Of kernels that stream columns: warps ask the L2 cache for their first chunks before the wait, too."""
+    found = re.search(r"for \(int u = 0; u < (\d+); \+\+u\) \{ const int k = at \+ u \* (\d+);", text)
+    columns, chunks = re.search(r"j < (\d+); \+\+j\) h\[u\]\[j\] = k < (\d+) ", text).groups()  # type: ignore[union-attr]
+    assert found
+    ask = (
+        f"#pragma unroll\nfor (int u = 0; u < {2 * int(found[1])}; ++u) {{ const int k = start + u * {found[2]};\n"
+        f"if (k < {chunks} && lane % 2 == 0)\n#pragma unroll\n"
+        f"for (int j = 0; j < {columns}; ++j) w_prefetch(w[j] + k); }}\n"
+    )
+    before = "w_wait(); w_release();\nread(start);"
+    assert text.count(before) == 1
+    return text.replace(before, ask + before)
+
+
 def few() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with few rows."""
     g = Gemm(16, 4096, 4096, layout="nt")
@@ -94,7 +110,10 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
                 else:
                     low = tile(m, 112 if n == 14336 else 96, 6, groups=m // 64, blocks=0)
                     shapes += [replace(low, pair=y, ask=z) for y, z in ((0, 0), (0, 12), (2, 12), (5, 12))]
-            yield g, known(g) + _all(shapes)
+            streamed: list[Variant] = []
+            if m == 1 and "gemv" in text:
+                streamed = [("asked", Written(text), asked_rows, 2)]
+            yield g, known(g) + _all(shapes) + streamed
     for m in (32, 24, 100):
         g = Gemm(m, 4096, 4096, layout="nt")
         yield g, known(g) + _all([turned(m, 64, 6, 2), turned(m, 32, 6), turned(m, 128, 4, 4)])
