@@ -226,10 +226,12 @@ def test_products_of_8_bit_floats_lie_along_the_sum(types: str) -> None:
             feasible(bad, bad.problem(), H200)
 
 
-def test_products_of_bytes_are_mma_alone() -> None:
+def test_products_of_bytes_lie_along_the_sum() -> None:
     g = typed(Gemm(512, 512, 512, layout="nt", epilogue=epilogue("bias_gelu")), "i8")
-    for facts in (H200, profile("a100")):
-        assert {str(s.param("template")) for _, s in feasible(g, g.problem(), facts)} == {"mma"}
+    for facts, wanted in ((H200, {"tma", "mma"}), (profile("a100"), {"mma"})):
+        assert {str(s.param("template")) for _, s in feasible(g, g.problem(), facts)} == wanted
+    repacked = replace(g, layout="nn", constant=True)
+    assert feasible(repacked, repacked.problem(), H200)
     crossing = replace(g, layout="nn")
     with pytest.raises(NoTemplateError, match="a right operand of 8 bits that does not lie in chunks of 16"):
         feasible(crossing, crossing.problem(), H200)
