@@ -66,7 +66,7 @@ class Node:
         return hash((self.inputs, self.attrs, self.type.shape))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Graph:
     """A closed program: inputs and constants in, outputs out."""
 

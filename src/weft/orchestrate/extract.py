@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from weakref import ref
 
 from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, COMMUTATIVE, Category, Prim
+from weft.ir.remembered import while_it_lives
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
@@ -192,7 +194,7 @@ class _Shared:
     leaves: tuple[bool, ...]
 
 
-@lru_cache(maxsize=4)
+@while_it_lives
 def _shared(graph: Graph) -> _Shared:
     numbers: dict[tuple[object, ...], int] = {}
     nodes = graph.nodes
@@ -222,14 +224,14 @@ def _resolved(
     return classes.get(node, node)
 
 
-_last: list[tuple[Graph, Candidate, Mapping[NodeId, NodeId], Walked]] = []
+_last: list[tuple[ref[Graph], Candidate, Mapping[NodeId, NodeId], Walked]] = []
 """The candidate that was walked last: it is asked for once per combination of formats."""
 
 
 def _walked(graph: Graph, candidate: Candidate, classes: Mapping[NodeId, NodeId]) -> Walked:
     if _last:
         last_graph, last_candidate, last_classes, walked = _last[0]
-        if last_graph is graph and last_candidate is candidate and last_classes == classes:
+        if last_graph() is graph and last_candidate is candidate and last_classes == classes:
             return walked
     members = frozenset(bits(candidate.members))
     # inside, a member that computes the class is read in place of the class
@@ -258,7 +260,7 @@ def _walked(graph: Graph, candidate: Candidate, classes: Mapping[NodeId, NodeId]
             stack.pop()
             done[node] = operands
     walked = members, inside, tuple(done.items())
-    _last[:] = [(graph, candidate, dict(classes), walked)]
+    _last[:] = [(ref(graph), candidate, dict(classes), walked)]
     return walked
 
 
@@ -364,7 +366,7 @@ def _matching_origin(graph: Graph, candidate: Candidate) -> int:
     return _origin_index(graph).get((candidate.members, candidate.outputs), -1)
 
 
-@lru_cache(maxsize=8)
+@while_it_lives
 def _origin_index(graph: Graph) -> dict[tuple[Mask, tuple[NodeId, ...]], int]:
     stored = Stored.of(graph)
     found: dict[tuple[Mask, tuple[NodeId, ...]], int] = {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from weft.ir.graph import Graph, Mask, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.remembered import while_it_lives
 from weft.kernels.formats import Format, formats_of
 
 _KEEPS_ORDER = frozenset({Prim.SLICE, Prim.CONCAT, Prim.PAD, Prim.GATHER, Prim.BROADCAST})
@@ -21,7 +20,7 @@ def formats_in(graph: Graph, node: NodeId) -> tuple[Format, ...]:
     return formats_of(graph.type_of(node)) if image_values(graph) >> node & 1 else (Format.ROW,)
 
 
-@lru_cache(maxsize=16)
+@while_it_lives
 def image_values(graph: Graph) -> Mask:
     """Values connected with a convolution or window; constants are not among them."""
     users = graph.users()

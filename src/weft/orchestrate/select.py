@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 
 from weft.errors import InvalidGraphError
-from weft.ir.graph import Graph, Mask, NodeId, bits
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.remembered import while_it_lives
 from weft.kernels.candidate import Candidate, Kind
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
@@ -111,7 +112,7 @@ def build_instance(
 ) -> Instance:
     """The program's data. Weights are left out: they stand in memory in whatever order a kernel wants."""
     alternatives = alternatives or Alternatives(graph, {})
-    translate = _translation(graph, alternatives)
+    translate = _translation(alternatives)
     options = []
     for p in priced:
         reads, writes, computes = translate(p.candidate, p.input_formats, p.output_formats)
@@ -134,26 +135,26 @@ def build_instance(
 _Numbers = tuple[frozenset[int], frozenset[int], frozenset[int]]
 
 
-@lru_cache(maxsize=4)
+@while_it_lives
 def _translation(
-    graph: Graph, alternatives: Alternatives
+    alternatives: Alternatives,
 ) -> Callable[[Candidate, tuple[Format, ...], tuple[Format, ...]], _Numbers]:
     """What a candidate reads, writes and computes, as numbers: the same for every set of costs."""
-    classes = alternatives.classes
+    classes, graph, count = alternatives.classes, alternatives.graph, len(alternatives.graph)
     inputs = set(graph.inputs)
+    duals = mask_of(i for i in range(count) if len(formats_in(graph, i)) > 1)
     weights = frozenset(i for i in bits(Stored.of(graph).leaves) if i not in inputs)
     several = frozenset(classes) | frozenset(classes.values())
 
     @cache
     def number(node: NodeId, format: Format) -> int:
         node = classes.get(node, node)
-        dual = len(formats_in(graph, node)) > 1
-        return 2 * node + int(format is Format.LAST and dual)
+        return 2 * node + int(format is Format.LAST and bool(duals >> node & 1))
 
     @cache
     def computes(members: Mask) -> frozenset[int]:
         found = [classes.get(m, m) for m in bits(members)]
-        return frozenset((*found, *(len(graph) + m for m in bits(members) if m in several)))
+        return frozenset((*found, *(count + m for m in bits(members) if m in several)))
 
     @cache
     def translate(c: Candidate, ins: tuple[Format, ...], outs: tuple[Format, ...]) -> _Numbers:
@@ -164,7 +165,7 @@ def _translation(
     return translate
 
 
-@lru_cache(maxsize=4)
+@while_it_lives
 def _structure(alternatives: Alternatives) -> tuple[tuple[int, ...], frozenset[int], tuple[Way, ...]]:
     """Ranks, unavoidable values and ways: the same for every set of costs."""
     needs = Needs.of(Stored.of(alternatives.graph), alternatives)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import FREE, Prim
+from weft.ir.remembered import while_it_lives
 from weft.orchestrate.abstract import Dag
 
 INLINE_ELEMENTS = 16
@@ -41,7 +41,7 @@ def tables_inside(graph: Graph, members: Mask) -> Mask:
     )
 
 
-@lru_cache(maxsize=8)
+@while_it_lives
 def _image_tables(graph: Graph) -> tuple[tuple[tuple[NodeId, Mask, Mask], ...], Mask, Mask]:
     """(table, the gathers whose indices it is, all its readers) of constants; those gathers; all convolutions."""
     users = graph.users()

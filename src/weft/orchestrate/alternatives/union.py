@@ -13,7 +13,7 @@ from weft.ir.types import Array, DType
 from weft.orchestrate.stored import topological
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Alternatives:
     """A union graph: its extra nodes compute values that the graph already has."""
 
