@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from weft.nn.fused_mlp import FusedMLP
+from weft.nn.fused_network import FusedNetwork
 from weft.nn.graphed import GraphedStep
 from weft.nn.layers import Sine
 
-__all__ = ["FusedMLP", "GraphedStep", "Sine"]
+__all__ = ["FusedMLP", "FusedNetwork", "GraphedStep", "Sine"]

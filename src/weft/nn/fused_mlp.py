@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from weft.generate.cuda.training import Network
 from weft.ir.declined import Declined
 from weft.nn.autograd import by_composite, fused
 from weft.nn.kernels import DTYPES, FAR, VERIFIED, Backward, BackwardCall, ForwardCall, Kernels, kernels_of
@@ -56,6 +55,16 @@ class FusedMLP(nn.Sequential):
         super().__init__(OrderedDict(modules.items()))
         self.train(sequential.training if isinstance(sequential, nn.Sequential) else True)
         self._images = _Images()
+
+    @staticmethod
+    def from_module(module: nn.Module) -> nn.Module:
+        """The same for a module whose layers are not a sequence: skip and residual connections, several inputs.
+
+        Returns a `FusedMLP` for an `nn.Sequential`, else a `FusedNetwork`.
+        """
+        from weft.nn.fused_network import FusedNetwork
+
+        return FusedMLP(module) if isinstance(module, nn.Sequential) else FusedNetwork(module)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Columns of x are its last dimension; the result has the type that the module would give."""
@@ -107,37 +116,7 @@ class FusedMLP(nn.Sequential):
 
     def _run(self, x: torch.Tensor, known: _Known | Declined, *, trains: bool = False) -> _Run | Declined:
         """What computes the result for x, or why nothing does; `trains`: with gradients, whatever requires them."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-            return Declined("the module is being traced")
-        if not on_gpu(x):
-            return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
-        if isinstance(known, Declined):
-            return known
-        parameters, layers = known.parameters, known.layers
-        types = {p.dtype for p in parameters}
-        dtype = _type_of_products(x.dtype, types)
-        if isinstance(dtype, Declined):
-            return dtype
-        if x.dim() == 0 or x.shape[-1] != layers.widths[0]:
-            return Declined(f"an input of shape {tuple(x.shape)} for {layers.widths[0]} columns")
-        rows = x.numel() // x.shape[-1]
-        if not 0 < rows < _MOST_ROWS:
-            return Declined(f"{rows} rows")
-        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
-            return Declined("a transform of functions, or forward-mode gradients")
-        device = x.get_device()
-        for p in parameters:
-            if p.is_inference():
-                return Declined("parameters made in inference mode, which have no version")
-            if p.get_device() != device:
-                return Declined(f"parameters that are not on {x.device}")
-        given = x.dtype if x.dtype is torch.float32 else dtype
-        run = self._images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
-        if isinstance(run, Declined):
-            return run
-        trains = trains or (torch.is_grad_enabled() and known.trains(x))
-        refused = run.kernels.training_refused(rows) if trains else run.kernels.refused(rows)
-        return run if refused is None else refused
+        return run_of(self._images, x, known, trains=trains)
 
     def _known(self) -> _Known | Declined:
         """The layers, as they are now."""
@@ -152,6 +131,41 @@ class FusedMLP(nn.Sequential):
             if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
                 return Declined(f"module {name} has hooks")
         return layers_of(modules)
+
+
+def run_of(images: _Images, x: torch.Tensor, known: _Known | Declined, *, trains: bool = False) -> _Run | Declined:
+    """See `FusedMLP._run`."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        return Declined("the module is being traced")
+    if not on_gpu(x):
+        return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
+    if isinstance(known, Declined):
+        return known
+    parameters, layers = known.parameters, known.layers
+    types = {p.dtype for p in parameters}
+    dtype = _type_of_products(x.dtype, types)
+    if isinstance(dtype, Declined):
+        return dtype
+    if x.dim() == 0 or x.shape[-1] != layers.columns:
+        return Declined(f"an input of shape {tuple(x.shape)} for {layers.columns} columns")
+    rows = x.numel() // x.shape[-1]
+    if not 0 < rows < _MOST_ROWS:
+        return Declined(f"{rows} rows")
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return Declined("a transform of functions, or forward-mode gradients")
+    device = x.get_device()
+    for p in parameters:
+        if p.is_inference():
+            return Declined("parameters made in inference mode, which have no version")
+        if p.get_device() != device:
+            return Declined(f"parameters that are not on {x.device}")
+    given = x.dtype if x.dtype is torch.float32 else dtype
+    run = images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
+    if isinstance(run, Declined):
+        return run
+    trains = trains or (torch.is_grad_enabled() and known.trains(x))
+    refused = run.kernels.training_refused(rows) if trains else run.kernels.refused(rows)
+    return run if refused is None else refused
 
 
 class _Seen:
@@ -738,8 +752,7 @@ class _Images:
         self, layers: Layers, dtype: torch.dtype, given: torch.dtype, masters: torch.dtype | None, device: int
     ) -> _Run | Declined:
         wide = None if masters is None else DTYPES[masters]
-        net = Network(layers.widths, layers.acts, layers.biases, DTYPES[dtype], DTYPES[given], wide)
-        kernels = kernels_of(net, device)
+        kernels = kernels_of(layers.network(DTYPES[dtype], DTYPES[given], wide), device)
         return kernels if isinstance(kernels, Declined) else _Run(kernels, layers, dtype)
 
     def __deepcopy__(self, memo: object) -> _Images:

@@ -33,7 +33,7 @@ KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 _ALIGNED = 256
 """Of what stands in one buffer."""
-_SPILLED = 16
+_SPILLED = 64
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
@@ -181,7 +181,7 @@ class BackwardCall:
         self._partial = -(-kept // _ALIGNED) * _ALIGNED
         """Bytes before the shares of sums in the scratch."""
         self.scratch_bytes = self._partial + plan.partial_bytes
-        row_bytes = (4 if net.given is DType.F32 else 2) * net.widths[0], 2 * net.widths[-1]
+        row_bytes = (4 if net.given is DType.F32 else 2) * net.columns, 2 * net.widths[-1]
         self._parts: list[_Part] = []
         shares = plan.shares
         for start in range(0, rows, chunk):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
-from weft.generate.cuda.training import Activation
+from weft.generate.cuda.training import Activation, Added, Network
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.nn.formulas import by_torch, traced
 
 
@@ -41,18 +42,49 @@ class Layers:
     widths: tuple[int, ...]
     acts: tuple[Activation, ...]
     biases: tuple[bool, ...]
+    sources: tuple[tuple[int, ...], ...] = ()
+    """Of each layer, the values that it reads side by side, as in `Network`; none: the last one."""
+    added: tuple[Added | None, ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
+    row: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Of the input."""
+        return self.row if self.parts else self.widths[0]
+
+    def network(self, dtype: DType, given: DType, masters: DType | None) -> Network:
+        """What kernels compute."""
+        return Network(
+            self.widths, self.acts, self.biases, dtype, given, masters, self.sources, self.added, self.parts, self.row
+        )
 
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """The forward pass in torch's operations with products in `dtype`, differentiable as often as one likes.
 
-        x is (rows, widths[0]); parameters are weight and, where there is one, bias of each layer.
+        x is (rows, columns); parameters are weight and, where there is one, bias of each layer.
         """
         left = iter(parameters)
+        if self.sources or self.added or self.parts:
+            return self._with_skips(x, left, dtype)
         h = x.to(dtype)
         for act, bias in zip(self.acts, self.biases, strict=True):
             weight = next(left).to(dtype)
             h = _apply(act, F.linear(h, weight, next(left).to(dtype) if bias else None))
         return h
+
+    def _with_skips(self, x: torch.Tensor, left: Iterator[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        parts = self.parts or ((0, self.columns),)
+        values = {-i: x[:, at : at + n].to(dtype) for i, (at, n) in enumerate(parts)}
+        for layer, (act, bias) in enumerate(zip(self.acts, self.biases, strict=True)):
+            read = [values[v] for v in (self.sources[layer] if self.sources else (layer,))]
+            weight = next(left).to(dtype)
+            h = F.linear(torch.cat(read, -1), weight, next(left).to(dtype) if bias else None)
+            added = self.added[layer] if self.added else None
+            h = h + values[added.value] if added is not None and added.before else h
+            h = _apply(act, h)
+            values[layer + 1] = h + values[added.value] if added is not None and not added.before else h
+        return values[len(self.acts)]
 
 
 def layers_of(modules: Sequence[nn.Module]) -> Layers | Declined:

@@ -1,0 +1,138 @@
+"""`FusedNetwork`: a module of Linear layers with skip and residual connections that runs in generated kernels."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.ir.declined import Declined
+from weft.nn.fused_mlp import SeenCall, _Images, _Known, _Run, _Seen, run_of
+from weft.nn.traces import Traced, traced
+
+
+class FusedNetwork(nn.Module):
+    """A drop-in for a module whose `forward` is Linear layers over rows: concatenations, additions, several inputs.
+
+    The module's submodules and parameters are held under the same names: parameters, `state_dict` and `.to(...)` are as
+    before. `forward` is traced once for each number of columns; where it is layers that kernels know - Linear layers,
+    activations, `torch.cat` of the input, of other inputs and of earlier values along the columns, one addition of an
+    earlier value per layer, in front of its activation or behind, columns of an input - it runs as `FusedMLP` does.
+    Everywhere else it is the module: `why_not(*inputs)` says why.
+
+    Several inputs are joined in memory first; gradients come out of that for each of them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Takes over what `module` holds; it stays usable and shares the parameters.
+
+        Raises:
+            TypeError: it is no module.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"FusedNetwork wraps an nn.Module, not a {type(module).__name__}")
+        super().__init__()
+        self.__dict__["_inner"] = module
+        self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
+        self.training = module.training
+        self._images = _Images()
+        self.__dict__["_traces"] = {}
+        self.__dict__["_ends"] = {}
+
+    def train(self, mode: bool = True) -> FusedNetwork:
+        """As of any module."""
+        super().train(mode)
+        self._inner.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What the module has besides."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_inner" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["_inner"], name)
+
+    def forward(self, *inputs: torch.Tensor, **others: Any) -> torch.Tensor:
+        """The module's result; the last dimension of each input is that of columns, all others are equal."""
+        found = None if others else self._prepared(inputs)
+        if found is None or isinstance(found, Declined):
+            result: torch.Tensor = self._inner(*inputs, **others)
+            return result
+        known, run, x = found
+        return SeenCall(known, run, x, self._end(run, inputs))(x)
+
+    def why_not(self, *inputs: torch.Tensor) -> str | None:
+        """Why these inputs go through the module; None: they go through the kernels."""
+        found = self._prepared(inputs)
+        return found.reason if isinstance(found, Declined) else None
+
+    def why_no_fused_backward(self, *inputs: torch.Tensor) -> str | None:
+        """Why gradients for these inputs are computed by torch; None: by the kernels."""
+        found = self._prepared(inputs, trains=True)
+        return found.reason if isinstance(found, Declined) else None
+
+    def refresh(self) -> None:
+        """Read the parameters anew at the next call: they were changed behind autograd's back."""
+        self._images.clear()
+
+    def _prepared(
+        self, inputs: tuple[torch.Tensor, ...], *, trains: bool = False
+    ) -> tuple[_Known, _Run, torch.Tensor] | Declined:
+        """What computes the result, and of what; or why nothing does."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            return Declined("the module is being traced")
+        given: tuple[object, ...] = inputs
+        if not given or not all(isinstance(x, torch.Tensor) and x.dim() > 0 for x in given):
+            return Declined("inputs that are no tensors of columns")
+        if len({x.shape[:-1] for x in inputs}) > 1 or len({x.device for x in inputs}) > 1:
+            return Declined("inputs of different rows, or on different devices")
+        if not all(x.is_floating_point() for x in inputs):
+            return Declined("inputs that are no floats")
+        trace = self._trace(tuple(x.shape[-1] for x in inputs), inputs[0].dim())
+        if isinstance(trace, Declined):
+            return trace
+        found, seen = trace
+        if len({x.dtype for x in inputs}) > 1 and not torch.is_autocast_enabled("cuda"):
+            return Declined("inputs of several types")
+        known = _Known(found.layers, seen.in_order(), seen)
+        with torch.autocast("cuda", enabled=False):
+            x = found.joined(inputs)
+        run = run_of(self._images, x, known, trains=trains)
+        return run if isinstance(run, Declined) else (known, run, x)
+
+    def _trace(self, widths: tuple[int, ...], dims: int) -> tuple[Traced, _Seen] | Declined:
+        """The layers for inputs of these columns, as they are now."""
+        key = widths, dims
+        last = self._traces.get(key)
+        if last is not None:
+            modules, seen, found = last
+            if tuple(self._inner.modules()) == modules and seen.holds(seen.modules):
+                return found if isinstance(found, Declined) else (found, seen)
+        found = traced(self._inner, widths, dims)
+        modules = tuple(self._inner.modules())
+        held = modules if isinstance(found, Declined) else found.modules
+        layers = found if isinstance(found, Declined) else found.layers
+        seen = _Seen(held, layers)
+        self._traces[key] = modules, seen, found
+        return found if isinstance(found, Declined) else (found, seen)
+
+    def _end(self, run: _Run, inputs: tuple[torch.Tensor, ...]) -> torch.dtype | None:
+        """Type of the result, where autocast makes it another one: as the module has it for a row."""
+        key = torch.is_autocast_enabled("cuda"), run.dtype, *((x.shape[-1], x.dtype) for x in inputs)
+        if key not in self._ends:
+            with torch.no_grad():
+                row = [x.new_zeros((*(1 for _ in x.shape[:-1]), x.shape[-1])) for x in inputs]
+                self._ends[key] = self._inner(*row).dtype
+        end: torch.dtype = self._ends[key]
+        return None if end is run.dtype else end
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedNetwork:
+        """A network of its own around a copy of the module."""
+        return FusedNetwork(copy.deepcopy(self._inner, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FusedNetwork, (self._inner,)

@@ -1,0 +1,218 @@
+"""`FusedNetwork`: what a module is traced to, why others are not; a host in place of a GPU, kernels by emulation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.nn import emulation
+from torch import nn
+from torch.nn import functional as F
+
+from weft.generate.cuda.training import Added
+from weft.ir.declined import Declined
+from weft.nn import FusedMLP, FusedNetwork, Sine
+from weft.nn.traces import Traced, traced
+
+ROWS = 37
+
+
+class Field(nn.Module):
+    """A radiance field: the position again in the middle, the direction beside the features."""
+
+    def __init__(self, width: int = 24, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.below = nn.ModuleList([nn.Linear(15, width), nn.Linear(width, width)])
+        self.above = nn.ModuleList([nn.Linear(width + 15, width), nn.Linear(width, width)])
+        self.features = nn.Linear(width, width)
+        self.side, self.color = nn.Linear(width + 9, width), nn.Linear(width, 3)
+        self.act = act or nn.SiLU()
+
+    def forward(self, x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        h = x
+        for layer in self.below:
+            h = self.act(layer(h))
+        h = torch.cat([x, h], -1)
+        for layer in self.above:
+            h = self.act(layer(h))
+        h = torch.cat([self.features(h), d], dim=-1)
+        return torch.sigmoid(self.color(F.silu(self.side(h))))
+
+
+class Columns(Field):
+    """The same, of one tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = torch.split(x, [15, 9], dim=-1)
+        return super().forward(a, b)
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        h = h + self.blocks[0](h)
+        h = F.silu(self.blocks[1](h) + h)
+        return self.last(h)
+
+
+def parts_of(module: nn.Module, *widths: int) -> Traced:
+    found = traced(module, widths, 2)
+    assert isinstance(found, Traced), found.reason
+    return found
+
+
+def test_a_radiance_field_is_layers_with_skips():
+    found = parts_of(Field(), 15, 9)
+    layers = found.layers
+    assert layers.widths == (15, 24, 24, 24, 24, 24, 24, 3)
+    assert layers.sources == ((0,), (1,), (0, 2), (3,), (4,), (5, -1), (6,))
+    assert layers.parts == ((0, 15), (16, 9)) and layers.row == 32 and not found.whole
+    assert [x.kind for x in layers.acts] == ["silu"] * 4 + ["identity", "silu", "sigmoid"]
+
+
+def test_columns_of_one_input_stay_where_they_are():
+    found = parts_of(Columns(), 24)
+    assert found.layers.parts == ((0, 15), (15, 9)) and found.layers.row == 24 and found.whole
+
+
+def test_residuals_are_added_in_front_of_an_activation_or_behind():
+    found = parts_of(Residual(), 5).layers
+    assert found.added == (None, None, Added(1, True), None, Added(3, True), None)
+    assert [x.kind for x in found.acts] == ["tanh", "tanh", "identity", "tanh", "silu", "identity"]
+    assert not found.parts and found.columns == 5
+
+
+def test_a_sequence_is_plain():
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    assert not parts_of(net, 3).layers.sources
+    assert isinstance(FusedMLP.from_module(net), FusedMLP)
+    assert isinstance(FusedMLP.from_module(Field()), FusedNetwork)
+
+
+class _Changed(nn.Module):
+    """Two layers, and what a function makes of their values."""
+
+    def __init__(self, f: object) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.f = f
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(self, x)  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("f", "part"),
+    [
+        (lambda m, x: m.b(m.a(x)) * x, "mul, which no kernel"),
+        (lambda m, x: (m.b(m.a(x)), x), "not that of one layer"),
+        (lambda m, x: m.b(torch.relu(m.a(x)) + x + x), "two values are added"),
+        (lambda m, x: m.b(m.a(x) if x.sum() > 0 else x), "cannot be traced"),
+        (lambda m, x: m.b(m.a(x).mean(0, keepdim=True)), "mean, which no kernel"),
+        (lambda m, x: m.c(torch.relu(h := m.a(x)) + m.b(h)), "read before and behind"),
+        (lambda m, x: m.a(x), "fewer than two"),
+        (lambda m, x: m.b(torch.cat([m.a(x)[:, :3], x[:, :3]], -1)), "an item of what is no input"),
+        (lambda m, x: m.b(torch.cat([m.a(x), x], 0)), "dimension 0"),
+        (lambda m, x: m.b(F.dropout(m.a(x))), "dropout, which no kernel"),
+        (lambda m, x: m.b(torch.relu(torch.tanh(m.a(x)))), "behind another activation"),
+    ],
+)
+def test_what_is_no_chain_says_why(f: object, part: str):
+    module = _Changed(f)
+    found = traced(module, (6,), 2)
+    assert isinstance(found, Declined) and part in found.reason
+    wrapped = FusedNetwork(module)
+    assert wrapped.why_not(torch.randn(4, 6)) is not None
+
+
+def test_a_drop_in():
+    plain = Field()
+    net = FusedNetwork(plain)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    assert all(a is b for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+    x, d = torch.randn(2, 7, 15), torch.randn(2, 7, 9)
+    assert torch.equal(net(x, d), plain(x, d))
+    assert net.why_not(x, d) == "the input is on cpu; kernels are for CUDA devices"
+    for other in (copy.deepcopy(net), copy.copy(net)):
+        assert torch.equal(other(x, d), net(x, d))
+    assert next(copy.deepcopy(net).parameters()) is not next(net.parameters())
+    net.double()
+    assert net(x.double(), d.double()).dtype is torch.float64 and plain.color.weight.dtype is torch.float64
+    net.eval()
+    assert not plain.training and not plain.color.training
+    with pytest.raises(TypeError, match="not a int"):
+        FusedNetwork(3)  # type: ignore[arg-type]
+
+
+def test_what_is_changed_is_seen():
+    net = FusedNetwork(Residual())
+    before = net._trace((5,), 2)
+    assert net._trace((5,), 2) is not before or before is not None
+    net.blocks[1][1] = Sine(2.0)
+    after = net._trace((5,), 2)
+    assert not isinstance(after, Declined) and after[0].layers.acts[3].kind == "sin"
+    net.blocks[0].register_forward_hook(lambda *a: None)
+    hooked = net._trace((5,), 2)
+    assert isinstance(hooked, Declined) and "has hooks" in hooked.reason
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With autocast to bfloat16."""
+    emulation.install(monkeypatch)
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    yield
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+@pytest.mark.parametrize("make", [Field, Columns, Residual])
+def test_forward_and_gradients_by_kernels(make: type[nn.Module], gpu: None):
+    torch.manual_seed(0)
+    module = make()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(p.bfloat16())
+    net = FusedNetwork(module)
+    widths = {Field: (15, 9), Columns: (24,), Residual: (5,)}[make]
+    inputs = [torch.randn(ROWS, n).bfloat16().float().requires_grad_() for n in widths]
+    dy = torch.randn(ROWS, 3).bfloat16()
+    assert net.why_not(*inputs) is None and net.why_no_fused_backward(*inputs) is None
+    emulation.launched.clear()
+    y = net(*inputs)
+    leaves = [*inputs, *net.parameters()]
+    found = torch.autograd.grad(y, leaves, dy.to(y.dtype))
+    assert any(x.endswith("_chain") for x in emulation.launched), emulation.launched
+    double = copy.deepcopy(module).double()
+    points = [x.detach().double().requires_grad_() for x in inputs]
+    with torch.autocast("cuda", enabled=False):
+        wanted_y = double(*points)
+        wanted = torch.autograd.grad(wanted_y, [*points, *double.parameters()], dy.double())
+    for a, b in zip([y, *found], [wanted_y.detach(), *wanted], strict=True):
+        assert float((a.detach().double() - b).norm()) <= 2e-2 * float(b.norm()) + 1e-6
+    assert [a.dtype for a in found] == [x.dtype for x in leaves]
+
+
+def test_second_derivatives_by_torch(gpu: None):
+    torch.manual_seed(0)
+    net = FusedNetwork(Residual(16))
+    x = torch.randn(9, 5).requires_grad_()
+    (slope,) = torch.autograd.grad(net(x).float().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((slope**2).sum(), net.first.weight)
+    double = copy.deepcopy(net._inner).double()
+    point = x.detach().double().requires_grad_()
+    with torch.autocast("cuda", enabled=False):
+        (slope,) = torch.autograd.grad(double(point).sum(), point, create_graph=True)
+        (wanted,) = torch.autograd.grad((slope**2).sum(), double.first.weight)
+    assert float((second.double() - wanted).norm()) <= 5e-2 * float(wanted.norm())
