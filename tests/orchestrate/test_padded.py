@@ -282,6 +282,22 @@ def test_results_of_the_graph_are_sliced_or_computed_plainly() -> None:
     assert [found.graph.type_of(o).shape[1] for o in found.graph.outputs] == [35, 16]
 
 
+def test_the_alternatives_of_other_rules_stay_candidates() -> None:
+    """Two products that may be merged, whose results are padded: both ways are enumerated."""
+    net = Net()
+    x = net.input(1, 16, 12, 12)
+    parts = [net.relu(net.conv(net.relu(net.conv(x, 35)), 16)) for _ in range(2)]
+    graph = net.b.build([net.b.apply(Prim.ADD, *parts)])
+    plain = find_alternatives(graph)
+    assert len(plain.classes) == 2
+    found = found_in(graph)
+
+    def sets(of: Alternatives) -> set[tuple[int, tuple[int, ...]]]:
+        return {(c.members, c.outputs) for c in enumerate_candidates(of.graph, alternatives=of).candidates}
+
+    assert sets(plain) < sets(found)
+
+
 # ---- where there is none
 
 

@@ -344,10 +344,10 @@ class _Padding:
             seen.add(v)
             node = graph.nodes[v]
             if v in forms and CATEGORY[node.prim] not in (Category.VIEW, Category.BROADCAST):
-                m.stands_for(self._plain(forms[v]), v)
+                m.stands_for(self._plain(forms[v]), v, alone=True)
                 continue
             if v in self.readers:
-                m.stands_for(self._contracted(v), v)
+                m.stands_for(self._contracted(v), v, alone=self.direct[self.readers[v]])
                 if self.direct[self.readers[v]]:
                     continue
             waiting.extend(node.inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from weft.errors import InvalidGraphError
@@ -99,6 +100,8 @@ class Maker:
         self.b.adopt_origins(graph.origins)
         self.found: list[tuple[NodeId, NodeId]] = []
         """(original, extra)"""
+        self.alone: set[NodeId] = set()
+        """Alternatives that share no version with those of other rules."""
         self.users = graph.users()
         self.apart = 0
         """Extra nodes that only candidates made for them compute."""
@@ -117,11 +120,15 @@ class Maker:
         """False once the graph has doubled: then no further alternative is begun."""
         return len(self.b) < 2 * len(self.graph) + 16
 
-    def stands_for(self, extra: NodeId, original: NodeId) -> None:
-        """Note an alternative; one that turned out to be an old node is none, nor is one of too many."""
+    def stands_for(self, extra: NodeId, original: NodeId, *, alone: bool = False) -> None:
+        """Note an alternative; one that turned out to be an old node is none, nor is one of too many.
+
+        `alone`: what it is made of takes the place of values in front of it, which no version of it would compute.
+        """
         fits = extra >= len(self.graph) and self.b.type_of(extra) == self.graph.type_of(original)
         if fits and sum(o == original for o, _ in self.found) < MAX_PER_VALUE:
             self.found.append((original, extra))
+            self.alone |= {extra} if alone else set()
 
     def factor(self, node: NodeId, rank: int, axis: int) -> Array | None:
         """A constant operand that varies along one axis at most: its values along that axis (one, or all).
@@ -155,20 +162,23 @@ class Maker:
             output_names=self.graph.output_names,
         )
         found = self.found
-        made = _assemble(union, found, old)
+        made = _assemble(union, found, old, self.alone)
         if not made.acyclic():
             found = []
             for pair in self.found:  # some wait for each other: the later ones go
-                if _assemble(union, [*found, pair], old).acyclic():
+                if _assemble(union, [*found, pair], old, self.alone).acyclic():
                     found.append(pair)
-            made = _assemble(union, found, old)
+            made = _assemble(union, found, old, self.alone)
         return replace(made, apart=self.apart & made.extra)
 
 
-def _assemble(union: Graph, found: Sequence[tuple[NodeId, NodeId]], old: int) -> Alternatives:
+def _assemble(
+    union: Graph, found: Sequence[tuple[NodeId, NodeId]], old: int, alone: AbstractSet[NodeId]
+) -> Alternatives:
     versions: list[dict[NodeId, NodeId]] = []
     for original, extra in found:
-        home = next((v for v in versions if original not in v), None)
+        alike = (v for v in versions if alone.isdisjoint(v.values()) == (extra not in alone))
+        home = next((v for v in alike if original not in v), None)
         if home is None:
             home = {}
             versions.append(home)
