@@ -55,7 +55,9 @@ class Net:
         return y
 
     def weight(self, *shape: int, axis: int, zero: int = 0, each: bool = True) -> NodeId:
-        q = self.b.constant(RNG.integers(-127, 128, shape).astype(np.int8))
+        numbers = RNG.integers(-127, 128, shape).astype(np.int8)
+        numbers[(0, slice(None)) if axis == 1 else (slice(None), 0)] = 127  # the largest of a channel
+        q = self.b.constant(numbers)
         n = shape[axis]
         s = self.number(RNG.uniform(0.001, 0.01, n) if each else 0.003)
         z = self.number(np.full(n, zero) if each else zero, np.int8)
@@ -66,10 +68,12 @@ class Net:
         return clean_up(self.b.build([self.through(y, 0.5, 0)]), strict=False).graph
 
 
-def linear(zero: int = 0, kind: type = np.int8, *, each: bool = True, rank: int = 2, of_weight: int = 0) -> Graph:
+def linear(
+    zero: int = 0, kind: type = np.int8, *, each: bool = True, rank: int = 2, of_weight: int = 0, wide: int = 640
+) -> Graph:
     net = Net()
     x = net.b.input(TensorType(F32, (64, 512) if rank == 2 else (2, 32, 512)))
-    w = net.weight(512, 640, axis=1, each=each, zero=of_weight)
+    w = net.weight(512, wide, axis=1, each=each, zero=of_weight)
     return net.done(matmul(net.b, net.through(x, 0.02, zero, kind), w))
 
 
@@ -80,10 +84,10 @@ def turned() -> Graph:
     return net.done(matmul(net.b, net.through(x, 0.02, 5, np.uint8), w))
 
 
-def convolution(zero: int, pad: int) -> Graph:
+def convolution(zero: int, pad: int, wide: int = 256) -> Graph:
     net = Net()
     x = net.b.input(TensorType(F32, (1, 128, 9, 9)))
-    w = net.weight(256, 128, 3, 3, axis=0)
+    w = net.weight(wide, 128, 3, 3, axis=0)
     how = {"strides": (1, 1), "pads_lo": (pad, pad), "pads_hi": (pad, pad), "dilations": (1, 1)}
     return net.done(conv(net.b, net.through(x, 0.02, zero, np.uint8), w, **how))
 
@@ -94,10 +98,24 @@ CASES = {
     "one scale": linear(each=False),
     "rows of two dimensions": linear(3, np.uint8, rank=3),
     "a turned weight": turned(),
+    "a small weight": linear(wide=48),
+    "a small weight of one scale": linear(9, np.uint8, wide=48, each=False),
+    "a small convolution": convolution(0, 1, 16),
     "a convolution": convolution(0, 1),
     "a convolution with a zero point": convolution(9, 0),
 }
+
+
+def not_quantised() -> Graph:
+    net = Net()
+    x = net.b.input(TensorType(F32, (64, 512)))
+    w = net.b.constant(RNG.standard_normal((512, 48)).astype(np.float32))
+    return net.done(matmul(net.b, net.through(x, 0.02, 0), w))
+
+
 OTHERS = {
+    "a weight that is no bytes": not_quantised(),
+    "a small weight with a zero point": linear(wide=48, of_weight=100),
     "a zero point of the weight": linear(of_weight=2),
     "padding that is no zero": convolution(9, 1),
 }
