@@ -39,14 +39,13 @@ def norm_groups(graph: Graph, stored: Stored, *, own: bool | None = None) -> Ite
         if not norm or (whole and not own):
             continue
         after, sink = behind(graph, stored, v)
-        if not _apart(stored, norm | 1 << v | after, (sink, value)):
-            after, sink = 0, v
-        members = norm | 1 << v | after
-        if not _apart(stored, members, (sink, value)):
-            continue
-        yield members, (sink,)
-        if stored.dag.consumers[value] & ~members or stored.results >> value & 1:
-            yield members, tuple(sorted((sink, value)))
+        shared = stored.dag.consumers[value] & ~(1 << v) or stored.results >> value & 1
+        # what is behind may also be part of what reads it: heads of attention add their biases themselves
+        for members, last in {norm | 1 << v | after: sink, norm | 1 << v: v}.items():
+            if _apart(stored, members, (last, value)):
+                yield members, (last,)
+                if shared:
+                    yield members, tuple(sorted((last, value)))
     yield from _leaving(graph, stored)
 
 
