@@ -103,7 +103,7 @@ def enumerate_candidates(
             _add_pairs(found, stored, limits, only, rejected)
         if limits.multiprocessors:
             every = {**every, **groups}
-            _add_grouped(found, stored, limits, every, only, rejected)
+            _add_grouped(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
@@ -307,11 +307,14 @@ def _add_grouped(
     groups: Mapping[NodeId, tuple[Mask, ...]],
     only: Mask,
     rejected: Counter[str],
+    *,
+    merged: bool,
 ) -> None:
     """Products that need nothing of each other in one launch, and products that are stored as slices."""
     graph = found.graph
     parts = parts_of(graph, stored, groups)
-    every = (*sibling_groups(graph, stored, parts, limits.multiprocessors), *split_groups(graph, stored))
+    siblings = sibling_groups(graph, stored, parts, limits.multiprocessors, merged=merged)
+    every = (*siblings, *split_groups(graph, stored))
     for members, written in every:
         if stored.inputs_of(members).bit_count() > MAX_GROUPED_INPUTS:
             rejected["too many inputs"] += 1

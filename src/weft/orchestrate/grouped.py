@@ -22,6 +22,8 @@ SIDE = 64
 ROUNDS = 2
 """A product of more tiles than so many for each multiprocessor fills the GPU alone."""
 MOST_SLICES = 8
+FEW = 4
+"""Products of a depth up to which all are one group, and no fewer."""
 
 Parts = Mapping[NodeId, tuple[Mask, NodeId]]
 """Product -> itself with what follows it in its kernel, and the one of these that is written."""
@@ -44,20 +46,23 @@ def parts_of(
 
 
 def sibling_groups(
-    graph: Graph, stored: Stored, parts: Parts, multiprocessors: int
+    graph: Graph, stored: Stored, parts: Parts, multiprocessors: int, *, merged: bool = False
 ) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
-    """(members, those that are written) of small products of one depth; convex."""
+    """(members, those that are written) of small products of one depth; convex.
+
+    `merged`: another version of the graph has products of one operand as one.
+    """
     small = [v for v in parts if _is_small(graph, v, multiprocessors)]
     linear = mask_of(parts)
     seen: set[tuple[NodeId, ...]] = set()
-    for related in (stored.dag.ancestors, stored.dag.descendants):
+    for related, joined in ((stored.dag.ancestors, False), (stored.dag.descendants, True)):
         depth = _depths(parts, related, linear)
         levels: dict[object, list[NodeId]] = {}
         for v in small:
             levels.setdefault((depth[v], graph.type_of(v).dtype), []).append(v)
         for level in levels.values():
-            for chosen in _sets(graph, stored, parts, level):
-                if chosen in seen:
+            for chosen in _joined(stored, parts, level) if joined else _sets(graph, stored, parts, level):
+                if len(chosen) < 2 or chosen in seen or (merged and _merges(graph, parts, chosen)):
                     continue
                 seen.add(chosen)
                 found = _together(stored, [parts[v] for v in chosen])
@@ -89,20 +94,52 @@ def _depths(parts: Parts, related: Sequence[Mask], linear: Mask) -> dict[NodeId,
 
 
 def _sets(graph: Graph, stored: Stored, parts: Parts, level: list[NodeId]) -> Iterator[tuple[NodeId, ...]]:
-    """Sets worth a candidate: all of a level, and those whose results one value reads or that read one value."""
-    if 2 <= len(level) <= MOST_MEMBERS:
+    """Sets of products of one depth from the inputs: all; of many also those that read, or are read by, one value."""
+    if len(level) <= MOST_MEMBERS:
         yield tuple(level)
-    near: dict[tuple[str, NodeId], list[NodeId]] = {}
+    if len(level) > FEW:
+        near: dict[NodeId, list[NodeId]] = {}
+        for v in level:
+            for value in bits(stored.reads[v] & ~parts[v][0]):
+                if graph.nodes[value].prim is not Prim.CONSTANT:
+                    near.setdefault(value, []).append(v)
+        yield from (tuple(x) for x in near.values() if len(x) <= MOST_MEMBERS)
+        yield from _joined(stored, parts, level)
+
+
+def _joined(stored: Stored, parts: Parts, level: list[NodeId]) -> Iterator[tuple[NodeId, ...]]:
+    """Sets of products that one product is the next to need, or that lead to results without any further one."""
+    linear = mask_of(parts)
+    near: dict[NodeId, list[NodeId]] = {}
     for v in level:
-        members, sink = parts[v]
-        for reader in bits(stored.dag.consumers[sink]):
-            near.setdefault(("read by", reader), []).append(v)
-        for value in bits(stored.reads[v] & ~members):
-            if graph.nodes[value].prim is not Prim.CONSTANT:
-                near.setdefault(("read", value), []).append(v)
-    for chosen in near.values():
-        if 2 <= len(chosen) <= MOST_MEMBERS:
-            yield tuple(chosen)
+        for reader in _next(stored, parts[v][1], linear):
+            near.setdefault(reader, []).append(v)
+    yield from (tuple(x) for x in near.values() if len(x) <= MOST_MEMBERS)
+
+
+def _next(stored: Stored, value: NodeId, linear: Mask) -> Iterator[NodeId]:
+    """Products that need a value through none before them; -1 where it leads to a result of the graph."""
+    seen = frontier = 1 << value
+    while frontier:
+        grown = 0
+        for v in bits(frontier & ~linear | 1 << value & frontier):
+            grown |= stored.dag.consumers[v]
+        frontier = grown & ~seen
+        seen |= frontier
+    yield from bits(seen & linear & ~(1 << value))
+    if seen & ~linear & stored.results or 1 << value & stored.results:
+        yield -1
+
+
+def _merges(graph: Graph, parts: Parts, chosen: Iterable[NodeId]) -> bool:
+    """Whether some are one product in another version of the graph, and nothing is gained by storing them apart."""
+    kinds = []
+    for v in chosen:
+        n = graph.nodes[v]
+        if graph.nodes[n.inputs[1]].prim is Prim.CONSTANT and graph.nodes[parts[v][1]].prim is not Prim.TRANSPOSE:
+            kernel = graph.type_of(n.inputs[1]).shape[2:] if n.prim is Prim.CONV else ()
+            kinds.append((n.prim, n.inputs[0], n.attrs, kernel))
+    return len(set(kinds)) < len(kinds)
 
 
 def _together(stored: Stored, chosen: Iterable[tuple[Mask, NodeId]]) -> tuple[Mask, tuple[NodeId, ...]] | None:
