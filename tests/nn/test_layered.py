@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import itertools
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,3 +208,57 @@ def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeyp
     with torch.no_grad():
         assert module.why_no_fused_backward(x) == "torch is faster"
         assert module.why_not(x) is None
+
+
+def test_states_go_with_their_kernels_unless_a_graph_was_captured(monkeypatch: pytest.MonkeyPatch):
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    source = SimpleNamespace(state_bytes=16)
+    memory = layered.Memory()
+
+    def kernel() -> layered.Chosen:
+        return layered.Chosen(SimpleNamespace(source=source), 1.0)  # type: ignore[arg-type]
+
+    one, other = kernel(), kernel()
+    assert memory.state(one) == memory.state(one) != memory.state(other)
+    assert len(memory._states) == 2
+    del one
+    assert len(memory._states) == 1
+    capturing = True
+    assert memory.state(other) == memory.state(other)
+    del other
+    assert len(memory._states) == 1
+
+
+def test_threads_with_two_modules_of_one_network_take_turns(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
+    first = _run(net, torch.float16, torch.float16, masters=False)
+    runs = [first, fused_mlp._Run(first.kernels, first.layers, torch.float16)]
+    x = torch.randn(9, 16).half().requires_grad_()
+    parameters = list(net.parameters())
+    wanted = torch.autograd.grad(net(x).sum(), [x, *parameters])
+    inside, most, failures = 0, 0, []
+    plain = layered.Chosen.run
+
+    def counted(self: layered.Chosen, *arguments: Any) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        plain(self, *arguments)
+        inside -= 1
+
+    monkeypatch.setattr(layered.Chosen, "run", counted)
+
+    def work(run: fused_mlp._Run) -> None:
+        for _ in range(3):
+            found = torch.autograd.grad(fused(run, x, parameters).sum(), [x, *parameters])
+            failures.extend(1 for a, b in zip(found, wanted, strict=True) if not torch.allclose(a, b, 2e-2, 2e-2))
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures and most == 1

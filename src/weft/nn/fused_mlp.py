@@ -507,6 +507,7 @@ class _Run:
                 return None
             if self._blocks is None:
                 self._blocks = made.image()
+            handle = self._begin()  # a pass that was run for comparison may have let another one begin on its stream
             call = self._kept(self._backs, key, made.call(self.kernels.net, key[0], self._blocks))
         if self._blocks_of[0] != self._stamp or self._blocks_of[1] != addresses:
             call.pack(addresses, handle)

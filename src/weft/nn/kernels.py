@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from threading import RLock
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Pointer
 from weft.nn.layered import ByLayers
 from weft.nn.timing import least, near, normal_like, stream
+from weft.nn.turns import in_turn
 from weft.options import Options
 
 KEPT_FORWARDS = 32
@@ -41,6 +43,7 @@ VERIFIED = 2048
 """Rows whose results are compared with torch's before a kernel is used."""
 FAR = 0.3
 """Share of their norm by which results may differ: far more than rounding does, far less than a wrong kernel."""
+_T = TypeVar("_T")
 Reference = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 """First rows of an input, or of the gradient of a result -> what torch's operations give for them."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
@@ -131,6 +134,22 @@ class Backward:
 
     plan: Gradient
     functions: dict[str, Function] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Gradient, cubin: Path) -> Backward:
+        """Loaded.
+
+        Raises:
+            DeviceError: this device has too little for it [W301].
+        """
+        module = Module(cubin)
+        entries = [plan.pack, plan.chain]
+        if plan.partial_bytes:
+            entries += [plan.finish] if plan.inside else [plan.sums, plan.finish]
+        made = Backward(plan, {e.name: module.function(e.name) for e in entries})
+        for e in entries:
+            made.functions[e.name].prepare(e.shared_bytes)
+        return made
 
     def direct(self, entry: Entry, blocks: int, *words: int) -> Direct:
         """A launch with these arguments; some are written later."""
@@ -223,13 +242,14 @@ class BackwardCall:
 
 
 class Kernels:
-    """All kernels of one network on one device; calls are made with that device current."""
+    """All kernels of one network on one device; calls are made with that device current, and threads take turns."""
 
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc) -> None:
         self.net, self.facts, self.nvrtc = net, facts, nvrtc
         self.places, self.elements = net.places(), net.elements
         self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
         """(shape, strides, offset) of each parameter among all."""
+        self.lock = RLock()
         self._changes = 0
         self._asked = False
         self._backward_refused: Declined | None = None
@@ -244,6 +264,7 @@ class Kernels:
         """How often something was refused or forgotten: what was found before is to be asked for again."""
         return self._changes if self._by_layers is None else self._by_layers.changes
 
+    @in_turn
     def refused(self, rows: int) -> Declined | None:
         """Why the forward pass of so many rows is no kernel, as far as can be said without compiling one."""
         if rows in self._forwards:
@@ -258,6 +279,7 @@ class Kernels:
             self._refusals[rows] = schedules if isinstance(schedules, Declined) else None
         return self._refusals[rows]
 
+    @in_turn
     def forward(self, x: torch.Tensor, parameters: Sequence[int], reference: Reference) -> Forward | Declined:
         """For the rows of x: the fastest schedule whose first rows are those of `reference`.
 
@@ -283,18 +305,14 @@ class Kernels:
         sources = [s for x in schedules if isinstance(s := mlp.emit(problem, x, self.net.masters), CudaSource)]
         jobs = [CompileJob(s.text, self.facts.arch, s.flags) for s in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
-        best: tuple[float, Forward | Declined] = math.inf, Declined("no forward kernel compiles and is right")
         wanted = reference(x[:VERIFIED])
-        for source, result in zip(sources, results, strict=True):
-            if not isinstance(result, CompiledCubin):
-                continue
-            try:
-                forward = Forward.of(source, result.path)
-                seconds = self._time(forward, x, parameters, wanted)
-            except WeftError:  # this device has too little for the schedule; the others may do
-                continue
-            if seconds < best[0]:
-                best = seconds, forward
+
+        def tried(source: CudaSource, cubin: Path) -> tuple[float, Forward]:
+            forward = Forward.of(source, cubin)
+            return self._time(forward, x, parameters, wanted), forward
+
+        compiled = [(s, r.path) for s, r in zip(sources, results, strict=True) if isinstance(r, CompiledCubin)]
+        best = _fastest((partial(tried, *c) for c in compiled), "no forward kernel compiles and is right")
         if isinstance(best[1], Forward) and best[1].source.schedule.param("template") == "mlp_wide":
             columns = max(self.net.widths)
             if least(lambda: reference(x)) < best[0]:
@@ -312,6 +330,7 @@ class Kernels:
         call.run(*ends, stream())
         return least(lambda: call.run(*ends, stream())) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
 
+    @in_turn
     def backward(
         self,
         x: torch.Tensor,
@@ -337,6 +356,7 @@ class Kernels:
             self._changes += isinstance(found, Declined)
         return self._backwards[known]
 
+    @in_turn
     def backward_refused(self) -> Declined | None:
         """Why gradients are not computed by kernels, as far as is known without compiling one."""
         for x in self._backwards.values():
@@ -347,9 +367,14 @@ class Kernels:
 
     def by_layers(self) -> ByLayers | None:
         """What trains the network a layer at a time; None where one kernel takes all layers, or nothing does."""
+        if not self._asked:
+            self._ask()
+        return self._by_layers
+
+    @in_turn
+    def _ask(self) -> None:
         if self._asked:
-            return self._by_layers
-        self._asked = True
+            return
         found = gradient(self.net, self.facts)
         refused = found if isinstance(found, Declined) else None
         if refused is not None and self.facts.capability >= 80:
@@ -357,7 +382,7 @@ class Kernels:
             if refused is None:
                 self._by_layers = ByLayers(self.net, self.facts, self.nvrtc, self._cache)
         self._backward_refused = refused
-        return self._by_layers
+        self._asked = True
 
     def training_refused(self, rows: int) -> Declined | None:
         """Why forward and backward pass of so many rows are no kernels, as far as is known without compiling one."""
@@ -383,26 +408,17 @@ class Kernels:
                 return plan
             plans.append(plan)
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
-        best: tuple[float, Backward | Declined] = math.inf, Declined("no kernel of gradients compiles and is right")
         trial = normal_like(dy[:VERIFIED])
         wanted = reference(trial)
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
         whole = [(p, r) for p, r in compiled if r.of(p.chain.name).spill_stores <= _SPILLED]
-        for plan, result in whole or compiled:
-            try:
-                module = Module(result.path)
-                entries = [plan.pack, plan.chain]
-                if parameters:
-                    entries += [plan.finish] if plan.inside else [plan.sums, plan.finish]
-                made = Backward(plan, {e.name: module.function(e.name) for e in entries})
-                for e in entries:
-                    made.functions[e.name].prepare(e.shared_bytes)
-                seconds = self._tried(made, x, dy, addresses, key, trial, wanted)
-            except WeftError:  # this device has too little for the shape; the others may do
-                continue
-            if seconds < best[0]:
-                best = seconds, made
-        return best[1]
+
+        def tried(plan: Gradient, cubin: CompiledCubin) -> tuple[float, Backward]:
+            made = Backward.of(plan, cubin.path)
+            return self._tried(made, x, dy, addresses, key, trial, wanted), made
+
+        some = (partial(tried, *c) for c in whole or compiled)
+        return _fastest(some, "no kernel of gradients compiles and is right")[1]
 
     def _tried(
         self,
@@ -429,6 +445,19 @@ class Kernels:
         right = dx is None or near(dx[: len(trial)], wanted[0], FAR)
         right = right and (sums is None or near(sums, wanted[1], FAR))
         return least(lambda: call.run(x.data_ptr(), dy.data_ptr(), *ends)) if right else math.inf
+
+
+def _fastest(tries: Iterable[Callable[[], tuple[float, _T]]], otherwise: str) -> tuple[float, _T | Declined]:
+    """The shortest time and what takes it; infinite for what is wrong."""
+    best: tuple[float, _T | Declined] = math.inf, Declined(otherwise)
+    for attempt in tries:
+        try:
+            seconds, found = attempt()
+        except WeftError:  # this device has too little for it; the others may do
+            continue
+        if seconds < best[0]:
+            best = seconds, found
+    return best
 
 
 @cache

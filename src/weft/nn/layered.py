@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
 from weft.nn.timing import LAUNCHES, least, near, stream
+from weft.nn.turns import in_turn
 
 TRIED = 6
 """Schedules of a product that are measured."""
@@ -54,7 +57,10 @@ class Memory:
         self.image: torch.Tensor | None = None
         self.stamp = -1
         """Of the parameters in the image."""
-        self._states: dict[Chosen, torch.Tensor] = {}
+        self._states: WeakKeyDictionary[Chosen, torch.Tensor] = WeakKeyDictionary()
+        """They go with the kernel, when it is forgotten."""
+        self._recorded: set[Chosen] = set()
+        """Kernels that a captured graph may run whenever it is replayed."""
 
     def lacks(self, plan: Sequence[tuple[Product, Chosen]]) -> bool:
         """Whether a state is to be made; while a graph is captured it would be zero from the first replay on only."""
@@ -65,11 +71,14 @@ class Memory:
         size = chosen.bound.source.state_bytes
         if not size:
             return 0
-        if chosen not in self._states:
+        if torch.cuda.is_current_stream_capturing():
+            self._recorded.add(chosen)
+        found = self._states.get(chosen)
+        if found is None:
             device = torch.cuda.current_device()
             with torch.inference_mode(mode=False):
-                self._states[chosen] = torch.zeros(size, dtype=torch.uint8, device=device)
-        return self._states[chosen].data_ptr()
+                found = self._states[chosen] = torch.zeros(size, dtype=torch.uint8, device=device)
+        return found.data_ptr()
 
 
 @dataclass(eq=False)
@@ -112,18 +121,20 @@ class Beside:
 
 
 class ByLayers:
-    """All of one network on one device; calls are made with that device current."""
+    """All of one network on one device; calls are made with that device current, and threads take turns."""
 
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None) -> None:
         self.net, self.facts, self.nvrtc, self._cache = net, facts, nvrtc, cache
         self._chosen: OrderedDict[str, Chosen | Declined] = OrderedDict()
         self._plans: OrderedDict[object, list[tuple[Product, Chosen]]] = OrderedDict()
         self._beside: dict[DType, Beside | Declined] = {}
+        self.lock = RLock()
         self._refusals: dict[int, Declined | None] = {}
         self.changes = 0
         """How often something was refused."""
         self._known: set[tuple[int, bool, bool, DType]] = set()
 
+    @in_turn
     def unknown(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> bool:
         """Whether gradients like these are met first; afterwards they are not."""
         key = rows, inputs, parameters, dtype
@@ -134,6 +145,7 @@ class ByLayers:
         self._known.add(key)
         return True
 
+    @in_turn
     def refused(self, rows: int) -> Declined | None:
         """Why so many rows are not trained by kernels, as far as can be said without compiling one."""
         if rows not in self._refusals:
@@ -150,6 +162,7 @@ class ByLayers:
             return None if known else Declined(f"{rows} rows are met first while a CUDA graph is captured")
         return found
 
+    @in_turn
     def refuse(self, rows: int, reason: Declined) -> None:
         """So many rows are not trained by kernels from now on."""
         self._refusals[rows] = reason
@@ -242,6 +255,7 @@ class ByLayers:
             memory.stamp = stamp
         return memory.image.data_ptr()
 
+    @in_turn
     def forward(
         self, x: torch.Tensor, addresses: Sequence[int], memory: Memory, stamp: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | Declined:
@@ -296,6 +310,7 @@ class ByLayers:
                 inputs.append(result)
         return inputs, marks
 
+    @in_turn
     def backward(
         self,
         dy: torch.Tensor,
