@@ -51,9 +51,9 @@ def images(count: int, channels: int, size: int) -> Graph:
     net = Net()
     how = {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}
     y = net.through(net.b.input(TensorType(F32, (count, channels, size, size))), 0.03, 0)
-    for _ in range(3):
+    for scale in (0.3, 3.0, 30.0):
         y = known(conv(net.b, y, net.weight(channels, channels, 3, 3, axis=0), **how))
-        y = net.through(net.b.apply(Prim.MAX, y, 0.0), 1.0, 0, np.uint8)
+        y = net.through(net.b.apply(Prim.MAX, y, 0.0), scale, 0, np.uint8)
     return clean_up(net.b.build([y]), strict=False).graph
 
 
