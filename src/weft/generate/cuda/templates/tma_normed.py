@@ -24,8 +24,8 @@ from weft.ir.declined import Declined
 
 BARRIER = 3
 """Number of the named barrier of the warpgroups that multiply."""
-MOST_SUMS = 128
-"""Registers of sums of a thread that leave room for two stages of fragments."""
+MOST_SUMS, MOST_OF_THREE = 128, 80
+"""Registers of sums of a thread that leave room for two stages of fragments: of one or two warpgroups, and of three."""
 
 
 def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
@@ -36,7 +36,7 @@ def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
         return None
     if s.panel != STEP or s.fields or s.apart or not rows.linear or p.a_load != "rows":
         return Declined("a norm of rows that are not copied 64 elements at a time")
-    if s.rows * s.bn // 128 > MOST_SUMS or s.rows > 64:
+    if s.rows * s.bn // 128 > (MOST_OF_THREE if s.groups == 3 else MOST_SUMS) or s.rows > 64:
         return Declined("a norm beside more sums than leave registers for it")
     if p.norm.own:
         return Declined("a norm whose mean and variance no kernel before has left")
