@@ -58,31 +58,40 @@ class FusedNetwork(nn.Module):
 
     def forward(self, *inputs: torch.Tensor, **others: Any) -> torch.Tensor:
         """The module's result; the last dimension of each input is that of columns, all others are equal."""
-        found = None if others else self._prepared(inputs)
-        if found is None or isinstance(found, Declined):
-            result: torch.Tensor = self._inner(*inputs, **others)
-            return result
-        known, run, x = found
-        return SeenCall(known, run, x, self._end(run, inputs))(x)
+        found = Declined("arguments by name") if others else self._joined(inputs)
+        if not isinstance(found, Declined):
+            known, x = found
+            key = x.shape, x.dtype, torch.is_grad_enabled()
+            call = self._images.calls.get(key)
+            if call is not None and call.holds(known.seen.modules, x):
+                return call(x)
+            run = run_of(self._images, x, known)
+            if not isinstance(run, Declined):
+                call = SeenCall(known, run, x, self._end(run, inputs))
+                self._images.keep(key, call)
+                return call(x)
+        result: torch.Tensor = self._inner(*inputs, **others)
+        return result
 
     def why_not(self, *inputs: torch.Tensor) -> str | None:
         """Why these inputs go through the module; None: they go through the kernels."""
-        found = self._prepared(inputs)
-        return found.reason if isinstance(found, Declined) else None
+        return self._why(inputs, trains=False)
 
     def why_no_fused_backward(self, *inputs: torch.Tensor) -> str | None:
         """Why gradients for these inputs are computed by torch; None: by the kernels."""
-        found = self._prepared(inputs, trains=True)
-        return found.reason if isinstance(found, Declined) else None
+        return self._why(inputs, trains=True)
+
+    def _why(self, inputs: tuple[torch.Tensor, ...], *, trains: bool) -> str | None:
+        found = self._joined(inputs)
+        run = found if isinstance(found, Declined) else run_of(self._images, found[1], found[0], trains=trains)
+        return run.reason if isinstance(run, Declined) else None
 
     def refresh(self) -> None:
         """Read the parameters anew at the next call: they were changed behind autograd's back."""
         self._images.clear()
 
-    def _prepared(
-        self, inputs: tuple[torch.Tensor, ...], *, trains: bool = False
-    ) -> tuple[_Known, _Run, torch.Tensor] | Declined:
-        """What computes the result, and of what; or why nothing does."""
+    def _joined(self, inputs: tuple[torch.Tensor, ...]) -> tuple[_Known, torch.Tensor] | Declined:
+        """The layers, and the inputs as one matrix; or why they are no layers."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return Declined("the module is being traced")
         given: tuple[object, ...] = inputs
@@ -100,9 +109,7 @@ class FusedNetwork(nn.Module):
             return Declined("inputs of several types")
         known = _Known(found.layers, seen.in_order(), seen)
         with torch.autocast("cuda", enabled=False):
-            x = found.joined(inputs)
-        run = run_of(self._images, x, known, trains=trains)
-        return run if isinstance(run, Declined) else (known, run, x)
+            return known, found.joined(inputs)
 
     def _trace(self, widths: tuple[int, ...], dims: int) -> tuple[Traced, _Seen] | Declined:
         """The layers for inputs of these columns, as they are now."""
