@@ -152,6 +152,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         group(*(lambda m, rows=rows: m.linear(rows, 48, 32, end="bias relu") for rows in (1, 3, 64, 17, 128))),
         Shape(64, 32, 32, 32, 16, 1, 3, (1,) * 5, 1),
     ),
+    "deep": (
+        group(lambda m: m.linear(70, 40, 1024), lambda m: m.linear(20, 16, 64), lambda m: m.linear(33, 72, 520)),
+        Shape(32, 32, 64, 16, 16, 1, 3, (4, 1, 4), 4),
+    ),
     "bf16": (group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(64, 16, 24), dtype=BF16), ONE),
     "f32": (
         group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32),
@@ -204,9 +208,15 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
 
 COPIED = (
     "rows of two lengths", "equal texts", "convolutions", "experts", "bf16", "warpgroups", "q, k and v of one operand",
-    "slices as heads", "stacked heads", "tf32",
+    "slices as heads", "stacked heads", "tf32", "deep",
 )  # fmt: skip
 """Cases for the copy engine."""
+
+
+def clustered(every: Sequence[grouped_match.Member]) -> list[tuple[float, grouped_tma.Shape]]:
+    """A shape in which some share their sums in a cluster."""
+    found = grouped_tma.shapes(every, replace(H200, tf32=True))
+    return [(us, s) for us, s in found if max(one.split for one in s.members) > 1][:1]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +228,7 @@ def copied() -> dict[tuple[str, int], CudaSource]:
         assert not isinstance(every, Declined)
         shapes = grouped_tma.shapes(every, replace(H200, tf32=True, sms=5))
         assert shapes, name
-        for number, (_, shape) in enumerate(shapes[:2]):
+        for number, (_, shape) in enumerate([*shapes[:2], *clustered(every)]):
             assert grouped_tma.Shape.of(shape.schedule()) == shape
             source = templates.emit(problem, shape.schedule())
             assert isinstance(source, CudaSource), (name, source)
@@ -236,6 +246,7 @@ def emulated(copied: dict[tuple[str, int], CudaSource]) -> Emulated:
 def test_sums_by_the_copy_engine_are_exact(
     name: str, defer: int, copied: dict[tuple[str, int], CudaSource], emulated: Emulated
 ):
+    assert name != "deep" or any(s.launches[0].cluster[0] > 1 for (case, _), s in copied.items() if case == name)
     for (case, _), source in copied.items():
         if case == name:
             assert_exact(emulated, CASES[name][0], source, most=1, defer=defer)

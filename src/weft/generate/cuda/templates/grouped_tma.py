@@ -2,7 +2,7 @@
 
 Members share the threads of a block and how many blocks are on a multiprocessor; tiles, stages and boxes are each one's
 own. Every member has blocks that go on to further tiles of it: multiprocessors are divided among the members so that
-the slowest is done as early as possible.
+the slowest is done as early as possible. Or sums are divided among the blocks of a cluster, which has one size.
 """
 
 from __future__ import annotations
@@ -81,28 +81,32 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
         cases.append(case)
         by_kind: dict[tuple[int, int, bool], list[One]] = {}
         for _, s in tma_choose.shapes(m.product, facts, _TRIED):
-            if s.cluster == 1 and not s.even:
+            if not s.pair and not s.even:
                 by_kind.setdefault((s.threads, s.resident, s.turns), []).append(s)
         options.append(by_kind)
-    ranked = []
+    ranked: dict[Shape, float] = {}
     for kind in options[0]:
-        if all(kind in o for o in options):
-            cycles, shape = _divided(cases, [o[kind] for o in options], facts)
+        every = [o.get(kind, []) for o in options]
+        for cluster in sorted({s.split for own in every for s in own}):
+            allowed = [[s for s in own if s.split in (1, cluster)] for own in every]
+            cycles, shape = _divided(cases, allowed, cluster, facts)
             if cycles < math.inf:
-                ranked.append((cycles, shape))
-    ranked.sort(key=lambda x: x[0])
-    return ranked[:KEPT]
+                ranked.setdefault(shape, cycles)
+    return sorted(((cycles, s) for s, cycles in ranked.items()), key=lambda x: x[0])[:KEPT]
 
 
-def _divided(cases: Sequence[Case], options: Sequence[Sequence[One]], facts: GpuFacts) -> tuple[float, Shape]:
+def _divided(
+    cases: Sequence[Case], options: Sequence[Sequence[One]], cluster: int, facts: GpuFacts
+) -> tuple[float, Shape]:
     """The best shape of each member and its multiprocessors, so that all are done as early as possible."""
+    room = int(facts.sms * tma_cost.CLUSTERED.get(cluster, 1.0))
     points = []
     for case, shapes_ in zip(cases, options, strict=True):
         own = []
         for s in shapes_:
             tiles = tma_cost.units(case, s)
-            counts = {-(-tiles // each) for each in _EACH if each <= tiles}
-            own += [(n, _busy(case, s, n, facts), s) for n in counts if n <= facts.sms]
+            counts = {-(-tiles // each) for each in _EACH if each <= tiles} if s.split == 1 else {tiles * s.split}
+            own += [(n, _busy(case, s, n, facts), s) for n in counts if n <= room]
         points.append(sorted(own, key=lambda x: x[1]))
     if not all(points):
         return math.inf, Shape(())
@@ -112,7 +116,7 @@ def _divided(cases: Sequence[Case], options: Sequence[Sequence[One]], facts: Gpu
     while low <= high:
         middle = (low + high) // 2
         chosen = [min((x for x in own if x[1] <= times[middle]), default=None, key=lambda x: x[0]) for own in points]
-        if all(chosen) and sum(x[0] for x in chosen if x is not None) <= facts.sms:
+        if all(chosen) and sum(x[0] for x in chosen if x is not None) <= room:
             best, high = [x for x in chosen if x is not None], middle - 1
         else:
             low = middle + 1
@@ -121,7 +125,8 @@ def _divided(cases: Sequence[Case], options: Sequence[Sequence[One]], facts: Gpu
     members = []
     for (n, _, s), case in zip(best, cases, strict=True):
         tiles = tma_cost.units(case, s)
-        members.append(replace(s, blocks=n * s.resident if n * s.resident < tiles or s.turns else 0))
+        on = s.split == 1 and (n * s.resident < tiles or s.turns)
+        members.append(replace(s, blocks=n * s.resident if on else 0))
     # operands and results of all come through the same memory
     memory = sum(tma_cost.moved(case, facts) for case in cases)
     inside = max(t for _, t, _ in best)
@@ -130,8 +135,9 @@ def _divided(cases: Sequence[Case], options: Sequence[Sequence[One]], facts: Gpu
 
 
 def _busy(case: Case, s: One, multiprocessors: int, facts: GpuFacts) -> float:
-    """Cycles of a member that has so many multiprocessors to itself."""
-    return tma_cost.busy(case, s, replace(facts, sms=max(1, multiprocessors)))
+    """Cycles of a member that has so many multiprocessors to itself, in clusters as many as hold its blocks."""
+    share = tma_cost.CLUSTERED.get(s.split, 1.0)
+    return tma_cost.busy(case, s, replace(facts, sms=max(1, math.ceil(multiprocessors / share))))
 
 
 def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float | None:
@@ -141,7 +147,7 @@ def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float | None:
     for case, one in zip(cases, s.members, strict=True):
         if case is None:
             return None
-        counts.append(one.blocks or tma_cost.units(case, one))
+        counts.append(one.blocks or tma_cost.units(case, one) * one.split)
     beside = min(s.members[0].resident, -(-sum(counts) // facts.sms))
     each, moved = [], 0.0
     for case, one, blocks in zip(cases, s.members, counts, strict=True):
@@ -157,13 +163,14 @@ def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource 
     s = Shape.of(schedule)
     if len(s.members) != len(found):
         return Declined(f"{len(s.members)} shapes for {len(found)} products")
+    cluster = max(one.cluster for one in s.members)
     sources, lengths = [], []
     for member, one in zip(found, s.members, strict=True):
-        if one.cluster > 1 or one.even:
-            return Declined("blocks of a group that share sums or operands")
+        if one.pair or one.even or one.split not in (1, cluster):
+            return Declined("blocks of a group that share operands, or sums with others than those of a cluster")
         source = tma.emit(member.product, one.schedule(), NAME)
         if isinstance(source, Declined):
             return source
         sources.append(source)
-        lengths.append(float(member.product.k))
-    return combined(schedule, entry, found, sources, lengths)
+        lengths.append(member.product.k / one.split)
+    return combined(schedule, entry, found, sources, lengths, cluster)
