@@ -33,7 +33,7 @@ class Options:
     """On a GPU: sums of products of 8-bit floats may stay in the tensor cores, which keep some 14 bits; without, they
     move to f32 every 128 terms."""
     budget_s: float = 600.0
-    """Wall time for tuning; 0 means: no measuring, library plan only."""
+    """Wall time for tuning; 0 means: no measuring, the plan that the cache has, else a library plan."""
     threads: int = 0
     """OpenMP threads of generated kernels; 0: as many as torch uses."""
     build_jobs: int = 0

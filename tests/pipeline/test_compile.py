@@ -114,6 +114,7 @@ def test_a_second_compile_is_warm(compiled: Compiled, model: nn.Module, x: torch
     again = weft.compile(model, x, options=weft.Options(budget_s=25, cache_dir=cache, keep_per_problem=2))
     assert again.record.measured == 0
     assert [s.name for s in again.record.stages] == ["survey", "clean up", "alternatives", "recall", "link"]
+    assert again.record.stages[4].detail == "a plan that was chosen before: nothing is measured"
     assert again.executable.plan == compiled.executable.plan
     assert torch.equal(again.executable(x)[0], compiled.executable(x)[0])
 
@@ -231,6 +232,9 @@ def test_a_saved_plan_gives_the_same_bits(compiled: Compiled, x: torch.Tensor, c
         with pytest.raises(ArtifactError, match=digest):
             weft.load(path, options=stranger)
     assert torch.equal(weft.load(path, trust=digest, options=stranger)(x), want)
+    for options in (stranger, weft.Options(cache_dir=cache)):
+        with pytest.raises(ArtifactError, match=f"its digest is {digest}, not '{'0' * 64}'"):
+            weft.load(path, trust="0" * 64, options=options)
     with pytest.raises(InputError):
         loaded(torch.zeros(9, 3, 8, 8))
 

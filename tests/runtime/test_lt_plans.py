@@ -82,6 +82,8 @@ def test_a_plan_that_names_algorithms_wants_trust(cuda: FakeCuda, tmp_path: Path
     artifact.save(linked(plan_of(network(), 0)), tmp_path / "plan.weft", trust_dir=None)
     with pytest.raises(ArtifactError, match="holds native code that is not trusted"):
         artifact.load(tmp_path / "plan.weft")
+    with pytest.raises(ArtifactError, match=r"not the file that is trusted: its digest is [0-9a-f]{64}, not 'WRONG'"):
+        artifact.load(tmp_path / "plan.weft", trust="WRONG")
 
 
 def changed(plan: Plan, **changes: object) -> Plan:

@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 PEERS = ("eager", "inductor", "max-autotune", "onnxruntime", "library")
 Form = Literal["text", "json"]
 FormOption = Annotated[Form, typer.Option("--format", help="text for people, json for programs")]
-Budget = Annotated[float | None, typer.Option(help="seconds of tuning, 600; 0: library plan, nothing is measured")]
+Budget = Annotated[
+    float | None,
+    typer.Option(help="seconds of tuning, 600; 0: nothing is measured: the stored plan, else a library plan"),
+]
 Dims = Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 

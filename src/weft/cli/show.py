@@ -113,6 +113,7 @@ def summary(screen: Screen, record: CompileRecord) -> None:
             "rejected": ", ".join(f"{n} {plain(k, 90)}" for k, n in r.rejected_kernels[:8]) or "none",
             "fallbacks": ", ".join(f"{n} {plain(op)} ({plain(why, 90)})" for op, why, n in r.opaque) or "none",
             "solver": f"{plain(r.solver_status)} in {r.solver_seconds:.2f} s, gap {r.solver_gap:.2%}",
+            "plan": plain(next((s.detail for s in r.stages[-1:] if s.name == "link"), "")) or "made now",
             "kernels": f"{len(r.steps)} for {r.operators} operators",
             "memory": f"arena {memory(r.arena_bytes)}, largest live set {memory(r.live_bytes)}",
             "predicted": microseconds(r.objective_us),

@@ -131,6 +131,7 @@ def compile_imported(
         stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
     executable = stages.run("link", _link_stored, graph, stored[0], setting) if stored is not None else None
     if stored is not None and executable is not None:
+        stages.note("a plan that was chosen before: nothing is measured")
         old = stored[1]
         if setting.on_gpu:
             torch.cuda.empty_cache()  # weights that were packed

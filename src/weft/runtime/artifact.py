@@ -191,9 +191,16 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
     """Read a saved plan and make it runnable, on the kind of device that it was made for.
 
     Raises:
-        ArtifactError: damaged, of another schema, too large, or holding code that is not trusted [W401].
+        ArtifactError: damaged, of another schema, too large, not the file whose digest is `trust`, or holding code that
+            is not trusted [W401].
     """
     members, manifest, digest = _read(path)
+    if trust is not None and trust != digest:
+        raise _refuse(
+            path,
+            f"is not the file that is trusted: its digest is {digest}, not {trust[:64]!r}",
+            "ask where the file comes from which digest it has; a plan that you saved needs none",
+        )
     try:
         body = json.loads(members["plan.json"])
         constants: dict[str, Array] = dict(load_tensors(members["weights.safetensors"]))
@@ -203,7 +210,7 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
     sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource | CudaSource)]
     native = sources or any(names_algorithm(s.kernel) for s in plan.steps)  # bytes that a library takes as they are
-    if native and digest != trust and not _is_trusted(cache_dir, digest):
+    if native and trust is None and not _is_trusted(cache_dir, digest):
         raise _refuse(
             path,
             "holds native code that is not trusted",
