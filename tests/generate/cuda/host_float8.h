@@ -49,6 +49,10 @@ template <class A, class B> inline void w_by_descriptor_bytes(const Product& p) 
 typedef signed char w_s8;
 typedef unsigned char w_u8;
 #define W_PRODUCT_BYTES(A, B) \
+  inline int w_dot_word_##A##B(u32 a, u32 b, int c) { \
+    for (int i = 0; i < 32; i += 8) c = (int)((u32)c + (u32)((int)(w_##A)(a >> i) * (int)(w_##B)(b >> i))); \
+    return c; \
+  } \
   template <int H> inline void w_product_##A##B##_00(int (&d)[H], u64 a, u64 b, int add) { \
     const Product p{(float*)d, H, a, b, add, nullptr, w_by_descriptor_bytes<w_##A, w_##B>}; \
     if (w_defer) w_self->issued.push_back(p); else w_do(p); \

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_bytes import convolution, made, requantized, requantized_convolution
-from tests.generate.cuda.test_templates import A100, H200
+from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.generate.cuda.test_tma import compile_all, linear, pixels
 
 from weft.fission.quantize import quantize_linear
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import tma, tma_choose
+from weft.generate.cuda.templates import gemv, tma, tma_choose
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.product import product as product_of
@@ -166,6 +166,42 @@ def numbers_of_bytes(problem: Problem) -> list[Array]:
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_bit_is_that_of_the_reference(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
     assert_bits(kernels, CASES[name][0], sources[name], defer=defer)
+
+
+FEW = {
+    "one row": product(1, 40, 256, weight=True),
+    "five rows, u8": product(5, 24, 272, U8, I8, BF16, scales="rows", bias=BF16),
+    "eight rows, to i8": product(8, 96, 4096, I8, U8, I8, scales="scalar", weight=True, turned=False),
+    "both unsigned": product(3, 24, 272, U8, U8),
+    "batch": product(2, 24, 144, batch=3),
+}
+
+
+@pytest.fixture(scope="module")
+def few() -> tuple[dict[str, CudaSource], Emulated]:
+    found = {}
+    for i, (name, problem) in enumerate(FEW.items()):
+        for k, (_, s) in enumerate(gemv.shapes(contraction(problem), H200, 2)):
+            source = gemv.emit(contraction(problem), s.schedule(), f"g{i}_{k}")
+            assert isinstance(source, CudaSource), source
+            found[f"{name} {k}"] = source
+    return found, Emulated(list(found.values()))
+
+
+@pytest.mark.parametrize("name", list(FEW))
+def test_few_rows_are_exact(name: str, few: tuple[dict[str, CudaSource], Emulated]):
+    for k in range(2):
+        assert_bits(few[1], FEW[name], few[0][f"{name} {k}"], defer=False)
+
+
+def test_few_rows_compile():
+    problem = product(1, 11008, 4096, weight=True, out=BF16, scales="rows")
+    sources = [gemv.emit(contraction(problem), s.schedule(), "k") for _, s in gemv.shapes(contraction(problem), H200)]
+    for facts, arch in ((A100, "sm_80"), (H200, "sm_90a")):
+        compiled_well([s for s in sources if isinstance(s, CudaSource)], arch, facts)
+    found = templates.schedules(problem, H200)
+    assert not isinstance(found, Declined)
+    assert {s.param("template") for s in found} == {"gemv", "mma", "tma"}
 
 
 def assert_bits(kernels: Emulated, problem: Problem, source: CudaSource, *, defer: bool) -> None:

@@ -47,6 +47,7 @@ GRID: dict[str, Problem] = {
     for end, what in ENDS.items()
 }
 GRID |= {
+    "few rows, 4096 columns": product(5, 4096, 1024, out=BF16, scales="rows"),
     "batch": product(200, 136, 144, batch=3, out=BF16, scales="scalar"),
     "both signs": product(300, 200, 272, U8, I8, weight=True),
     "1024^3": constant(1024, 1024, 1024),
@@ -79,7 +80,8 @@ def grid(hopper: tuple[Gpu, GpuFacts]) -> tuple[Gpu, dict[str, list[CudaSource]]
         schedules = templates.schedules(problem, facts)
         assert not isinstance(schedules, Declined), (name, schedules.reason)
         first = [s for s in schedules if s.param("template") == "tma"][:3]
-        first += [s for s in schedules if s.param("template") == "mma"][:1]
+        for other in ("mma", "gemv"):
+            first += [s for s in schedules if s.param("template") == other][:1]
         sources = [templates.emit(problem, s) for s in first]
         found[name] = [s for s in sources if isinstance(s, CudaSource)]
         assert len(found[name]) == len(sources), name

@@ -12,7 +12,7 @@ from itertools import product as combinations
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
-from weft.generate.cuda.templates import epilogue, float8
+from weft.generate.cuda.templates import epilogue, float8, narrow
 from weft.generate.cuda.templates.pack import pack_launch
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, offset_of
@@ -23,6 +23,8 @@ from weft.kernels.source import CudaSource, Launch, Schedule
 MOST_ROWS = 8
 STREAMED = 0.85
 """Share of the bandwidth of reading that one pass over weights gets."""
+_FOURS = 4
+"""Products of bytes that one instruction adds."""
 LATENCY = 1620.0
 """Cycles of the first weights from memory and of the last results on their way."""
 
@@ -74,8 +76,6 @@ def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
     if p.m > MOST_ROWS:
         return Declined(f"{p.m} rows; the template for few takes {MOST_ROWS}")
-    if p.integers:
-        return Declined("sums of integers")
     if p.a_load != "rows" or p.k % p.chunk:
         return Declined("rows that are not read in chunks of 16 bytes")
     if p.w_load not in ("packed", "nk"):
@@ -115,6 +115,7 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     total = p.n * p.k * p.z * size
     rate = min(STREAMED * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / 900.0)
     compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128.0 * (1.0 + p.m * 1.5)
+    compute /= _FOURS if p.integers else 1
     rounds = -(-p.k // (32 * p.chunk * s.slices * s.unroll))
     start = gap_us(facts) * facts.clock_ghz * 1e3 + LATENCY
     return start + max(total / rate, compute) + rounds * 25.0 + 250.0 * (s.slices > 1)
@@ -130,7 +131,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     packed = p.w_load == "packed" and not _in_place(p)
     constant = p.w_load == "packed"
     args = epilogue.arguments(p, packed, False, False)
-    kind, dot = storage(p.dtype), p.multiplied if p.float8 else p.dtype.value
+    kind, dot = storage(p.dtype), p.multiplied if p.bytes else p.dtype.value
+    number, add = ("int", "(int)w_shfl_word((u32)acc[i][j], d)") if p.integers else ("float", "w_shfl(acc[i][j], d)")
     chunks = p.k // p.chunk
     per_lane = -(-chunks // (32 * s.slices))
     unroll = min(s.unroll, per_lane)
@@ -148,7 +150,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     block_cols = s.cols * s.warps
     lines = [
         f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
-        f"__shared__ float sums[{s.slices}][{p.m}][{block_cols}];",
+        f"__shared__ {number} sums[{s.slices}][{p.m}][{block_cols}];",
         f"const int t = threadIdx.x, lane = t & 31, slice = (t >> 5) % {s.slices}, group = (t >> 5) / {s.slices};",
         f"const int g = blockIdx.y / {batches}, b = blockIdx.y % {batches};",
         "(void)g; (void)b;",
@@ -160,12 +162,12 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"w[j] = (const uint4*)((const {kind}*){w_name} + {w_place}); }}",
         f"const uint4* x[{p.m}];",
         *[f"{{ const int m = {m}; (void)m; x[{m}] = (const uint4*)(A + {row}); }}" for m in range(p.m)],
-        f"float acc[{p.m}][{s.cols}];",
+        f"{number} acc[{p.m}][{s.cols}];",
         f"uint4 h[{unroll}][{s.cols}];",
         "#pragma unroll",
         f"for (int i = 0; i < {p.m}; ++i)",
         "#pragma unroll",
-        f"for (int j = 0; j < {s.cols}; ++j) acc[i][j] = 0.0f;",
+        f"for (int j = 0; j < {s.cols}; ++j) acc[i][j] = {'0' if p.integers else '0.0f'};",
         "auto read = [&](int at) {",
         "#pragma unroll",
         f"for (int u = 0; u < {unroll}; ++u) {{ const int k = at + u * {32 * s.slices};",
@@ -190,18 +192,22 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "#pragma unroll",
         f"for (int j = 0; j < {s.cols}; ++j) {{",
         "#pragma unroll",
-        "for (int d = 16; d; d >>= 1) acc[i][j] += w_shfl(acc[i][j], d);",
+        f"for (int d = 16; d; d >>= 1) acc[i][j] += {add};",
         f"if (lane == 0) sums[slice][i][group * {s.cols} + j] = acc[i][j]; }}",
         "__syncthreads();",
         f"for (int e = t; e < {p.m * block_cols}; e += {s.threads}) {{",
         f"const int m = e / {block_cols}, n = n0 + e % {block_cols};",
-        f"if (n < {p.n}) {{ float acc[1] = {{sums[0][m][n - n0]}};",
+        f"if (n < {p.n}) {{ {number} {'sum' if p.integers else 'acc'}[1] = {{sums[0][m][n - n0]}};",
         "#pragma unroll" if s.slices > 1 else "",
-        f"for (int y = 1; y < {s.slices}; ++y) acc[0] += sums[y][m][n - n0];" if s.slices > 1 else "",
+        f"for (int y = 1; y < {s.slices}; ++y) {'sum' if p.integers else 'acc'}[0] += sums[y][m][n - n0];"
+        if s.slices > 1
+        else "",
+        "float acc[1] = {__int_as_float(sum[0])};" if p.integers else "",
         *epilogue.body(p, args.names, 1),
         "} } }",
     ]
     own = float8.functions(p) + (float8.dot(p.multiplied) if p.float8 else "")
+    own += narrow.dot(p.multiplied) if p.integers else ""
     text = prelude() + _DOT + own + args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", 1, p.k) if packed else None
     launch = Launch(entry, (-(-p.n // block_cols), p.z, 1), (s.threads, 1, 1), args.pointers)

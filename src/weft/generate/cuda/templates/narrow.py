@@ -143,3 +143,21 @@ W_FN void w_mma_{kind}(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {{
 }}
 #endif
 """
+
+
+def dot(kind: str) -> str:
+    """The function that adds the product of 16 bytes of each operand; tests bring their own of 4."""
+    left, right = ("s32" if x == "s8" else "u32" for x in (kind[:2], kind[2:]))
+    words = "\n".join(f"  c = w_dot_word_{kind}(a.{f}, b.{f}, c);" for f in "xyzw")
+    return f"""#ifndef W_EMULATED
+W_FN int w_dot_word_{kind}(u32 a, u32 b, int c) {{
+  int d;
+  asm("dp4a.{left}.{right} %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}}
+#endif
+W_FN int w_dot_{kind}(uint4 a, uint4 b, int c) {{
+{words}
+  return c;
+}}
+"""

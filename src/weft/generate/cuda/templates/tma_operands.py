@@ -313,15 +313,15 @@ def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | De
     if p.w_load != "nk" or panel != STEP or p.n % WOVEN or bn % whole or outer(p, walk, walk.group):
         return Declined("columns that cannot be woven: elements along the sum in one matrix, a multiple of 32")
     step = walk.channel
-    first, order = Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), (Dim(2, step, 2, "0"),)
+    first = [Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
     if p.words == 1:
-        order += (Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0"))
-        dims = [first, *order, Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own)]
+        first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
+        dims = [*first, Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own)]
     else:
-        order += (Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0"))
+        first += [Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0")]
         half = WOVEN // 2
         own = f" + {share.rank} * {bn // count // half}" if share else ""
-        dims = [first, *order, Dim(p.n // half, half * step, bn // count // half, f"n0 / {half}" + own)]
+        dims = [*first, Dim(p.n // half, half * step, bn // count // half, f"n0 / {half}" + own)]
     map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
