@@ -82,17 +82,22 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
         by_kind: dict[tuple[int, int, bool], list[One]] = {}
         for _, s in tma_choose.shapes(m.product, facts, _TRIED):
             if not s.pair and not s.even:
-                by_kind.setdefault((s.threads, s.resident, s.turns), []).append(s)
+                for resident in {s.resident, 1}:
+                    one = replace(s, resident=resident)
+                    by_kind.setdefault((one.threads, resident, one.turns), []).append(one)
         options.append(by_kind)
-    ranked: dict[Shape, float] = {}
+    ranked: list[tuple[float, Shape]] = []
     for kind in options[0]:
         every = [o.get(kind, []) for o in options]
         for cluster in sorted({s.split for own in every for s in own}):
             allowed = [[s for s in own if s.split in (1, cluster)] for own in every]
-            cycles, shape = _divided(cases, allowed, cluster, facts)
-            if cycles < math.inf:
-                ranked.setdefault(shape, cycles)
-    return sorted(((cycles, s) for s, cycles in ranked.items()), key=lambda x: x[0])[:KEPT]
+            ranked.append(_divided(cases, allowed, cluster, facts))
+    unlike: dict[object, tuple[float, Shape]] = {}
+    for cycles, shape in sorted(ranked, key=lambda x: x[0]):
+        if cycles < math.inf:
+            tiles = tuple((s.bm, s.bn, s.split, s.fields, s.turns) for s in shape.members)
+            unlike.setdefault(tiles, (cycles, shape))
+    return list(unlike.values())[:KEPT]
 
 
 def _divided(
