@@ -32,16 +32,15 @@ from benchmarks.gpu_memory import (
     Prepared,
     medians,
     moved_bytes,
-    problem_of,
     sample,
     short,
     timed,
 )
+from benchmarks.gpu_memory import prepare as prepare_kernels
 from benchmarks.memory_cases import Case
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
-from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.parts import long_reductions
 from weft.ir.declined import Declined
@@ -69,13 +68,11 @@ class Made:
 
     prepared: Prepared
     broken: tuple[tuple[str, CudaSource, str], ...]
-    registers: dict[str, int]
-    """Of the last launch of each kernel by its entry."""
 
     def label(self, source: CudaSource) -> str:
         """What tells a kernel from the others."""
         last = source.launches[-1]
-        return f"{short(source)} blocks={last.grid[0]} registers={self.registers[source.entry]}"
+        return f"{short(source)} blocks={last.grid[0]} registers={self.prepared.registers[source.entry]}"
 
 
 def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
@@ -100,30 +97,16 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
 
 
 def prepare(case: Case, cache: str, most: int) -> Made | str:
-    """Export, write and compile; a text says what failed."""
-    torch.set_num_threads(1)
+    """Kernels of rules and of so many forms, and what is left out of one; a text says what failed."""
     facts = GpuFacts()
-    start = time.perf_counter()
+    made = prepare_kernels(case, facts, RULES, cache, lambda p, f: (x.schedule() for x in forms_of(p, f)[:most]))
+    nvrtc = find_nvrtc()
+    if isinstance(made, str) or isinstance(nvrtc, Declined):
+        return made if isinstance(made, str) else nvrtc.reason
+    broken = []
+    whole = next((s for s, _ in made.kernels if "w_meet<" in s.text), None)
+    text = "" if whole is None else whole.text
     try:
-        problem, given = problem_of(case)
-        generator, nvrtc = CudaGenerator(), find_nvrtc()
-        schedules = generator.schedules(problem, facts)
-        if isinstance(schedules, Declined) or isinstance(nvrtc, Declined):
-            return f"declined: {schedules if isinstance(schedules, Declined) else nvrtc}"
-        wanted = dict.fromkeys([*list(schedules)[:RULES], *(f.schedule() for f in forms_of(problem, facts)[:most])])
-        kernels, texts, registers = [], set[str](), {}
-        for schedule in wanted:
-            source = generator.emit(problem, schedule)
-            if not isinstance(source, CudaSource) or source.text.replace(source.entry, "") in texts:
-                continue
-            texts.add(source.text.replace(source.entry, ""))
-            compiled = nvrtc.compile(source.text, arch=facts.arch, flags=source.flags, cache_dir=Path(cache))
-            if not sum(used.spill_stores for _, used in compiled.resources):
-                kernels.append((source, str(compiled.path)))
-                registers[source.entry] = compiled.resources[-1][1].registers
-        broken = []
-        whole = next((s for s, _ in kernels if "w_meet<" in s.text), None)
-        text = "" if whole is None else whole.text
         for name, changes in LEFT_OUT.items():
             if whole is None:
                 break
@@ -132,10 +115,9 @@ def prepare(case: Case, cache: str, most: int) -> Made | str:
                 text = text.replace(old, new)
             compiled = nvrtc.compile(text, arch=facts.arch, flags=whole.flags, cache_dir=Path(cache))
             broken.append((name, replace(whole, text=text), str(compiled.path)))
-        made = Prepared(problem, given, tuple(kernels), 0, time.perf_counter() - start)
-        return Made(made, tuple(broken), registers)
-    except Exception as error:  # one case must not stop the others
+    except (AssertionError, WeftError) as error:  # one case must not stop the others
         return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+    return Made(made, tuple(broken))
 
 
 def measure(case: Case, made: Made, bench: Bench) -> None:

@@ -22,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ from weft.ir.passes import clean_up
 from weft.ir.prims import CATEGORY, FREE, Category
 from weft.kernels.candidate import Candidate, Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 from weft.orchestrate.extract import extract
 from weft.orchestrate.stored import is_leaf, stored_root
 
@@ -68,6 +68,12 @@ class Prepared:
     """Sources and their cubins."""
     spills: int
     seconds: float
+    registers: Mapping[str, int] = field(default_factory=dict)
+    """Of the last launch of each kernel, by its entry."""
+
+
+More = Callable[[Problem, GpuFacts], Iterable[Schedule]]
+"""Schedules beside those of the generator's rules."""
 
 
 def problem_of(case: Case) -> tuple[Problem, tuple[object, ...]]:
@@ -98,8 +104,12 @@ def problem_of(case: Case) -> tuple[Problem, tuple[object, ...]]:
     return found.problem, tuple(given)
 
 
-def prepare(case: Case, facts: GpuFacts, count: int, cache: str) -> Prepared | str:
-    """Export, write and compile; a text says what failed."""
+def prepare(case: Case, facts: GpuFacts, count: int, cache: str, more: More | None = None) -> Prepared | str:
+    """Export, write and compile; a text says what failed.
+
+    The first `count` schedules; with `more` those of it too, and of all these only kernels that differ and keep their
+    registers.
+    """
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
@@ -108,14 +118,20 @@ def prepare(case: Case, facts: GpuFacts, count: int, cache: str) -> Prepared | s
         schedules = generator.schedules(problem, facts)
         if isinstance(schedules, Declined) or isinstance(nvrtc, Declined):
             return f"declined: {schedules if isinstance(schedules, Declined) else nvrtc}"
-        kernels, spills = [], 0
-        for schedule in list(schedules)[:count]:
+        kernels, texts, registers, spills = [], set[str](), {}, 0
+        for schedule in dict.fromkeys([*list(schedules)[:count], *(more(problem, facts) if more else ())]):
             source = generator.emit(problem, schedule)
+            if more and (not isinstance(source, CudaSource) or source.text.replace(source.entry, "") in texts):
+                continue
             assert isinstance(source, CudaSource), source
+            texts.add(source.text.replace(source.entry, ""))
             done = nvrtc.compile(source.text, arch=facts.arch, flags=source.flags, cache_dir=Path(cache))
+            if more and sum(used.spill_stores for _, used in done.resources):
+                continue
             spills += sum(used.spill_stores + used.spill_loads for _, used in done.resources)
             kernels.append((source, str(done.path)))
-        return Prepared(problem, given, tuple(kernels), spills, time.perf_counter() - start)
+            registers[source.entry] = done.resources[-1][1].registers
+        return Prepared(problem, given, tuple(kernels), spills, time.perf_counter() - start, registers)
     except Exception as error:  # one case must not stop the others
         return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
 
