@@ -1,0 +1,34 @@
+"""Children that speak, end, hang and die."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from benchmarks.child import Child, Silence
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-u", "-c", text]
+
+
+def test_lines_and_the_end():
+    with Child(python("print(1); print(2); raise SystemExit(3)")) as child:
+        assert [child.line(20), child.line(20), child.line(20)] == ["1\n", "2\n", None]
+        assert child.status == 3
+
+
+def test_one_that_hangs_is_ended():
+    start = time.monotonic()
+    with Child(python("import time; print('begun'); time.sleep(600)")) as child:
+        assert child.line(20) == "begun\n"
+        with pytest.raises(Silence):
+            child.line(0.2)
+    assert child.status == -9 and time.monotonic() - start < 20
+
+
+def test_one_that_is_not_waited_for_is_ended():
+    with pytest.raises(KeyError), Child(python("while True: print('more')")) as child:
+        raise KeyError
+    assert child.status < 0
