@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 
 class Silence(Exception):
@@ -44,7 +45,7 @@ class Child:
         """Of a child that has ended."""
         return self._process.wait()
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
