@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.generate.cuda.mlps import BF16, F16, F32, normal
+from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, normal
 from tests.generate.cuda.skips import Skips, nerf, random_skips, skips
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_mlp import FLOWS, GROUP, PAIRS, PIECES, RING, RING_TURNS, SMALL, WARP
@@ -16,9 +16,14 @@ from weft.generate.cuda.templates import mlp as mlp_template
 from weft.generate.cuda.templates import mlp_wide
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Pointer
 
 CASES: dict[str, tuple[Skips, tuple[Shape | mlp_wide.Shape, ...]]] = {
@@ -91,7 +96,7 @@ def test_a_second_input_is_read_inside():
     assert p.layers[9].widths == (64, 27) and len(p.layers[9].beside) == 1
     source = templates.emit(problem, GROUP.schedule())
     assert isinstance(source, CudaSource)
-    assert [a.index for a in source.launches[0].arguments if isinstance(a, Pointer) and a.kind == "in"] == list(
+    assert [x.index for x in source.launches[0].arguments if isinstance(x, Pointer) and x.kind == "in"] == list(
         p.memory
     )
 
@@ -130,3 +135,56 @@ def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts):
         found = templates.schedules(problem, facts)
         assert not isinstance(found, Declined), found.reason
         compiled_well([s for x in found[:1] if isinstance(s := templates.emit(problem, x), CudaSource)], arch, facts)
+
+
+def _heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | None = None) -> Problem:
+    """A density behind the first layers, then a colour from a direction: two results, or one of four columns."""
+    b = GraphBuilder()
+    x, direction = b.input(TensorType(dtype, (rows, 24))), b.input(TensorType(dtype, (rows, 9)))
+
+    def layer(h: NodeId, cols: int, act: str) -> NodeId:
+        w = b.input(TensorType(dtype, (b.type_of(h).shape[1], cols)), is_weight=True)
+        y = b.apply(Prim.ADD, b.add(Prim.MATMUL, h, w), b.input(TensorType(dtype, (cols,)), is_weight=True))
+        return ACTIVATIONS[act](b, y)
+
+    h = layer(layer(layer(x, width, "relu"), width, "silu"), width, "relu")
+    features = b.add(Prim.CONCAT, layer(h, width, "none"), direction, attrs=a.ConcatAttrs(1))
+    color = layer(layer(features, max(1, width // 2), "relu"), 3, "sigmoid")
+    density = layer(h, 1, "silu")
+    if joined:
+        results = [b.add(Prim.CONCAT, color, density, attrs=a.ConcatAttrs(1))]
+    else:
+        results = [b.cast(color, out or dtype), b.cast(density, out or dtype)]
+    graph = b.build(results)
+    return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(results))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "out", "shapes"),
+    [
+        (70, 32, F16, None, (WARP, GROUP, FLOWS)), (37, 24, BF16, F32, (PAIRS, GROUP, RING)),
+        (33, 288, F16, None, (PIECES, SMALL)), (66, 48, BF16, None, (RING_TURNS, PIECES)),
+    ],
+)  # fmt: skip
+def test_several_results(
+    rows: int, width: int, dtype: DType, out: DType | None, shapes: tuple[Shape, ...], joined: bool
+):
+    problem = _heads(rows, width, dtype, joined=joined, out=out)
+    p = chain(problem)
+    assert isinstance(p, Chain), p.reason
+    assert [len(x.widths) for x in p.layers] == [1, 1, 1, 1, 1, 2, 1] and p.layers[3].n == 1  # the density comes first
+    made = [templates.emit(problem, s.schedule()) for s in shapes]
+    assert all(isinstance(s, CudaSource) for s in made), made
+    sources = [s for s in made if isinstance(s, CudaSource)]
+    kernels = Emulated(sources)
+    inputs = normal(problem)
+    exact, own = (evaluate(problem.graph, inputs, precise=precise) for precise in (True, False))
+    unit = 2.0**-8 if dtype is BF16 else 2.0**-11
+    for source in sources:
+        for got, want, near in zip(run(kernels, problem, source, inputs), exact, own, strict=True):
+            error, eager, size = (
+                float(np.sqrt(np.mean(np.asarray(v, dtype=np.float64) ** 2)))
+                for v in (got - want, np.asarray(near, dtype=np.float64) - want, want)
+            )
+            assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)

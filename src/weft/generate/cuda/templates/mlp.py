@@ -24,7 +24,7 @@ from weft.generate.cuda.templates.tma import header as tma_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Launch, Schedule
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -56,7 +56,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
     head = (
         f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}('
-        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, void* __restrict__ out0) {{"
+        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, {mlp_beside.results(p)}) {{"
     )
     widths = sorted({padded(layer.n) for layer in p.layers}) if s.group else []
     parts = [
@@ -69,7 +69,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     ]
     units = -(-p.rows // s.rows)
     blocks = min(s.blocks, -(-units // s.owners) if s.stages else units)
-    pointers = (*mlp_beside.pointers(p), Pointer("packed", 0), Pointer("out", 0))
+    pointers = mlp_beside.pointers(p)
     return CudaSource(
         schedule=schedule,
         text="".join(parts),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from weft.generate.cuda.templates.epilogue import wide_load
 from weft.generate.cuda.templates.mlp_image import together, together_beside
-from weft.generate.cuda.templates.mlp_match import Chain, Given, Layer, padded
+from weft.generate.cuda.templates.mlp_match import Chain, End, Given, Layer, padded
 from weft.generate.cuda.templates.prelude import load, storage
 from weft.generate.expr.ctype import c_type
 from weft.generate.expr.elementwise import Value, elementwise
@@ -35,9 +35,30 @@ def arguments(p: Chain) -> str:
     return ", ".join(f"const void* __restrict__ in{i}" for i in range(len(p.memory)))
 
 
+def results(p: Chain) -> str:
+    """The same for what it stores."""
+    return ", ".join(f"void* __restrict__ out{i}" for i in range(len(p.graph.outputs)))
+
+
 def pointers(p: Chain) -> tuple[Pointer, ...]:
-    """The same of a launch."""
-    return tuple(Pointer("in", i) for i in p.memory)
+    """Both of a launch, what it reads first, then the image, then what it stores."""
+    given = (Pointer("in", i) for i in p.memory)
+    return (*given, Pointer("packed", 0), *(Pointer("out", i) for i in range(len(p.graph.outputs))))
+
+
+def neighbours_at(p: Chain, end: End, written: int) -> int:
+    """Neighbouring columns of a lane that are stored at once; `written`: those behind the last product."""
+    if end.part == len(p.layers):
+        return written
+    return 1 if any(x % 2 for x in (p.width(end.node), end.step, end.offset)) else 2
+
+
+def place(p: Chain, end: End, plain: str) -> str:
+    """C text: where row r of a stored value begins; `plain` where it is the only one."""
+    if len(p.ends) == 1:
+        return plain
+    offset = f" + {end.offset}" if end.offset else ""
+    return f"({storage(p.graph.type_of(end.node).dtype)}*)out{end.index} + (u64)r * {end.step}{offset}"
 
 
 def start(p: Chain, given: Given, row: str) -> str:

@@ -98,6 +98,8 @@ class Image:
         ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
         read = together(p.given[p.x], free=not shared)
         written = neighbours_of(p.layers[-1].n, free=not ends & before)
+        while any(at % min(written, 16 // p.dtype.itemsize) for e in p.ends_of(last) for at in (e.step, e.offset)):
+            written //= 2
         at = 0
         layers = []
         for layer in p.layers:

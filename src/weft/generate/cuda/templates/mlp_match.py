@@ -87,6 +87,18 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """A value that is stored: columns of a result, from `offset` on, whose rows are `step` apart."""
+
+    node: NodeId
+    part: int
+    index: int
+    """Position among the problem's outputs."""
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """Products in order, and per part what it computes; part 0 stands in front of the first product."""
 
@@ -104,7 +116,9 @@ class Chain:
     """Broadcast values that vary by column."""
     numbers: Mapping[NodeId, float]
     out: NodeId
-    """The value that is stored."""
+    """The value that is stored behind the last product."""
+    ends: tuple[End, ...]
+    """All that are stored, that one first."""
     given: Mapping[NodeId, Given]
     """x, and what else is read from memory."""
     before: Mapping[NodeId, tuple[NodeId, ...]]
@@ -119,6 +133,15 @@ class Chain:
     def memory(self) -> tuple[int, ...]:
         """Positions of the inputs that are read besides weights, that of x first."""
         return tuple(dict.fromkeys((self.given[self.x].index, *(g.index for g in self.given.values()))))
+
+    def ends_of(self, part: int) -> tuple[End, ...]:
+        """What a part stores."""
+        return tuple(e for e in self.ends if e.part == part)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all results."""
+        return sum(self.graph.type_of(e.node).nbytes for e in self.ends)
 
     def read(self, part: int) -> tuple[NodeId, ...]:
         """Given values that the steps of a part read from memory."""
@@ -165,8 +188,6 @@ def chain(problem: Problem) -> Chain | Declined:
     graph = problem.graph
     if any(CATEGORY[n.prim] is Category.LINEAR and n.prim is not Prim.MATMUL for n in graph.nodes):
         return Declined("a convolution in a chain of products")
-    if len(graph.outputs) != 1:
-        return Declined("a chain of products with several results")
     if any(f is not Format.ROW for f in problem.input_formats + problem.output_formats):
         return Declined("a chain of products with channels last")
     if any(graph.type_of(i).size >= _LIMIT for i in (*graph.inputs, *graph.outputs)):
@@ -202,8 +223,9 @@ class _Matcher:
         if dtype not in (DType.F16, DType.BF16):
             raise _NoChainError(f"a chain of products in {dtype.value}")
         order: list[NodeId] = []
-        out = flat(graph, graph.outputs[0])
-        self._visit(out, order)
+        pieces = self._pieces()
+        for node, *_ in pieces:  # those that few products make come first: what they read is there then
+            self._visit(node, order)
         layers = tuple(self._layer(i) for i in order if graph.nodes[i].prim is Prim.MATMUL)
         if len(layers) != len(products):
             raise _NoChainError("a product that the result of a chain does not depend on")
@@ -215,8 +237,10 @@ class _Matcher:
         for node in order:
             operands = [self.part[o] for o in self._row_operands(node) if o not in aside]
             self.part[node] = 1 + numbers[node] if node in numbers else max(operands, default=0)
-        if self.part[out] != len(layers):
-            raise _NoChainError("a product that the result of a chain does not depend on")
+        ends = tuple(End(v, self.part[v], *rest) for v, *rest in reversed(pieces))
+        if ends[0].part != len(layers) or not all(e.part for e in ends) or any(v in aside for v, *_ in pieces):
+            raise _NoChainError("results of a chain that are not those of layers")
+        out = ends[0].node
         inner = {v for v in order if v not in numbers and v not in self.given and not self._joins(v)}
         steps = tuple(self._steps(order, inner, aside, at) for at in range(len(layers) + 1))
         kept = self._kept(layers, order, dtype, aside)
@@ -226,10 +250,44 @@ class _Matcher:
         given = {self.x: self.given[self.x], **{v: g for v, g in self.given.items() if v != self.x}}
         found = Chain(
             graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out,
-            given, before,
+            ends, given, before,
         )  # fmt: skip
         self._check(found, order, aside)
         return found
+
+    def _pieces(self) -> list[tuple[NodeId, int, int, int]]:
+        """(value, output, step, offset) of what is stored; that of the most products last."""
+        graph = self.graph
+        found: list[tuple[NodeId, int, int, int]] = []
+        for index, output in enumerate(graph.outputs):
+            value = flat(graph, output)
+            width = graph.type_of(value).size // self.rows
+            parts = self._operands_side_by_side(value)
+            at = 0
+            for part in parts:
+                found.append((part, index, width, at))
+                at += graph.type_of(part).size // self.rows
+            if at != width or graph.type_of(value).size != width * self.rows:
+                raise _NoChainError("a result over other rows")
+        if len({v for v, *_ in found}) < len(found):
+            raise _NoChainError("a result that is stored twice")
+        return sorted(found, key=lambda x: self._products_below(x[0]))
+
+    def _operands_side_by_side(self, value: NodeId) -> list[NodeId]:
+        if not self._joins(value):
+            return [value]
+        return [p for i in self.graph.nodes[value].inputs for p in self._operands_side_by_side(flat(self.graph, i))]
+
+    def _products_below(self, node: NodeId) -> int:
+        """How many products a value is made of."""
+        seen: set[NodeId] = set()
+        waiting = [node]
+        while waiting:
+            v = waiting.pop()
+            if v not in seen:
+                seen.add(v)
+                waiting += self.graph.nodes[v].inputs
+        return sum(self.graph.nodes[v].prim is Prim.MATMUL for v in seen)
 
     def _check(self, found: Chain, order: list[NodeId], aside: set[NodeId]) -> None:
         """Widths, types and places of values that the kernels take."""
@@ -239,7 +297,7 @@ class _Matcher:
             most = WIDEST_INPUT if front else WIDEST
             if not 1 <= found.width(node) <= most:
                 raise _NoChainError(f"{found.width(node)} columns in a chain of products")
-        if any(graph.type_of(v).dtype not in _VECTORS for v in (found.out, *found.given)):
+        if any(graph.type_of(v).dtype not in _VECTORS for v in (*(e.node for e in found.ends), *found.given)):
             raise _NoChainError("a chain of products that reads or stores no floats")
         x = found.given[found.x]
         if x.steps[1] != 1 and x.width > 1:

@@ -72,8 +72,8 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule]:
 def why_not(p: Chain) -> str:
     """Why the template does not take a chain; empty if it does."""
     first, *rest = p.layers
-    if len(p.given) > 1 or not p.given[p.x].dense:
-        return "several inputs, or columns of one"
+    if len(p.given) > 1 or not p.given[p.x].dense or len(p.ends) > 1:
+        return "several inputs or results, or columns of one"
     if len(p.layers) > MOST_LAYERS or not rest:
         return f"{len(p.layers)} layers"
     if any(x.n % (2 * PANEL) or x.n > WIDEST for x in p.layers):
@@ -200,7 +200,7 @@ class PairKernel(Kernel):
         lines += [f"u32 h{node}[1][{chunks // 2}][4];" for node in p.kept[part]]
         lines.append(f"{each('m', 1)} {{")
         lines += self._keep(part, each("j", chunks)) if p.kept[part] else []
-        lines += self._store(part) if part == len(p.layers) else []
+        lines += [x for end in p.ends_of(part) for x in self._store(end)]
         lines.append("}")
         return [*lines, *self._send(part)] if part < len(p.layers) else lines
 

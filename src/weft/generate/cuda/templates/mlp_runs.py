@@ -35,7 +35,7 @@ def runs(p: Chain, resident: int = 0) -> tuple[Run, ...]:
 def _signature(p: Chain, part: int, uses: dict[NodeId, int]) -> object | None:
     """Equal for parts with the same text; None for one that must stand alone."""
     layer = p.layers[part - 1]
-    if p.kept[part - 1] != layer.left or len(p.kept[part]) != 1 or layer.widths != (layer.n,):
+    if p.ends_of(part) or p.kept[part - 1] != layer.left or len(p.kept[part]) != 1 or layer.widths != (layer.n,):
         return None
     (left,) = layer.left
     if uses[left] != part:

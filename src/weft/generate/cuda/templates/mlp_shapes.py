@@ -303,7 +303,7 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
         special += shape.rows * n * _special(p, steps) / SFU_PER_CLOCK
         latency += _LATENCY[0] + _LATENCY[1] * n / 16
     matrix /= 1.0 if shape.group else _WARP_RATE
-    width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.graph.type_of(p.out).nbytes
+    width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.stored_bytes
     memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
     between = max(arithmetic, special)
     throughput = max(matrix, reads, between) + _apart(p, shape) * min(matrix, between)

@@ -17,7 +17,7 @@ from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_beside import PERIODIC, each
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
 from weft.generate.cuda.templates.mlp_image import column as column_of
-from weft.generate.cuda.templates.mlp_match import Chain, Layer, last_use, padded
+from weft.generate.cuda.templates.mlp_match import Chain, End, Layer, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import Run, runs
 from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, panels_ahead, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
@@ -156,7 +156,7 @@ class Kernel:
     def _flows(self, part: int) -> bool:
         """Whether a product begins with the first columns of its left operand that are there."""
         p, s = self.p, self.s
-        if not s.flow or not 1 < part <= len(p.layers):
+        if not s.flow or not 1 < part <= len(p.layers) or p.ends_of(part - 1):
             return False
         return len(p.kept[part - 1]) == 1 and p.kept[part - 1] == p.layers[part - 1].left
 
@@ -354,7 +354,7 @@ class Kernel:
         product = p.layers[part - 1].node
         readers = [s for steps in p.steps for s in steps if product in map(p.value, p.graph.nodes[s].inputs)]
         multiplied = any(product in layer.left for layer in p.layers)
-        if len(readers) != 1 or readers[0] not in p.steps[part] or multiplied or p.out == product:
+        if len(readers) != 1 or readers[0] not in p.steps[part] or multiplied or any(e.node == product for e in p.ends):
             return None
         node = p.graph.nodes[readers[0]]
         other = [o for o in node.inputs if p.value(o) != product]
@@ -384,7 +384,7 @@ class Kernel:
             lines.append(f"load(next0, h{self._first});")
         lines += [f"{each('m', s.tiles)} {{"]
         lines += self._keep(part, each("j", chunks)) if p.kept[part] else []
-        lines += self._store(part) if part == len(p.layers) else []
+        lines += [x for end in p.ends_of(part) for x in self._store(end)]
         return [*lines, "}"]
 
     def _begin(self, part: int, chunks: int, bias: NodeId | None) -> list[str]:
@@ -617,15 +617,16 @@ class Kernel:
         wide = self.p.graph.type_of(source).dtype is DType.F32 and dtype in NARROW
         return source if wide and source in self.p.steps[part] else node
 
-    def _store(self, part: int) -> list[str]:
-        """The result, as wide as a lane's columns lie side by side."""
-        p, v = self.p, self.image.written
-        width = p.layers[-1].n
+    def _store(self, end: End) -> list[str]:
+        """A result, as wide as a lane's columns lie side by side."""
+        p, part, out = self.p, end.part, end.node
+        v = mlp_beside.neighbours_at(p, end, self.image.written)
+        width = p.layers[part - 1].n
         group = max(1, v // 2)
         chunks = -(-width // (8 * group)) * group if v > 2 else -(-width // 8)
         earlier, found = self._earlier(part)
         step = 4 if self.s.group else 1
-        dtype = self._out
+        dtype = p.graph.type_of(out).dtype
         lines = [
             f"{each('c', chunks // group)} {{ float y[2][{2 * group}];",
             f"{each('i', group)} {{ const int j = c * {group} + i;",
@@ -634,11 +635,12 @@ class Kernel:
             *earlier,
         ]
         wide = v > 1 and dtype in NARROW and dtype is p.dtype
-        end, name = self._ending(part, p.out, dtype) if wide else (self._narrowed(part, p.out, dtype), "narrow2")
-        text, values = self._expressions(part, {**self._known(part, "m"), **found}, (end,))
-        lines += [*text, *(f"y[half][2 * i + {e}] = {values[end][e].name};" for e in range(2)), "}\n}"]
+        to = mlp_beside.place(p, end, self._row(width))
+        last, name = self._ending(part, out, dtype) if wide else (self._narrowed(part, out, dtype), "narrow2")
+        text, values = self._expressions(part, {**self._known(part, "m"), **found}, (last,))
+        lines += [*text, *(f"y[half][2 * i + {e}] = {values[last][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
-        lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = {self._row(width)} + c * {8 * group};")
+        lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = {to} + c * {8 * group};")
         if v > 1:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]
@@ -710,10 +712,10 @@ class Kernel:
             return None
         if part in self.image.halved and (form := self._of_half(part, node)) is not None:
             return form
-        if record.prim in PERIODIC and (self._narrow_end or part < len(p.layers)):
+        if record.prim in PERIODIC and self._ends_narrow(part):
             return PERIODIC[record.prim], record.inputs
         rough = self._rough_steps(part)
-        short = p.dtype is DType.BF16 and (part < len(p.layers) or self._out is DType.BF16)
+        short = p.dtype is DType.BF16 and self._ends_short(part)
         if record.prim is Prim.MUL and short and rough:
             return self._gated(node, rough)
         if node not in rough:
@@ -784,24 +786,27 @@ class Kernel:
     def halvable(self, part: int) -> bool:
         """Whether a part, were its sums halves, reads them in whole activations only."""
         p = self.p
-        last = part == len(p.layers)
-        if p.dtype is not DType.BF16 or (last and self._out is not DType.BF16):
+        if p.dtype is not DType.BF16 or not self._ends_short(part):
             return False
         total = self._sum(part)
         product = p.layers[part - 1].node
         z = product if total is None else total
         own = {node for at, node in self.image.vectors if at == part}
         folded = set() if total is None else {o for o in p.graph.nodes[total].inputs if o in p.vectors}
-        wanted = [self._narrowed(part, v, p.dtype) for v in (*p.kept[part], *((p.out,) if last else ()))]
+        wanted = [self._narrowed(part, v, p.dtype) for v in (*p.kept[part], *(e.node for e in p.ends_of(part)))]
         if own != folded or any(z in kept for kept in p.kept) or z in wanted:
             return False
         need = self._needed(part, {product, z}, wanted)
         forms = {v for v in need if self._of_half(part, v) is not None}
         return bool(forms) and not any(self._wide(o) == z for v in need - forms for o in p.graph.nodes[v].inputs)
 
-    @property
-    def _narrow_end(self) -> bool:
-        return self._out in NARROW
+    def _ends_narrow(self, part: int) -> bool:
+        """Whether all that a part stores has 16 bits."""
+        return all(self.p.graph.type_of(e.node).dtype in NARROW for e in self.p.ends_of(part))
+
+    def _ends_short(self, part: int) -> bool:
+        """The same of bf16."""
+        return all(self.p.graph.type_of(e.node).dtype is DType.BF16 for e in self.p.ends_of(part))
 
     def _share_of(self, node: NodeId) -> NodeId | None:
         """The exponential of a value that is 1 + an exponential."""
@@ -826,7 +831,7 @@ class Kernel:
     def _rough_steps(self, part: int) -> frozenset[NodeId]:
         """Steps of a part that may use the machine's own functions: all its results have 16 bits, nothing jumps."""
         p = self.p
-        if part == len(p.layers) and not self._narrow_end:
+        if not self._ends_narrow(part):
             return frozenset()
         touched: set[NodeId] = set()
         rough: set[NodeId] = set()

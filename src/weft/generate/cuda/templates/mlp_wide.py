@@ -25,7 +25,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Launch, Schedule
 
 _MOST, _STAGES, _FEWEST = 3, 8, 4
 _OWN = {True: 46, False: 58}
@@ -154,7 +154,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     packing, pack, weights = mlp_image.pack(kernel.image, f"{entry}_pack", masters)
     head = (
         f'extern "C" __global__ void __launch_bounds__({32 * s.warps}, 1) {entry}('
-        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, void* __restrict__ out0) {{"
+        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, {mlp_beside.results(p)}) {{"
     )
     widths = sorted({pieces(x.n, s.columns)[1] for x in p.layers}) if s.group else []
     parts = [
@@ -165,7 +165,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
         packing,
         "\n".join((head, *kernel.lines(), "}\n")),
     ]
-    pointers = (*mlp_beside.pointers(p), Pointer("packed", 0), Pointer("out", 0))
+    pointers = mlp_beside.pointers(p)
     blocks = min(s.blocks, -(-p.rows // s.rows))
     return CudaSource(
         schedule=schedule,

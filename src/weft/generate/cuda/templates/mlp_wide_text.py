@@ -14,7 +14,7 @@ from weft.generate.cuda.templates.epilogue import wide_load, wide_store
 from weft.generate.cuda.templates.mlp_beside import each
 from weft.generate.cuda.templates.mlp_image import PANEL, pieces, whole
 from weft.generate.cuda.templates.mlp_image import column as column_of
-from weft.generate.cuda.templates.mlp_match import Chain, last_use, padded
+from weft.generate.cuda.templates.mlp_match import Chain, End, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import runs
 from weft.generate.cuda.templates.mlp_text import Kernel, chosen
 from weft.generate.cuda.templates.prelude import storage
@@ -270,7 +270,7 @@ class WideKernel(Kernel):
         else:
             lines += self._panel_products(part, columns)
         lines += self._results(part, columns) if p.kept[part] else []
-        lines += self._written(part, columns) if part == len(p.layers) else []
+        lines += [x for end in p.ends_of(part) for x in self._written(end, columns)]
         return [*lines, "}\n}"]
 
     def _operand_of(self, part: int) -> list[str]:
@@ -467,11 +467,13 @@ class WideKernel(Kernel):
         """Zero in columns that are none: what multiplies a zero weight must be finite."""
         return value if width % 16 == 0 else f"(j * 8 + 2 * q + {e} < {width} ? {value} : 0.0f)"
 
-    def _written(self, part: int, columns: int) -> list[str]:
-        """The result, as wide as a lane's columns lie side by side."""
-        p, v = self.p, self.image.written
-        width, dtype = p.layers[-1].n, self._out
+    def _written(self, end: End, columns: int) -> list[str]:
+        """A result, as wide as a lane's columns lie side by side."""
+        p, part = self.p, end.part
+        v = mlp_beside.neighbours_at(p, end, self.image.written)
+        width, dtype = p.layers[part - 1].n, p.graph.type_of(end.node).dtype
         group = max(1, v // 2)
+        to = mlp_beside.place(p, end, f"out + (u64)r * {width}")
         words, found = self._words(part)
         text_beside, beside = self._beside(part)
         lines = [
@@ -485,11 +487,11 @@ class WideKernel(Kernel):
             *text_beside,
         ]
         found |= beside
-        text, values = self._expressions(part, {**self._known(part, "0"), **found}, (p.out,))
-        lines += [*text, *(f"y[half][2 * b + {e}] = {values[p.out][e].name};" for e in range(2)), "}\n}"]
+        text, values = self._expressions(part, {**self._known(part, "0"), **found}, (end.node,))
+        lines += [*text, *(f"y[half][2 * b + {e}] = {values[end.node][e].name};" for e in range(2)), "}\n}"]
         lines += [
             f"{each('half', 2)} {{ const int r = row0 + half * 8 + g;",
-            f"if (r < {p.rows} && column < {width}) {{ {storage(dtype)}* const to = out + (u64)r * {width} + column;",
+            f"if (r < {p.rows} && column < {width}) {{ {storage(dtype)}* const to = {to} + column;",
         ]
         if v > 1:
             guard = f"if (column + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
