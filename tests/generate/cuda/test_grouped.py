@@ -397,9 +397,14 @@ def no_product() -> Problem:
     ],
 )
 def test_what_is_declined_says_why(problem: Problem, part: str):
-    refused = templates.schedules(problem, H200)
+    refused = grouped_match.members(problem)
     assert isinstance(refused, Declined)
     assert part in refused.reason
+
+
+@pytest.mark.parametrize("make", [dependent, meeting, across_rows, no_product])
+def test_other_templates_do_not_take_them_either(make: Callable[[], Problem]):
+    assert isinstance(templates.schedules(make(), H200), Declined)
 
 
 @pytest.mark.parametrize(

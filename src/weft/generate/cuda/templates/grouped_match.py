@@ -58,12 +58,21 @@ class _RefusedError(Exception):
 
 
 def is_group(problem: Problem) -> bool:
-    """Whether a problem has several contractions and several results, or results that are slices of a product."""
+    """Whether a problem has several contractions, none behind another, and results, or slices of a product as results."""
     g = problem.graph
     linear = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
     if len(set(g.outputs)) < 2 or not linear:
         return False
-    return len(linear) > 1 or _sliced_behind(g, linear[0])
+    return _sliced_behind(g, linear[0]) if len(linear) == 1 else not any(i in _behind(g, linear) for i in linear)
+
+
+def _behind(g: Graph, nodes: Sequence[NodeId]) -> set[NodeId]:
+    """What reads some nodes, also through others."""
+    found: set[NodeId] = set()
+    for i in range(min(nodes) + 1, len(g)):
+        if any(j in found or j in nodes for j in g.nodes[i].inputs):
+            found.add(i)
+    return found
 
 
 def is_split(problem: Problem) -> bool:
@@ -72,13 +81,7 @@ def is_split(problem: Problem) -> bool:
 
 
 def _sliced_behind(g: Graph, linear: NodeId) -> bool:
-    behind = {linear}
-    for i in range(linear + 1, len(g)):
-        if any(j in behind for j in g.nodes[i].inputs):
-            behind.add(i)
-            if g.nodes[i].prim is Prim.SLICE:
-                return True
-    return False
+    return any(g.nodes[i].prim is Prim.SLICE for i in _behind(g, [linear]))
 
 
 def members(problem: Problem, *, tf32: bool = False) -> tuple[Member, ...] | Declined:
