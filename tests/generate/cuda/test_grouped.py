@@ -402,8 +402,8 @@ def test_what_is_declined_says_why(problem: Problem, part: str):
     assert part in refused.reason
 
 
-@pytest.mark.parametrize("make", [dependent, meeting, across_rows, no_product])
-def test_other_templates_do_not_take_them_either(make: Callable[[], Problem]):
+@pytest.mark.parametrize("make", [meeting, across_rows, no_product])
+def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]):
     assert isinstance(templates.schedules(make(), H200), Declined)
 
 

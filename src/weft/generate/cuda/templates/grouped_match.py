@@ -58,7 +58,7 @@ class _RefusedError(Exception):
 
 
 def is_group(problem: Problem) -> bool:
-    """Whether a problem has several contractions, none behind another, and results, or slices of a product as results."""
+    """Whether a problem has several results of several contractions, none behind another, or of one that is sliced."""
     g = problem.graph
     linear = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
     if len(set(g.outputs)) < 2 or not linear:
