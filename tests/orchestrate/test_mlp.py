@@ -45,6 +45,13 @@ def matched(graph: Graph, c: Candidate) -> Chain:
     return found
 
 
+def matched_by_all(graph: Graph, c: Candidate) -> Chain:
+    """With several results."""
+    found = chain(extract(graph, c, (Format.ROW,) * len(c.inputs), (Format.ROW,) * len(c.outputs)).problem)
+    assert isinstance(found, Chain), found.reason
+    return found
+
+
 def test_a_network_is_one_candidate_with_what_is_around():
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (100, 24)))
@@ -102,9 +109,9 @@ def test_a_chain_ends_where_others_read_and_where_it_gets_wide():
     read = h
     wide = layer(b, layer(b, layer(b, h, 32), 600), 32)
     graph = b.build([read, layer(b, layer(b, wide, 32), 32)])
-    assert sorted(products(graph, c) for c in chains(graph)) == [2, 3]
+    assert sorted((products(graph, c), len(c.outputs)) for c in chains(graph)) == [(2, 1), (3, 1), (3, 2)]
     for c in chains(graph):
-        matched(graph, c)
+        matched_by_all(graph, c)
 
 
 def test_layers_over_two_inputs_that_meet_are_one_candidate():
@@ -154,6 +161,45 @@ def test_around_a_second_input_there_is_one_chain_and_there_are_two():
     assert h in found[3].inputs
     assert found[2].outputs == (features,)
     assert direction not in found[2].inputs
+
+
+def field(b: GraphBuilder, width: int = 64) -> tuple[NodeId, NodeId]:
+    """(colour, density) of a radiance field."""
+    x, direction = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 16)))
+    h = layer(b, layer(b, x, width), width)
+    density = layer(b, h, 1)
+    features = b.add(Prim.CONCAT, layer(b, h, width, act=False), direction, attrs=a.ConcatAttrs(1))
+    return layer(b, layer(b, features, width), 3, act=False), density
+
+
+def test_two_heads_are_one_candidate_and_others():
+    b = GraphBuilder()
+    color, density = field(b)
+    graph = b.build([color, density])
+    whole = [c for c in chains(graph) if products(graph, c) == 6]
+    assert len(whole) == 1 and set(whole[0].outputs) == {color, density}
+    p = matched_by_all(graph, whole[0])
+    assert [e.part for e in p.ends] == [6, 3] and p.layers[2].n == 1
+    assert any(len(c.outputs) == 1 for c in chains(graph))  # the cut ones, too
+
+
+def test_results_beside_each_other_are_one_candidate():
+    b = GraphBuilder()
+    color, density = field(b)
+    graph = b.build([b.add(Prim.CONCAT, color, density, attrs=a.ConcatAttrs(1))])
+    (found,) = [c for c in chains(graph) if products(graph, c) == 6]
+    p = matched(graph, found)
+    assert [(e.step, e.offset) for e in p.ends] == [(4, 0), (4, 3)]
+
+
+def test_a_value_between_layers_that_is_returned_is_stored_on_the_way():
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 32)))
+    h = layer(b, layer(b, x, 32), 32)
+    graph = b.build([layer(b, layer(b, h, 32), 8), h])
+    (found,) = [c for c in chains(graph) if products(graph, c) == 4]
+    assert set(found.outputs) == set(graph.outputs)
+    assert [e.part for e in matched_by_all(graph, found).ends] == [4, 2]
 
 
 def test_a_second_input_that_scales_a_value_is_read_inside_or_ends_the_chain_before_it():

@@ -283,11 +283,11 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
             rejected["too many inputs"] += 1
         elif not only or members & only:
             found.add(stored, members, (sink,), Kind.GROUP, -1)
-    for members, sink in mlp_groups(graph, stored):
+    for members, ends in mlp_groups(graph, stored):
         if stored.inputs_of(members).bit_count() > MAX_INPUTS:
             rejected["too many inputs"] += 1
         elif not only or members & only:
-            found.add(stored, members, (sink,), Kind.GROUP, -1)
+            found.add(stored, members, ends, Kind.GROUP, -1)
     for members, written in norm_groups(graph, stored):
         if stored.inputs_of(members).bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1

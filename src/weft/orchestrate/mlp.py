@@ -22,10 +22,12 @@ MAX_INPUTS = 160
 """Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
 MOST_GIVEN = 4
 """Of these, values that are no weights."""
+MOST_RESULTS = 3
+"""Values that a chain stores."""
 
 
-def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
-    """(members, the one member that is written): the longest chains, with what is elementwise around them."""
+def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
+    """(members, those that are written): the longest chains, with what is elementwise around them."""
     layers = 0
     for v in bits(stored.work):
         if _is_layer(graph, stored, v):
@@ -34,30 +36,69 @@ def mlp_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, NodeId]]:
     for last in reversed(list(bits(layers))):
         if covered >> last & 1:
             continue
+        yield from _with_heads(graph, stored, layers, last)
         several = 0
         for sink in reversed(_sinks(graph, stored, last)):
             if not several:
                 # where others come in, one kernel for all and those between which it would be cut: measuring decides
                 for members in _of_several(graph, stored, layers, last, sink):
-                    if _is_whole(stored, layers, last, sink, members):
+                    if _is_whole(stored, layers, last, 1 << sink, members):
                         several |= members & layers
-                        yield members, sink
-            found = [m for m in _chains(graph, stored, layers, last, sink) if _is_whole(stored, layers, last, sink, m)]
+                        yield members, (sink,)
+            whole = _chains(graph, stored, layers, last, sink)
+            found = [m for m in whole if _is_whole(stored, layers, last, 1 << sink, m)]
             for members in found:
                 covered |= members & layers
-                yield members, sink
+                yield members, (sink,)
             if found:
                 several = 0
                 break
         covered |= several
 
 
-def _is_whole(stored: Stored, layers: Mask, last: NodeId, sink: NodeId, members: Mask) -> bool:
-    """Whether a set holds two layers or more and writes nothing but the sink."""
+def _is_whole(stored: Stored, layers: Mask, last: NodeId, sinks: Mask, members: Mask) -> bool:
+    """Whether a set holds two layers or more and writes nothing but the sinks."""
     chained = members >> last & 1 and (members & layers).bit_count() > 1
-    return bool(
-        chained and stored.dag.written(members, stored.results) == 1 << sink and not stored.dag.missing(members)
-    )
+    return bool(chained and stored.dag.written(members, stored.results) == sinks and not stored.dag.missing(members))
+
+
+def _with_heads(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
+    """Chains of several results, or whose results stand side by side in one: a density beside a colour."""
+    sink = _sinks(graph, stored, last)[-1]
+    rows = _rows(graph, last)
+    readers = stored.dag.consumers[sink]
+    if readers.bit_count() == 1 and not stored.results >> sink & 1:
+        (reader,) = bits(readers)
+        sink = reader if _joins(graph, reader) and graph.type_of(reader).size % rows == 0 else sink
+    sinks = 1 << sink
+    while True:
+        members = _grown(graph, stored, layers, last, sinks, 0)
+        ends = _ends_of_others(graph, stored, layers, last, members)
+        if not ends & ~sinks or (sinks | ends).bit_count() > MOST_RESULTS:
+            break
+        sinks |= ends
+    front = _front(stored, layers, members)
+    if sinks.bit_count() == 1 and (not _joins(graph, sink) or stored.reads[sink] & ~(members & ~front)):
+        return  # one result, and not of layers beside each other
+    for taken in dict.fromkeys((members, members & ~front)):
+        given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
+        if 0 < given.bit_count() <= MOST_GIVEN and _is_whole(stored, layers, last, sinks, taken):
+            yield taken, tuple(bits(sinks))
+
+
+def _ends_of_others(graph: Graph, stored: Stored, layers: Mask, last: NodeId, members: Mask) -> Mask:
+    """What else is made of the values that a chain begins with because others read them too, if layers make it."""
+    rows = _rows(graph, last)
+    found = 0
+    for v in bits(members):
+        for u in bits(stored.dag.producers[v] & ~members):
+            if graph.type_of(u).size % rows or not (layers >> u & 1 or _is_plain(graph, u)):
+                continue
+            found |= stored.results & 1 << u
+            for w in bits(stored.dag.consumers[u] & ~members & layers):
+                if _rows(graph, w) == rows:
+                    found |= 1 << _sinks(graph, stored, w)[-1]
+    return found
 
 
 def _is_layer(graph: Graph, stored: Stored, v: NodeId) -> bool:
@@ -109,7 +150,7 @@ def _chains(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: Node
 
     Where it is whole and not simple in front of the first layer, also from there on: not every kernel takes that.
     """
-    members = _grown(graph, stored, layers, last, sink, 0)
+    members = _grown(graph, stored, layers, last, 1 << sink, 0)
     front = _front(stored, layers, members)
     bare = members & ~front
     if _reads_one(graph, stored, members):
@@ -121,14 +162,14 @@ def _chains(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: Node
         return [bare]
     given = stored.inputs_of(members) & ~_constants(graph, stored, members)
     joined = sum(1 << v for v in bits(members & ~layers & ~(1 << sink)) if stored.reads[v] & given)
-    members = _grown(graph, stored, layers, last, sink, joined)
+    members = _grown(graph, stored, layers, last, 1 << sink, joined)
     members &= ~_front(stored, layers, members)
     return [members] if joined and _reads_one(graph, stored, members) else []
 
 
 def _of_several(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId) -> list[Mask]:
     """What a sink is made of, with two to four inputs that are no weights: whole, and without what stands in front."""
-    members = _grown(graph, stored, layers, last, sink, 0)
+    members = _grown(graph, stored, layers, last, 1 << sink, 0)
     bare = members & ~_front(stored, layers, members)
     found = []
     for taken in dict.fromkeys((members, bare)):
@@ -140,10 +181,10 @@ def _of_several(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: 
     return found
 
 
-def _grown(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: NodeId, apart: Mask) -> Mask:
-    """Layers and elementwise values behind a sink, as far back as only they read each other; none of `apart`."""
+def _grown(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sinks: Mask, apart: Mask) -> Mask:
+    """Layers and elementwise values behind sinks, as far back as only they read each other; none of `apart`."""
     rows = _rows(graph, last)
-    members = 1 << sink
+    members = sinks
     while True:
         grown = 0
         for v in bits(members):
