@@ -94,6 +94,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("CUDAGraph", Graph), ("graph", graph), ("Stream", new_stream), ("current_stream", new_stream),
         ("stream", lambda s: nullcontext()), ("is_current_stream_capturing", lambda: bool(recording)),
+        ("current_device", lambda: torch.zeros(()).get_device()),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(graphed, "on_gpu", lambda x: True)

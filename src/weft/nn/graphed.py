@@ -116,15 +116,20 @@ class GraphedStep:
             RuntimeError: the step cannot be recorded.
         """
         if not inputs:
-            if self._last is None or self._last.graph is None:
+            step = self._last
+            if step is None or step.graph is None:
                 raise ValueError("a step without arguments takes the inputs of a recorded one, and there is none yet")
-            return self._replayed(self._last)
+            return _on_device(step.inputs[0], lambda: self._replayed(step))
         if any(x.requires_grad for x in inputs):
             raise ValueError(
                 "an input requires gradients: what is trained is read where it lies, not given to the step"
             )
         if not all(on_gpu(x) for x in inputs):
             return self._run(inputs)
+        return _on_device(inputs[0], lambda: self._step(inputs))
+
+    def _step(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """On a GPU."""
         shapes = tuple((x.shape, x.dtype, x.device) for x in inputs)
         step = self._steps.get(shapes)
         if step is None:
@@ -222,3 +227,11 @@ class GraphedStep:
         with torch.cuda.stream(self._side):
             yield
         main.wait_stream(self._side)
+
+
+def _on_device(x: torch.Tensor, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """With the device of x current."""
+    if x.get_device() == torch.cuda.current_device():
+        return run()
+    with torch.cuda.device(x.device):
+        return run()
