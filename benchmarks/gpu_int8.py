@@ -177,6 +177,7 @@ def plain(g: Gemm, made: Sequence[Kernel], l2: int, given: argparse.Namespace) -
     graphs: dict[int, Any] = {}
     for i, x in enumerate(race.contenders):
         race.outputs[0].fill_(-1)
+        torch.cuda.synchronize()
         try:
             race._launch(x, 0)
         except (WeftError, RuntimeError) as error:
