@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.generate.library.algorithm import names_algorithm
 from weft.ir.graph import Graph, NodeId, bits
 from weft.kernels.candidate import Candidate, Kind
 from weft.kernels.formats import Format
@@ -86,6 +87,7 @@ def rank(
             continue
         calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
         fresh = [(s, k) for s, k in calls if _is_open(measurements.get((entry.problem.key, s)))]
+        fresh.sort(key=lambda x: names_algorithm(x[1]))  # what nobody measured is the framework's own call
         if entry.essential and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))

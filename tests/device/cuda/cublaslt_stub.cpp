@@ -84,13 +84,14 @@ int cublasLtMatmulAlgoGetHeuristic(void*, Desc* d, Layout* a, Layout* b, Layout*
   if (a->type == 3 && (o->type != 10 || d->compute != 72 || d->scale != 10 || d->epilogue != 1)) return 7;
   if (is_float8(a) && (o->type != 14 || !d->scale_a || !d->scale_b)) return 7;
   if (p->workspace < (1u << 20) || (d->epilogue & 4 && !d->bias)) return 7;
-  // the second does not apply; the fourth is the first again; the fifth adds up in any order, which no mask keeps out here
-  const int kinds = p->schemes == 7 ? 3 : 6;
+  // the second does not apply; the fourth is the first again; the fifth adds up in any order, which no mask keeps out here;
+  // the seventh does not say
+  const int kinds = p->schemes == 7 ? 3 : 7;
   *count = most < kinds ? most : kinds;
   for (int i = 0; i < *count; ++i) {
     found[i] = Found{};
     found[i].algorithm[0] = i == 3 ? 40 : 40 + i;
-    found[i].algorithm[1] = i == 4 ? 0x100000004ull : i == 5 ? 0x200000004ull : 1;  // scheme, splits
+    found[i].algorithm[1] = i == 4 ? 0x100000004ull : i == 5 ? 0x200000004ull : i == 6 ? 0x2ffffffffull : 1;
     found[i].workspace = i == 5 ? 4096 : 0;
     found[i].state = i == 1 ? 15 : 0;
   }

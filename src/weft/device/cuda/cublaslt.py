@@ -282,8 +282,8 @@ class LtAlgorithm:
 
     @property
     def splits(self) -> int:
-        """Parts of a sum."""
-        return self._setting(_CONFIG_SPLITS)
+        """Parts of a sum; -1: the algorithm sees to that."""
+        return ctypes.c_int32(self._setting(_CONFIG_SPLITS)).value
 
     @property
     def scheme(self) -> int:
@@ -292,8 +292,11 @@ class LtAlgorithm:
 
     @property
     def in_order(self) -> bool:
-        """Whether it adds up every sum in one order: in one go, or in parts that a step of their own adds in f32."""
-        return self.splits <= 1 or self.scheme in (0, IN_ORDER)
+        """Whether it adds up every sum in one order: in one go, or in parts that a step of their own adds in f32.
+
+        False where it does not say how it splits sums.
+        """
+        return self.splits in (0, 1) or (self.splits > 1 and self.scheme == IN_ORDER)
 
     def _setting(self, number: int) -> int:
         value, written = ctypes.c_uint32(0), ctypes.c_size_t(0)

@@ -80,7 +80,8 @@ class LibraryGenerator:
         if isinstance(facts, GpuFacts) and Prim.MATMUL in prims:
             from weft.generate.library.lt import lt_schedules
 
-            found += lt_schedules(problem, facts)
+            best, *others = lt_schedules(problem, facts) or (None,)
+            found = [best, *found, *others] if best is not None else found
         return found or Declined("no library form of this group")
 
     def emit(self, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
