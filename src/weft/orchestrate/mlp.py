@@ -80,6 +80,9 @@ def _with_heads(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Ite
     front = _front(stored, layers, members)
     if sinks.bit_count() == 1 and (not _joins(graph, sink) or stored.reads[sink] & ~(members & ~front)):
         return  # one result, and not of layers beside each other
+    own = members & layers
+    if own.bit_count() <= sinks.bit_count() or not any(_depends_on(stored, members, layers, v) for v in bits(own)):
+        return  # layers beside each other are no chain
     for taken in dict.fromkeys((members, members & ~front)):
         given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
         if 0 < given.bit_count() <= MOST_GIVEN and _is_whole(stored, layers, last, sinks, taken):
