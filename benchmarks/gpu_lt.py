@@ -233,6 +233,11 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
             options = weft.Options(device="cuda", budget_s=seconds, cache_dir=Path(cache))
             made = weft.compile(module, inputs, options=options)
             took = time.perf_counter() - start
+            wanted = made.executable(*inputs)
+            start = time.perf_counter()
+            again = weft.compile(module, inputs, options=options)
+            warm = time.perf_counter() - start
+            same = all(torch.equal(x, y) for x, y in zip(wanted, again.executable(*inputs), strict=True))
     finally:
         lt.is_contender = before
     record = made.record
@@ -243,7 +248,7 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
     times = {t.name: round(t.median_us, 1) for t in record.plans}
     return {
         "record": "network", "suite": "library algorithms", "case": f"{name} batch {batch}", "offered": offered,
-        "seconds": round(took, 1), "stages": {s.name: round(s.seconds, 1) for s in record.stages},
+        "seconds": round(took, 1), "warm_s": round(warm, 2), "same_bits_warm": same, "stages": {s.name: round(s.seconds, 1) for s in record.stages},
         "measured": record.measured, "rejected": dict(record.rejected_kernels), "kernels": dict(forms), "us": times,
     }  # fmt: skip
 
