@@ -337,10 +337,11 @@ def body(
     acc: str = "acc",
     prefix: str = "",
     given: Mapping[int, str] | None = None,
+    later: str = "",
 ) -> list[str]:
     """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b.
 
-    `given`: C text of the address of vectors that were read earlier, by slot.
+    `given`: C text of the address of vectors that were read earlier, by slot. `later`: see `parts_text`.
     """
     c = p.c
     lines: list[str] = []
@@ -396,5 +397,5 @@ def body(
         if p.column_sums and k == 0:
             lines += [f"total[{i}] += {name};" for i, name in enumerate(names_of)]
         if p.parts is not None and k == 0:
-            lines += parts_text(dtype, names_of, p.n, prefix)
+            lines += parts_text(dtype, names_of, p.n, prefix, later)
     return lines

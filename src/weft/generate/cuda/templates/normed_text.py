@@ -140,9 +140,11 @@ def element_text(norm: Norm, x: str, rows: list[str], columns: list[str], prefix
     """Statements, and the name of the normalised value of the element `x`; `rows` and `columns` in the norm's order."""
     graph = norm.graph
     values: dict[NodeId, Value] = {norm.source: Value(x, norm.dtype)}
+    last = graph.nodes[norm.value]
+    rounds = last.prim is Prim.CAST and len(norm.body) > 1  # whoever stores the value rounds it
     by_row, by_column = dict(zip(norm.rows, rows, strict=True)), dict(zip(norm.columns, columns, strict=True))
     lines = []
-    for node in norm.body:
+    for node in norm.body[:-1] if rounds else norm.body:
         n = graph.nodes[node]
         operands = []
         for j in n.inputs:
@@ -159,7 +161,7 @@ def element_text(norm: Norm, x: str, rows: list[str], columns: list[str], prefix
         name = f"{prefix}{node}_"
         lines.append(f"const float {name} = {elementwise(n.prim, operands, n.type.dtype)[0]};")
         values[node] = Value(name, n.type.dtype)
-    return lines, values[norm.value].name
+    return lines, values[last.inputs[0] if rounds else norm.value].name
 
 
 def columns_text(norm: Norm, names: Mapping[Source, str], at: str, padded: int, threads: int) -> list[str]:
@@ -185,10 +187,12 @@ def padded_length(norm: Norm, step: int) -> int:
     return -(-norm.length // step) * step
 
 
-def parts_text(dtype: DType, values: list[str], columns: int, prefix: str = "") -> list[str]:
-    """Statements: mean and spread of `PIECE` results, of which this lane has neighbours, as they are stored."""
+def parts_text(dtype: DType, values: list[str], columns: int, prefix: str = "", later: str = "") -> list[str]:
+    """Statements: mean and spread of `PIECE` results, of which this lane has neighbours, as they are stored.
+
+    `later`: C text of an index; they are left in `mean_[...]` and `spread_[...]`, see `joined_text`.
+    """
     width = len(values)
-    lanes = PIECE // width
     lines = [f"float {prefix}p_[{width}];"]
     lines += [
         f"{{ const float2 h_ = w_unpack_{dtype.value}(w_narrow2_{dtype.value}({values[i]}, {values[i + 1]}));"
@@ -196,17 +200,32 @@ def parts_text(dtype: DType, values: list[str], columns: int, prefix: str = "") 
         for i in range(0, width, 2)
     ]
     terms = [f"{prefix}p_[{i}]" for i in range(width)]
-    lines.append(f"float {prefix}mean_ = {_tree(terms)};")
-    lines += [f"{prefix}mean_ += w_few({prefix}mean_, {bit}, {lanes}, lane);" for bit in _bits(lanes)]
-    lines.append(f"{prefix}mean_ *= {literal(1.0 / PIECE, DType.F32)};")
-    lines += [f"{prefix}p_[{i}] -= {prefix}mean_;" for i in range(width)]
-    squares = [f"{x} * {x}" for x in terms]
-    lines.append(f"float {prefix}spread_ = {_tree(squares)};")
-    lines += [f"{prefix}spread_ += w_few({prefix}spread_, {bit}, {lanes}, lane);" for bit in _bits(lanes)]
+    mean, spread = (f"{name}[{later}]" if later else f"{prefix}{name}" for name in ("mean_", "spread_"))
+    kind = "" if later else "float "
+    lines.append(f"{kind}{mean} = {_tree(terms)} * {literal(1.0 / width, DType.F32)};")
+    lines += [f"{x} -= {mean};" for x in terms]
+    lines.append(f"{kind}{spread} = {_tree([f'{x} * {x}' for x in terms])};")
+    return lines if later else [*lines, *joined_text(width, columns, mean, spread)]
+
+
+def joined_text(width: int, columns: int, mean: str, spread: str, inside: str = "") -> list[str]:
+    """Statements: lanes join means and spreads of `width` results each to those of a piece, and one of them stores these.
+
+    Lanes that are here are all of a piece or none; the two of a pair compute the same. `m` and `n` are row and column.
+    Source: Chan, Golub and LeVeque 1979, updating formulae for sums of squares.
+    """
+    lanes = PIECE // width
+    lines = []
+    for bit in _bits(lanes):
+        lines.append(
+            f"{{ const float other = w_few({mean}, {bit}, {lanes}, lane), far = {mean} - other;"
+            f" {spread} += w_few({spread}, {bit}, {lanes}, lane);"
+            f" {spread} += far * far * {literal(width * bit / 2, DType.F32)}; {mean} = ({mean} + other) * 0.5f; }}"
+        )
     place = f"(long long)m * {columns // PIECE} + n / {PIECE}"
     lines.append(
-        f"if ((lane & {lanes - 1}) == 0) {{ ((float*)means)[{place}] = {prefix}mean_;"
-        f" ((float*)spreads)[{place}] = {prefix}spread_; }}"
+        f"if ({inside}(lane & {lanes - 1}) == 0) {{ ((float*)means)[{place}] = {mean};"
+        f" ((float*)spreads)[{place}] = {spread}; }}"
     )
     return lines
 

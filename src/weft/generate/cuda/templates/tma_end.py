@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from weft.generate.cuda.templates import epilogue, narrow, tma_store
+from weft.generate.cuda.templates.normed_text import joined_text
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_operands import Operand, Rows
@@ -59,7 +60,8 @@ def finish(
         piece = f"[{e // 4}]" if len(pieces) > 1 else ""
         given = {slot: f"(const {kinds[slot]}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
         given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
-        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
+        later = "o" if p.parts is not None and s.split == 1 else ""
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given, later=later))
         parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
     one, two = (narrow.carried(f"acc[i][{_chunk(s)} * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
     take = [
@@ -121,6 +123,16 @@ def finish(
         f"if (o + {ring} < {count}) ask(o + {ring});" if residuals else "",
         "}",
     ]
+    if p.parts is not None:
+        within = "".join(f"{x} && " for x in guard)
+        after = [
+            f"float mean_[{count}], spread_[{count}];\n#pragma unroll",
+            f"for (int o = 0; o < {count}; ++o) mean_[o] = spread_[o] = 0.0f;",
+            *after,
+            f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
+            *place,
+            f"const int n = n8; {' '.join(joined_text(8, p.n, 'mean_[o]', 'spread_[o]', within))} }}",
+        ]
     return before, after
 
 
