@@ -248,7 +248,8 @@ def network(name: str, batch: int, *, offered: bool, seconds: float) -> dict[str
     times = {t.name: round(t.median_us, 1) for t in record.plans}
     return {
         "record": "network", "suite": "library algorithms", "case": f"{name} batch {batch}", "offered": offered,
-        "seconds": round(took, 1), "warm_s": round(warm, 2), "same_bits_warm": same, "stages": {s.name: round(s.seconds, 1) for s in record.stages},
+        "seconds": round(took, 1), "warm_s": round(warm, 2), "same_bits_warm": same,
+        "stages": {s.name: round(s.seconds, 1) for s in record.stages},
         "measured": record.measured, "rejected": dict(record.rejected_kernels), "kernels": dict(forms), "us": times,
     }  # fmt: skip
 
