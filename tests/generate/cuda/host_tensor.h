@@ -65,7 +65,7 @@ struct Block {
   std::vector<unsigned char> raw;
   unsigned char* shared;
   unsigned shared_bytes;
-  Barrier bar;
+  Barrier bar, order[16];
   int any[2] = {0, 0};
   std::vector<Warp> warps;
   std::vector<Thread> threads;

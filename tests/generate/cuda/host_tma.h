@@ -341,6 +341,16 @@ template <int H> inline void w_weighted_f16(float (&d)[H], const u32 (&a)[4], u6
 template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u64 b) {
   w_weighted_rs(d, a, b, w_unpack_bf16);
 }
+inline void w_turn_wait(int number) {
+  w_self->block->order[number].total = 256;
+  w_meet(w_self->block->order[number]);
+}
+inline void w_turn_pass(int number) {
+  Barrier& b = w_self->block->order[number];
+  b.total = 256;
+  ++w_progress;
+  if (++b.count == b.total) b.count = 0, ++b.generation;
+}
 // a left operand in registers, of the 16 rows of its warp
 template <bool Turned> inline void w_by_rows(const Product& p) {
   const Weighted& x = *(const Weighted*)p.a;

@@ -209,19 +209,18 @@ def parts_text(dtype: DType, values: list[str], columns: int, prefix: str = "", 
 
 
 def joined_text(width: int, columns: int, mean: str, spread: str, inside: str = "") -> list[str]:
-    """Statements: lanes join means and spreads of `width` results each to those of a piece, and one of them stores these.
+    """Statements: lanes join means and spreads of `width` results to those of a piece, and one of them stores these.
 
     Lanes that are here are all of a piece or none; the two of a pair compute the same. `m` and `n` are row and column.
     Source: Chan, Golub and LeVeque 1979, updating formulae for sums of squares.
     """
     lanes = PIECE // width
-    lines = []
-    for bit in _bits(lanes):
-        lines.append(
-            f"{{ const float other = w_few({mean}, {bit}, {lanes}, lane), far = {mean} - other;"
-            f" {spread} += w_few({spread}, {bit}, {lanes}, lane);"
-            f" {spread} += far * far * {literal(width * bit / 2, DType.F32)}; {mean} = ({mean} + other) * 0.5f; }}"
-        )
+    lines = [
+        f"{{ const float other = w_few({mean}, {bit}, {lanes}, lane), far = {mean} - other;"
+        f" {spread} += w_few({spread}, {bit}, {lanes}, lane);"
+        f" {spread} += far * far * {literal(width * bit / 2, DType.F32)}; {mean} = ({mean} + other) * 0.5f; }}"
+        for bit in _bits(lanes)
+    ]
     place = f"(long long)m * {columns // PIECE} + n / {PIECE}"
     lines.append(
         f"if ({inside}(lane & {lanes - 1}) == 0) {{ ((float*)means)[{place}] = {mean};"

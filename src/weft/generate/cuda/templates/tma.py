@@ -598,6 +598,7 @@ def _products(
         skip,
         *end,
         "}",
+        fixed.left_over(p, s),
         "if (lane == 0) w_stores_done();\n__syncwarp();" if to is not None else "",
         "w_cluster_sync();" if s.pair else "",
     ]
