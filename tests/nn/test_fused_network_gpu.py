@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to 
 
 SPILLED = 128
 """Bytes of a thread's registers in memory that a network may have which nobody chose."""
-SECONDS = 70.0
+SECONDS = 75.0
 """What is not begun by then is skipped."""
 STARTED = time.monotonic()
-CHAINS = 60
-MODULES = 16
+CHAINS = 40
+MODULES = 10
 
 
 class Own(nn.Module):
@@ -44,9 +44,9 @@ class Own(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         rng = random.Random(seed)
-        depth = rng.randint(2, 7)
-        wide = rng.choice([rng.randint(1, 128), 16 * rng.randint(1, 8)])
-        widths = [wide if rng.random() < 0.7 else rng.randint(1, 128) for _ in range(depth)]
+        depth = rng.randint(2, 5)
+        wide = rng.choice([rng.randint(1, 80), 16 * rng.randint(1, 5)])
+        widths = [wide if rng.random() < 0.7 else rng.randint(1, 80) for _ in range(depth)]
         self.given = tuple(rng.choice([wide, rng.randint(1, 64)]) for _ in range(rng.choice([1, 1, 2, 3])))
         columns = {-1 - i: n for i, n in enumerate(self.given)}
         self.reads: list[list[int]] = []
@@ -115,7 +115,45 @@ def late() -> None:
 def compiled() -> None:
     facts = gpu_facts(None, calibrate=False)
     cases = [(layers_of(m, *m.given), m.rows) for m in map(module_of, range(MODULES))]
-    compile_all([*cases, (layers_of(Radiance(64), 63, 27), 20_001), (layers_of(Radiance(128), 63, 27), 3001)], facts)
+    compile_all([*cases, (layers_of(Radiance(64), 63, 27), 20_001)], facts)
+
+
+@pytest.mark.parametrize("seed", range(MODULES))
+def test_gradients_of_any_skips(seed: int, compiled: None):
+    late()
+    module = module_of(seed)
+    row = check(module, module.given, module.rows)
+    assert row["why_not"] is None and row["backward"] is None, row
+    assert row["right"] and row["bits"] and row["types"], (module, row)
+
+
+def test_gradients_of_a_radiance_field(compiled: None):
+    late()
+    torch.manual_seed(64)
+    row = check(prepared(Radiance(64)), (63, 27), 20_001)
+    assert row["why_not"] is None and row["backward"] is None, row
+    assert row["right"] and row["bits"] and row["types"], row
+
+
+def test_a_radiance_field_is_trained(compiled: None):
+    """Steps of an optimizer with and without the kernels end alike."""
+    late()
+    torch.manual_seed(0)
+    plain = Radiance(32, 4).cuda()
+    fused = FusedNetwork(copy.deepcopy(plain))
+    x, d = torch.randn(4097, 63, device="cuda"), torch.randn(4097, 27, device="cuda")
+    wanted = torch.sigmoid(x[:, :3] + d[:, :3])
+    losses = []
+    for net in (plain, fused):
+        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        for _ in range(60):
+            with torch.autocast("cuda", BF16):
+                loss = (net(x, d).float() - wanted).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[1] < 1.15 * losses[0] + 1e-4, losses
 
 
 @pytest.mark.parametrize("half", range(2))
@@ -160,51 +198,12 @@ def test_chains_of_several_inputs(half: int, gpu, record_property):  # noqa: F81
     assert len(refused) <= len(cases) // 5, refused
 
 
-@pytest.mark.parametrize("seed", range(MODULES))
-def test_gradients_of_any_skips(seed: int, compiled: None):
-    late()
-    module = module_of(seed)
-    row = check(module, module.given, module.rows)
-    assert row["why_not"] is None and row["backward"] is None, row
-    assert row["right"] and row["bits"] and row["types"], (module, row)
-
-
-@pytest.mark.parametrize(("width", "rows"), [(64, 20_001), (128, 3001)])
-def test_gradients_of_a_radiance_field(width: int, rows: int, compiled: None):
-    late()
-    torch.manual_seed(width)
-    row = check(prepared(Radiance(width)), (63, 27), rows)
-    assert row["why_not"] is None and row["backward"] is None, row
-    assert row["right"] and row["bits"] and row["types"], row
-
-
-def test_a_radiance_field_is_trained(compiled: None):
-    """Steps of an optimizer with and without the kernels end alike."""
-    late()
-    torch.manual_seed(0)
-    plain = Radiance(32, 4).cuda()
-    fused = FusedNetwork(copy.deepcopy(plain))
-    x, d = torch.randn(4097, 63, device="cuda"), torch.randn(4097, 27, device="cuda")
-    wanted = torch.sigmoid(x[:, :3] + d[:, :3])
-    losses = []
-    for net in (plain, fused):
-        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-        for _ in range(60):
-            with torch.autocast("cuda", BF16):
-                loss = (net(x, d).float() - wanted).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[1] < 1.15 * losses[0] + 1e-4, losses
-
-
 def test_a_module_of_two_inputs_becomes_one_kernel(tmp_path):
     late()
     torch.manual_seed(0)
     net = prepared(Radiance(64)).half().cuda().eval()
     inputs = tuple(torch.randn(1 << 18, n, device="cuda").half() for n in (63, 27))
-    fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=8.0, cache_dir=tmp_path))
+    fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=20.0, cache_dir=tmp_path))
     with torch.no_grad():
         got, eager = fused(*inputs).double(), net(*inputs).double()
         exact = net.double()(*(x.double() for x in inputs))

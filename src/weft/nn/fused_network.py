@@ -105,11 +105,14 @@ class FusedNetwork(nn.Module):
         if isinstance(trace, Declined):
             return trace
         found, seen = trace
-        if len({x.dtype for x in inputs}) > 1 and not torch.is_autocast_enabled("cuda"):
+        automatic = torch.is_autocast_enabled("cuda")
+        if len({x.dtype for x in inputs}) > 1 and not automatic:
             return Declined("inputs of several types")
+        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+            return Declined("a transform of functions, or forward-mode gradients")
         known = _Known(found.layers, seen.in_order(), seen)
-        with torch.autocast("cuda", enabled=False):
-            return known, found.joined(inputs)
+        dtype = torch.get_autocast_dtype("cuda") if automatic else inputs[0].dtype
+        return known, found.joined(inputs, dtype)
 
     def _trace(self, widths: tuple[int, ...], dims: int) -> tuple[Traced, _Seen] | Declined:
         """The layers for inputs of these columns, as they are now."""

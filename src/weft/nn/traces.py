@@ -34,16 +34,46 @@ class Traced:
     whole: bool
     """Whether the first input is that matrix itself."""
 
-    def joined(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The matrix: rows of all inputs side by side, each part at a multiple of eight columns."""
+    def joined(self, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """The matrix: rows of all inputs side by side in `dtype`, each part at a multiple of eight columns.
+
+        What lies between two parts is never read, and may be anything.
+        """
         if self.whole:
             return inputs[0]
-        pieces: list[torch.Tensor] = []
-        for at, start, width in self.columns:
-            pieces.append(inputs[at][..., start : start + width])
-            if gap := -width % ALIGNED:
-                pieces.append(pieces[-1].new_zeros(()).expand(*pieces[-1].shape[:-1], gap))
-        return torch.cat(pieces, -1)
+        found: torch.Tensor = _Join.apply((self.columns, self.layers.row), dtype, *inputs)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Join(torch.autograd.Function):
+    """Columns of several tensors in one, each copied and rounded once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, places: tuple[tuple[Columns, ...], int], dtype: torch.dtype, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        columns, row = places
+        ctx.columns, ctx.kinds = columns, [(x.shape[-1], x.dtype) for x in inputs]
+        found = inputs[0].new_empty((*inputs[0].shape[:-1], row), dtype=dtype)
+        at = 0
+        for number, start, width in columns:
+            found[..., at : at + width].copy_(inputs[number][..., start : start + width])
+            at += width + -width % ALIGNED
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        found: list[torch.Tensor | None] = [None] * len(ctx.kinds)
+        at = 0
+        for number, start, width in ctx.columns:
+            if ctx.needs_input_grad[2 + number]:
+                whole, kind = ctx.kinds[number]
+                part = cotangents[0][..., at : at + width].to(kind)
+                part = part if width == whole else nn.functional.pad(part, (start, whole - start - width))
+                held = found[number]
+                found[number] = part if held is None else held + part
+            at += width + -width % ALIGNED
+        return None, None, *found
 
 
 @dataclass
