@@ -138,16 +138,7 @@ def clocked_cores(text: str) -> str:
     return f"{head}__device__ long long w_ticks[2];\n{mark}{tail}"
 
 
-def without_left(text: str) -> str:
-    """Of transposed products: the left operand is not copied."""
-    bytes_ = re.search(r"at \+ (\d+) \+ d \* (\d+) \+ q", text)
-    assert bytes_
-    text = _replaced(r"w_tma\(&ma, [^;]*;", "")(text)
-    return _replaced(r"w_bar_expect\(bar, \d+u\)", f"w_bar_expect(bar, {bytes_[1]}u)")(text)
-
-
 WRONG: dict[str, Patch] = {
-    "no left": without_left,
     "no products": _replaced(r"(?s)w_product_\w+\(acc\[i\].*?\| q\);", "acc[i][0] = (float)st;"),
     "no copies": without_copies,
     "no stores": _replaced(r"\*\(uint4\*\)\(y0\) =", "if (acc[0][0] == 12345.678f) *(uint4*)(y0) ="),
@@ -404,15 +395,12 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
     if hasattr(s, "short"):  # a class of this module, which may be there twice
         return str(s.short)
     if isinstance(s, swap.Shape):
-        parts = [
-            f"{name}{getattr(s, name)}" for name, usual in (("deep", 1), ("split", 1)) if getattr(s, name) != usual
-        ]
-        return " ".join([f"swap {s.bm}x{s.bn}x{s.stages}", *parts, f"ahead{s.ahead}"])
+        return f"swap {s.bm}x{s.bn}x{s.stages}" + f" split{s.split}" * (s.split > 1)
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
-    usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0), ("ask", 0))
+    usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
     for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
     return " ".join(parts)

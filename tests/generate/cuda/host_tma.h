@@ -208,20 +208,6 @@ inline void w_tma_store(const w_map* m, u32 from, int x, int y, int z, int u) { 
 inline void w_tma_store(const w_map* m, u32 from, int x, int y, int z, int u, int v) {
   w_store_box(m, from, {x, y, z, u, v});
 }
-// hints: of them only that they are for what there is
-inline void w_ask_box(const w_map* m, size_t rank) {
-  if ((long long)rank != m->r->rank) w_fail("coordinates of another rank");
-}
-inline void w_tma_ask(const w_map* m, int, int) { w_ask_box(m, 2); }
-inline void w_tma_ask(const w_map* m, int, int, int) { w_ask_box(m, 3); }
-inline void w_tma_ask(const w_map* m, int, int, int, int) { w_ask_box(m, 4); }
-inline void w_tma_ask(const w_map* m, int, int, int, int, int) { w_ask_box(m, 5); }
-inline void w_bulk_ask(const void* from, u32 bytes) {
-  if ((size_t)from % 16 || bytes % 16) w_fail("misaligned hint");
-  bool known = false;
-  for (auto& b : w_buffers) known |= (const char*)from >= b.first && (const char*)from + bytes <= b.second;
-  if (!known) w_fail("hint outside of every buffer");
-}
 inline void w_raise(unsigned* flag) {
   if (*flag) w_fail("a flag that is up is raised");
   *flag = 1;

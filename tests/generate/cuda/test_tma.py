@@ -266,16 +266,6 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16, bias=False),
         linear(64, 32, even=True, pair=2, blocks=6, store=32),
     ),
-    "asked ahead": (product((70, 264), (40, 264), turn_right=True, weight=False), linear(64, 64, ask=2)),
-    "asked ahead, nn, split": (product((70, 520), (520, 72), weight=False), linear(64, 64, split=4, ask=9)),
-    "asked ahead, even, pair below": (
-        product((300, 264), (72, 264), turn_right=True, weight=False),
-        linear(64, 64, even=True, pair=1, blocks=8, ask=3),
-    ),
-    "asked ahead, woven, three warpgroups, two by two": (
-        product((500, 136), (192, 136), weight=False, turn_right=True),
-        linear(192, 96, groups=3, pair=3, stages=4, ask=2),
-    ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
@@ -435,12 +425,9 @@ def test_what_is_declined_says_why(problem: Problem, reason: str):
         (product((20, 40), (40, 24), out=F32), {"store": 32}, "another type"),
         (convolution(1, 64, 9, 9, 24, 3, 1, 1), {"store": 32, "box": (1, 7, 9)}, "no matrix of rows"),
         (heads_parted(2, 3, 20, 16, 40), {"store": 32}, "several dimensions"),
-        (product((70, 264), (40, 264), turn_right=True), {"ask": 2}, "copied at once"),
     ],
 )
-def test_results_and_operands_that_the_copy_engine_does_not_take(
-    problem: Problem, changes: dict[str, object], reason: str
-):
+def test_results_that_the_copy_engine_does_not_take(problem: Problem, changes: dict[str, object], reason: str):
     shape = replace(linear(64, 64), **changes)  # type: ignore[arg-type]
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)

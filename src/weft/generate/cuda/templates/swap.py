@@ -1,11 +1,10 @@
 """Products with few rows on Hopper, transposed: columns of the weights fill the 64 rows of a warpgroup product.
 
 The rows of the product, 8 or a few more, are its columns. Such products are bound by reading the weights once. A block
-has 32 columns or 64 for each warpgroup; one warp copies panels of both operands through a ring, and several blocks fit
-on a multiprocessor, so that the next kernel's are there before this one ends. These ask the L2 cache for their first
-panels while they wait: a hint, which is right whoever writes the memory; constant weights are copied at once. A sum may
-be divided among the blocks of a cluster, which add up in order. At the end sums go through shared memory, transposed,
-and a thread finishes 8 neighbours of a row. Source: note on matrix products, sections 2, 7 and 8.
+has 64 columns for each warpgroup, and one warp copies panels of both operands through a ring; several blocks fit on a
+multiprocessor. Constant weights are on their way before the wait for predecessors. A sum may be divided among the
+blocks of a cluster, which add up in order. At the end sums go through shared memory, transposed, and a thread finishes
+8 neighbours of a row. Source: note on matrix products, sections 2, 7 and 8.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
-from weft.generate.cuda.templates import ahead, epilogue
+from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma import header, instruction
@@ -25,7 +24,8 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
-MOST_ROWS = 128
+MOST_ROWS = 64
+"""Up to here sums of a tile fit into two stages."""
 _GROUP = 64
 """Columns of a warpgroup product's left operand."""
 _PAD = 4
@@ -39,14 +39,10 @@ class Shape(Parameters):
     bm: int
     """Rows of a tile, a multiple of 8."""
     bn: int
-    """Columns: 32, or 64 for each warpgroup."""
-    deep: int
-    """Panels of 64 elements of the sum in one stage."""
+    """Columns, 64 for each warpgroup."""
     stages: int
     split: int
     """Blocks of a cluster that share the sum of a tile."""
-    ahead: int
-    """Stages that the L2 cache is asked for before the wait, beside constant weights that are copied."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -55,7 +51,7 @@ class Shape(Parameters):
     @property
     def groups(self) -> int:
         """Warpgroups that multiply."""
-        return max(1, self.bn // _GROUP)
+        return self.bn // _GROUP
 
     @property
     def threads(self) -> int:
@@ -65,17 +61,12 @@ class Shape(Parameters):
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        return self.deep * (self.bm + self.bn) * STEP * 2
+        return (self.bm + self.bn) * STEP * 2
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: stages, what a product of 32 columns reads beyond the last one, and barriers."""
-        return self.stages * (self.stage_bytes + 16) + (0 if self.bn % _GROUP == 0 else (_GROUP - self.bn) * STEP * 2)
-
-    @property
-    def sum_bytes(self) -> int:
-        """What sums take of the stages at the end."""
-        return self.bm * (self.bn + _PAD) * 4
+        """Dynamic shared memory: stages and barriers."""
+        return self.stages * (self.stage_bytes + 16)
 
 
 def applies(p: Product) -> Declined | None:
@@ -110,12 +101,10 @@ def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
 def refused(p: Product, s: Shape) -> Declined | None:
     """Why a product has no kernel of this shape."""
     kt = stages_of_sum(p, STEP)
-    if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or (s.bn != _GROUP // 2 and s.bn % _GROUP) or s.stages < 2:
-        return Declined("rows by eights, columns by 64 or 32, two stages or more")
-    if kt % (s.deep * s.split if s.deep > 1 else 1) or kt < s.deep * s.split:
-        return Declined("stages of several panels divide the sum of every block; each has one")
-    if s.sum_bytes > s.stages * s.stage_bytes:
-        return Declined("sums that do not fit into the stages")
+    if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
+        return Declined("rows by eights, columns by 64, two stages or more")
+    if kt < s.split:
+        return Declined("blocks of a cluster without a step of the sum")
     return None
 
 
@@ -130,7 +119,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     args = epilogue.arguments(p, packed, False, False)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
-    mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), stages_of_sum(p, STEP) // s.deep
+    mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), stages_of_sum(p, STEP)
     batches = p.z // p.c.groups
     barriers = s.shared_bytes - 16 * s.stages
     lines = [
@@ -148,7 +137,6 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn}, i0 = tile % {mt} * {s.bm};",
         f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
         _tile_of_weights(p, s, nt) if packed else "",
-        *_asked(s, w),
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups}); }} w_bar_ready(); }}"
@@ -164,7 +152,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *_end(p, s, w, args.names),
         "} }",
     ]
-    text = prelude() + header() + ahead.header() + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
+    text = prelude() + header() + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
     text += args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, STEP) if packed else None
     launch = Launch(
@@ -192,31 +180,6 @@ def _tile_of_weights(p: Product, s: Shape, nt: int) -> str:
     return f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {size};"
 
 
-def _stage(s: Shape, stage: str, to: str, o: Operand, rows: int) -> str:
-    """Copies all panels of a stage."""
-    return " ".join(
-        f"{{ const int kb = {stage}{f' * {s.deep} + {d}' if s.deep > 1 else ''}; (void)kb;"
-        f" const u32 to = {to} + {d * rows * STEP * 2}; {o.load} }}"
-        for d in range(s.deep)
-    )
-
-
-def _asked(s: Shape, w: Operand) -> list[str]:
-    """Each lane of the warp that copies asks for some stages of the right operand, before anything is waited for."""
-    if not s.ahead:
-        return []
-    load = ahead.asked(w.load)
-    begin = f"first + {s.stages if w.map is None else 0} + lane"  # the first stages of constants are copied
-    panels = [
-        f"{{ const int kb = i{f' * {s.deep} + {d}' if s.deep > 1 else ''}; (void)kb; {load} }}" for d in range(s.deep)
-    ]
-    end = f"{begin.removesuffix(' + lane')} + {s.ahead}"
-    return [
-        f"if (warp == {4 * s.groups}) for (int i = {begin}; i < last && i < {end}; i += 32) {{ {' '.join(panels)} }}",
-        "__syncwarp();",
-    ]
-
-
 def _walk(stages: int) -> str:
     """Head of a loop over stages that counts slots and their parity."""
     again = f"slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
@@ -226,24 +189,23 @@ def _walk(stages: int) -> str:
 def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
     """The warp that copies."""
     packed = w.map is None
-    bytes_, of_w = s.stage_bytes, s.deep * s.bn * STEP * 2
     one = f"if (t == {128 * s.groups}) {{"
     early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed else "0u"
     lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
     if packed:
         lines += [
-            f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;",
-            f"w_bar_expect(bar, {bytes_}u); {_stage(s, '(first + (int)i)', 'sb + i * STAGE', w, s.bn)} }}",
+            f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
+            f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
         ]
     lines += [
         "}",
         "__syncwarp(); w_wait(); w_release();",
         f"{one}\n{_walk(s.stages)}",
-        "const int st = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
+        "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
         f"if (it >= {early}) {{" if packed else "{",
-        f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {bytes_}u);",
-        f"{_stage(s, 'st', 'at', w, s.bn)} }}",
-        f"{_stage(s, 'st', f'at + {of_w}', a, s.bm)} }} }}",
+        f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {s.stage_bytes}u);",
+        f"const u32 to = at; {w.load} }}",
+        f"const u32 to = at + {s.bn * STEP * 2}; {a.load} }} }}",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
     ]
     return lines
@@ -251,21 +213,19 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
 
 def _products(p: Product, s: Shape, w: Operand) -> list[str]:
     """The warpgroups that multiply 64 columns each."""
-    group = f"(u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.groups > 1 else "0u"
-    of_w = f"at + d * {s.bn * STEP * 2} + {group}"
+    of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.groups > 1 else "at"
     if w.turned:
         of_w = f"w_operand_at({of_w} + q * 2048, {2 * STEP * STEP}, 1024, 1)"
     else:
         of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
-    of_a = f"w_operand_at(at + {s.deep * s.bn * STEP * 2} + d * {s.bm * STEP * 2} + q * 32, 16, 1024, 1)"
+    of_a = f"w_operand_at(at + {s.bn * STEP * 2} + q * 32, 16, 1024, 1)"
     return [
         f"float acc[{s.bm // 2}];",
         _walk(s.stages),
         "const u32 at = sb + slot * STAGE;",
         "w_bar_wait(sb + FULL + 8 * slot, lap);",
-        "w_group_begin();",
-        f"#pragma unroll\nfor (u32 d = 0; d < {s.deep}; ++d)\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
-        f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | d | q);",
+        "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
+        f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | q);",
         "w_group_commit(); w_group_wait<1>();",
         # the products before these are complete: their stage is free
         f"if (it > 0 && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? {s.stages - 1} : slot - 1));",
@@ -306,7 +266,6 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
     row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"
     # packed columns are permuted for threads that hold 8 neighbours: this undoes it
     column = row if w.map is not None else "r / 32 * 32 + r % 8 / 2 * 8 + r / 8 % 4 * 2 + r % 2"
-    own = f"if (r < {s.bn}) " if s.bn < _GROUP else ""
     at = f"row * {pitch} + c * 8"
     if s.split > 1:
         read = f"w_read_cluster(sb + (u32)({at} + e) * 4, y)"
@@ -323,9 +282,9 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
     return [
         f"w_meet_some(1, {threads});",
-        f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; {own}{{ const int n = {column};",
+        f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; const int n = {column};",
         f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",
-        f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }} }}",
+        f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }}",
         "w_cluster_sync();" if s.split > 1 else f"w_meet_some(1, {threads});",
         f"#pragma unroll 1\nfor (int o = rank * {threads} + t; o < {vectors}; o += {s.split * threads}) {{",
         f"const int row = o / {s.bn // 8}, c = o % {s.bn // 8}, m = i0 + row;",

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.generate.cuda.templates import ahead, epilogue, float8, narrow, tf32, tma_store
+from weft.generate.cuda.templates import epilogue, float8, narrow, tf32, tma_store
 from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates import tma_normed as fixed
 from weft.generate.cuda.templates.normed_text import FEW
@@ -120,8 +120,6 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
     if s.bn % 32 and (p.w_load != "nk" or s.woven or s.split > 1 or p.column_sums or s.bn % 16):
         return Declined("columns that are no whole pieces of 32, where their order or their sums want such")
-    if s.ask and (p.w_load == "packed" or s.fields):
-        return Declined("constants are copied at once, not asked for")
     if s.spare and p.w_load != "kn":
         return Declined("columns to spare where panels run along the sum")
     w = right(p, s.bn + s.spare, s.panel, s.step, share=s.right_share, woven=s.woven)
@@ -183,7 +181,6 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         header()
         + (pair_header() if s.pair else "")
         + (even_header() if s.even else "")
-        + (ahead.header() if s.ask else "")
         + (tma_store.header() if to is not None else "")
         + (tf32.FUNCTIONS if p.tf32 else "")
         + float8.functions(p)
@@ -377,8 +374,6 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     walk = _walk(s.stages)
     one = f"if (t == {128 * s.groups}) {{"
     lines = [f"w_fewer_registers<{_MOVED[s.groups][0]}>();"] if s.moves_registers else []
-    if s.ask:
-        lines.append(_asked(p, rows, s, w))
     stored = " w_map_prefetch(&my);" if s.store else ""
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
     early = "0u"
@@ -412,23 +407,6 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "__syncwarp(); w_cluster_sync();" if s.pair else "",
     ]
     return lines
-
-
-def _asked(p: Product, rows: Rows, s: Shape, w: Operand) -> str:
-    """The lanes of the warp that copies ask for stages of the block's first tile."""
-    if s.even:
-        kt = even_of(p, rows, s, _steps(p, s)).steps
-        begin = (
-            f"{{ const int tile = (highest - 1) / {kt}, last = highest - tile * {kt},"
-            f" first = lowest > tile * {kt} ? lowest - tile * {kt} : 0;"
-        )
-    else:
-        begin = f"{{ const int tile = blockIdx.x{f' / {s.cluster}' if s.cluster > 1 else ''};"
-    return (
-        f"if (warp == {4 * s.groups}) {begin} {_tile(p, rows, s)}\n"
-        f"for (int kb = first + lane; kb < last && kb < first + {s.ask}; kb += 32)"
-        f" {{ {ahead.asked(w.load)} }} }}"
-    )
 
 
 def _copy_field(p: Product, s: Shape, a: Operand) -> str:

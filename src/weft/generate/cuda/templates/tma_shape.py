@@ -13,7 +13,7 @@ from weft.kernels.source import Schedule
 
 _OFF = ("even", "woven")
 _DEFAULTS = (
-    ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), ("ask", 0), *((name, False) for name in _OFF),
+    ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
 )  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
 """Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
@@ -85,8 +85,6 @@ class Shape(Parameters):
 
     store: int = 0
     """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
-    ask: int = 0
-    """Stages of a right operand that is no constant that the L2 cache is asked for before the wait."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
