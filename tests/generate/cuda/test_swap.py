@@ -10,7 +10,11 @@ from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction
 
-from weft.generate.cuda.templates import swap
+from weft.device.cuda.facts import GpuFacts
+from weft.gemm.spec import Gemm
+from weft.generate.cuda import templates
+from weft.generate.cuda.predict import predicted_us
+from weft.generate.cuda.templates import swap, swap_choose
 from weft.generate.cuda.templates.swap import Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -124,3 +128,36 @@ def test_a_schedule_is_read_back():
     s = shape(24, 128, stages=6, split=4)
     assert Shape.of(s.schedule()) == s
     assert s.schedule().param("template") == "swap"
+
+
+def offered(m: int, facts: GpuFacts, **more: object) -> list[Shape]:
+    found = templates.schedules(Gemm(m, 4096, 4096, layout="nt", **more).problem(), facts)  # type: ignore[arg-type]
+    assert not isinstance(found, Declined)
+    return [Shape.of(s) for s in found if s.param("template") == "swap"]
+
+
+def test_few_rows_are_offered_transposed_shapes_on_hopper_alone():
+    facts = GpuFacts()
+    for m in (1, 8, 16, 32):
+        found = offered(m, facts)
+        assert found
+        assert all(s.bm == -(-m // 8) * 8 for s in found)
+        assert len({(s.bn, s.split) for s in found}) == len(found) <= 3
+    assert offered(16, facts, constant=True)
+    assert offered(swap_choose.MOST + 1, facts) == []
+    assert offered(16, facts, dtype=F32) == []
+    assert offered(16, replace(facts, capability=80)) == []
+
+
+def test_what_is_offered_fits_and_has_a_price():
+    facts = GpuFacts()
+    for m, n, k in ((1, 4096, 4096), (9, 72, 264), (32, 14336, 4096), (16, 4096, 14336), (3, 50257, 768)):
+        problem = Gemm(m, n, k, layout="nt").problem()
+        for modelled, s in swap_choose.every(contraction(problem), facts):
+            source = made(problem, s, "k")
+            assert source.launches[0].shared_bytes <= facts.shared_per_block
+            assert source.launches[0].grid[0] % s.split == 0
+            us = predicted_us(problem, s.schedule(), facts)
+            assert us is not None
+            assert us * facts.clock_ghz * 1e3 == pytest.approx(modelled)
+            assert us > n * k * 2 / facts.read_bandwidth[-1][1] / 1e3
