@@ -175,12 +175,12 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
             lines += [f"{to}[{i + j}] = h.{f};" for j, f in enumerate("xyzw"[:per])]
             lines.append("}")
         return lines
-    if dtype is DType.I32 and width == 8:
+    if dtype is DType.I32 and width % 4 == 0:
         return [
             f"{{ const uint4 h = *(const uint4*)({address} + {i}); "
             + " ".join(f"{to}[{i + j}] = (int)h.{f};" for j, f in enumerate("xyzw"))
             + " }"
-            for i in (0, 4)
+            for i in range(0, width, 4)
         ]
     if dtype is DType.BOOL and width in (4, 8):
         words = [temporary] if width == 4 else [f"{temporary}.x", f"{temporary}.y"]
@@ -213,10 +213,10 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
             for half in (values[:4], values[4:])
         )
         return [f"*(uint2*)({address}) = make_uint2({low}, {high});"]
-    if dtype is DType.I32 and width == 8:
+    if dtype is DType.I32 and width % 4 == 0:
         return [
             f"*(uint4*)({address} + {i}) = make_uint4({', '.join(f'(u32)({x})' for x in values[i : i + 4])});"
-            for i in (0, 4)
+            for i in range(0, width, 4)
         ]
     if dtype in (DType.I8, DType.U8) and width == 4:
         word = " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(values))

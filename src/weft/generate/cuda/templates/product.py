@@ -160,7 +160,13 @@ class Product:
     @property
     def vector(self) -> int:
         """Neighbouring results that a thread finishes where memory allows: of numbers of 8 bits as of halves."""
-        return 8 if self.bytes else self.chunk
+        return 4 if self.by_fours else 8 if self.bytes else self.chunk
+
+    @property
+    def by_fours(self) -> bool:
+        """True where a thread has two pieces of four results: f32, and integers with results of 4 bytes."""
+        stored = ((self.sum if slot < 0 else self.c.body[slot].dtype).itemsize for slot, _ in self.c.outputs)
+        return self.words == 2 or (self.integers and all(size == 4 for size in stored))
 
 
 def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:

@@ -189,7 +189,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
             apart = next((n for n in (2, 1) if sums_apart(bm // groups, bn, n) <= most_sums), 0)
             if turns or not apart:
                 continue
-        woven = p.dtype.itemsize <= 2 and p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1
+        woven = p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1 and bn % WOVEN == 0
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
@@ -223,7 +223,7 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
-    if p.dtype.itemsize > 1 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
+    if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
         pairs += [pair for pair in _OFFERED if _paired(case, counts, columns, pair)]
     plain = usual
     for pair in pairs:

@@ -210,18 +210,20 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     each -= EXCHANGED if s.woven else 0.0
     waited = LATE + each * area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
-    shared = area / s.split * (slots / 128 + (_stored(case) + case.beside) / STORE)
+    shared = area / s.split * (slots / 128 + (_stored(case, s) + case.beside) / STORE)
     if s.split > 1:
         waited += CLUSTER + RANK * s.split + area * 4 / EXCHANGE
     return waited, shared
 
 
-def _stored(case: Case) -> float:
+def _stored(case: Case, s: Shape) -> float:
     """Bytes that stores of one result cost, by how they fill sectors."""
     p = case.sizes
-    if p.width * p.dtype.itemsize < min(16, 8 * p.dtype.itemsize):
+    element = case.stored[0] if p.dtype.is_integer else p.dtype.itemsize
+    if p.width * element < min(16, 8 * element):
         return SINGLE * len(case.stored) / p.width
-    return sum(size * (HALF if size * p.width > 16 else 1.0) for size in case.stored)
+    apart = p.width == 4 and not case.packed and not s.woven  # two stores of 16 bytes beside each other
+    return sum(size * (HALF if size * p.width > 16 or (apart and size == 4) else 1.0) for size in case.stored)
 
 
 def moved(case: Case, facts: GpuFacts) -> float:

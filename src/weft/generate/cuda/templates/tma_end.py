@@ -183,7 +183,7 @@ def _chunk(s: Shape) -> str:
 
 def _apart(p: Product, w: Operand) -> bool:
     """True where columns are copied in an order that gives a thread pieces of 4."""
-    return p.words == 2 and (w.map is None or w.woven)
+    return p.by_fours and (w.map is None or w.woven)
 
 
 def _first(p: Product, w: Operand) -> str:
@@ -198,7 +198,7 @@ def _column(p: Product, w: Operand, e: int) -> int:
 
 def _pieces(p: Product, w: Operand) -> list[str]:
     """C text of the first columns of the 16 bytes that a thread reads."""
-    return ["n8", f"n8 + {_column(p, w, 4)}"] if p.words == 2 else ["n8"]
+    return ["n8", f"n8 + {_column(p, w, 4)}"] if p.by_fours else ["n8"]
 
 
 def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
@@ -211,7 +211,7 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     steps = sum(step.source is None for step in p.c.body)
     sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
     others = _OTHERS + (8 if p.column_sums else 0) + (_NORMED * (s.rows // 64) if p.norm is not None else 0)
-    left = (limit - sums - others - _STEP * max(0, steps - 3)) // (4 * p.words)
+    left = (limit - sums - others - _STEP * max(0, steps - 3)) // (8 if p.by_fours else 4)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))
     wide = -(-s.bn // 32)
     if len(columns) * wide > left:

@@ -304,7 +304,7 @@ def right(
 def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest.
 
-    Of f32, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i: a thread finds twice 4, as of packed ones.
+    By fours, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i, as of packed ones.
     """
     c, walk = p.c, p.c.w_walk
     count = share.parts if share else 1
@@ -314,7 +314,7 @@ def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | De
         return Declined("columns that cannot be woven: elements along the sum in one matrix, a multiple of 32")
     step = walk.channel
     first = [Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
-    if p.words == 1:
+    if not p.by_fours:
         first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
         dims = [*first, Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own)]
     else:

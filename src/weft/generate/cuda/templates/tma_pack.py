@@ -20,7 +20,7 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     Panels run over blocks of channels within taps, or with `fields` over taps within blocks of channels.
 
     Columns of a group of 32 are permuted so that a thread of the product finds 8 neighbours in its registers: register
-    pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor. Of f32 it finds
+    pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor. By fours it finds
     twice 4, 16 apart: 16 (c / 2) + 4 q + 2 (c % 2).
     """
     c, kind = p.c, storage(p.dtype)
@@ -31,7 +31,7 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     w = c.w_walk
     block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")
     wide = "row % 8 / 2 * 8 + row / 8 % 4 * 2"
-    column = wide if p.words == 1 else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
+    column = wide if not p.by_fours else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
     real = f"q < {taps * blocks}"
 
     def kernel(weight: str, parameter: str) -> str:
