@@ -372,7 +372,7 @@ def pieces(c: Case, steps: int = 100, *, inputs: bool = False) -> dict[str, floa
 
     step(net)
     (run,) = [r for r in net._images._runs.values() if isinstance(r, fused_mlp._Run)]
-    (ahead,), (back,), (call,) = run._calls.values(), run._backs.values(), net._images.calls.values()
+    (ahead,), (back,), (seen,) = run._calls.values(), run._backs.values(), net._images.calls.values()
     bound = ahead.forward.packing.bind((1, 1, 1), (32, 1, 1), [0] * (1 + len(parameters)))
     addresses, dense = [p.data_ptr() for p in parameters], x.detach()
     sums = torch.empty(run.kernels.elements, device="cuda")
@@ -387,7 +387,7 @@ def pieces(c: Case, steps: int = 100, *, inputs: bool = False) -> dict[str, floa
         "eager step": lambda: step(eager), "eager step alone": lambda: alone(eager),
         "least backward": lambda: (one * weight).backward(weight), "empty": lambda: torch.empty(64, device="cuda"),
         "capturing": torch.cuda.is_current_stream_capturing, "stream": timing.stream, "product": lambda: one * weight,
-        "look": lambda: call.holds(net._modules.values(), x),
+        "look": lambda: seen.holds(net._modules.values(), x),
         "one launch": lambda: ahead.pack(addresses, timing.stream()),
         "kernels of backward": lambda: back.run(*ends, timing.stream()),
         "views": lambda: [sums.as_strided(*v) for v in run.kernels.views],

@@ -32,7 +32,7 @@ RATE = 2e-3
 def distance(at: torch.Tensor) -> torch.Tensor:
     """(n, 3) to (n, 1): negative inside."""
     ring = torch.stack([at[:, :2].norm(dim=1) - 0.5, at[:, 2]], 1).norm(dim=1) - 0.2
-    ball = (at - at.new_tensor([0.0, 0.0, 0.6])).norm(dim=1) - 0.15
+    ball = torch.stack([at[:, 0], at[:, 1], at[:, 2] - 0.6], 1).norm(dim=1) - 0.15
     return torch.minimum(ring, ball)[:, None]
 
 
