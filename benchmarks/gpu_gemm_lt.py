@@ -20,10 +20,8 @@ import os
 import queue
 import random
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.child import Child, Silence
 from benchmarks.gemm_shapes import GROUPS
 from benchmarks.record import RESULTS, environment
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
@@ -232,49 +231,31 @@ def watch(given: argparse.Namespace, end: float) -> tuple[bool, str, Line]:
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_lt", *given.groups, "--child", "--out", given.out]
     command += ["--cache", given.cache, "--kernels", str(given.kernels), "--only", given.only]
     command += ["--without", given.without, *["--every"] * given.every, *["--again"] * given.again]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def pump() -> None:
-        for text in process.stdout or ():
-            lines.put(text)
-        lines.put(None)
-
-    pumping = threading.Thread(target=pump, daemon=True)
-    pumping.start()
     running: Line = {}
     first = True
-    try:
-        with Path(given.out).open("a") as out:
-            while True:
-                wait = min(end - time.monotonic(), given.stall * (4 if first else 1))
-                try:
-                    text = lines.get(timeout=max(0.1, wait))
-                except queue.Empty:
-                    over = time.monotonic() >= end
-                    return False, "the time is up" if over else f"no answer for {given.stall} s", running
-                if text is None:
-                    return False, f"it ended with status {process.wait()}", running
-                first = False
-                line = json.loads(text) if text.startswith("{") else {}
-                if "end" in line:
-                    return True, "", running
-                if "record" in line:
-                    out.write(text)
-                    out.flush()
-                if "case" in line:
-                    short = {k: line.get(k) for k in ("group", "case", "weft_us", "library_us", "ratio", "seconds")}
-                    print(json.dumps(short), flush=True)
-                if "begin" in line:
-                    running = line
-                elif "running" in line:
-                    running |= line
-    finally:
-        process.kill()
-        process.wait()
-        pumping.join()
-        process.stdout.close()
+    with Child(command) as process, Path(given.out).open("a") as out:
+        while True:
+            try:
+                text = process.line(min(end - time.monotonic(), given.stall * (4 if first else 1)))
+            except Silence:
+                over = time.monotonic() >= end
+                return False, "the time is up" if over else f"no answer for {given.stall} s", running
+            if text is None:
+                return False, f"it ended with status {process.status}", running
+            first = False
+            line = json.loads(text) if text.startswith("{") else {}
+            if "end" in line:
+                return True, "", running
+            if "record" in line:
+                out.write(text)
+                out.flush()
+            if "case" in line:
+                short = {k: line.get(k) for k in ("group", "case", "weft_us", "library_us", "ratio", "seconds")}
+                print(json.dumps(short), flush=True)
+            if "begin" in line:
+                running = line
+            elif "running" in line:
+                running |= line
 
 
 def dry(given: argparse.Namespace) -> None:

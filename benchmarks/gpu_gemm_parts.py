@@ -15,14 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import queue
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import Child, Silence
 from weft.device.cuda import driver, tensor_map
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
@@ -576,24 +574,12 @@ def watch(given: argparse.Namespace, end: float) -> bool:
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
     command += ["--promotions"] * given.promotions + ["--targets"] * given.targets + ["--places"] * given.places
     command += ["--few"] * given.few + ["--stores"] * given.stores + ["--weak"] * given.weak
-    process = subprocess.Popen(
-        [*command, "--cache", given.cache, "--only", given.only], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def pump() -> None:
-        for text in process.stdout or ():
-            lines.put(text)
-        lines.put(None)
-
-    threading.Thread(target=pump, daemon=True).start()
     case = name = ""
-    try:
+    with Child([*command, "--cache", given.cache, "--only", given.only]) as child_process:
         while True:
             try:
-                text = lines.get(timeout=max(0.1, min(end - time.monotonic(), 12.0 if case else 60.0)))
-            except queue.Empty:
+                text = child_process.line(min(end - time.monotonic(), 12.0 if case else 60.0))
+            except Silence:
                 text = None
             if text is None:
                 if time.monotonic() >= end:
@@ -607,9 +593,6 @@ def watch(given: argparse.Namespace, end: float) -> bool:
                 return True
             if "running" not in line and "begin" not in line and line:
                 keep(given, line)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def keep(given: argparse.Namespace, line: dict[str, Any]) -> None:

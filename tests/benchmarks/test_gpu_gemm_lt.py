@@ -34,7 +34,7 @@ def child(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[list[str]]:
         commands.append(command)
         return real([sys.executable, "-c", left.pop(0)], **named)
 
-    monkeypatch.setattr(gpu_gemm_lt.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     return commands
 
 
