@@ -13,7 +13,7 @@ from benchmarks.gpu_mlp_skips import BF16, Radiance, check, compile_all, layers_
 from tests.generate.cuda.mlps import BF16 as KERNEL_BF16
 from tests.generate.cuda.mlps import normal
 from tests.generate.cuda.skips import nerf, random_skips, skips
-from tests.generate.cuda.test_mlp_skips import CASES
+from tests.generate.cuda.test_mlp_skips import CASES, heads
 from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 from torch import nn
 
@@ -227,3 +227,28 @@ def test_inputs_that_need_no_gradient(compiled: None):
         y = fused(x, d)
     alone = torch.autograd.grad(y, leaves, dy.to(y.dtype))
     assert all(torch.equal(a, b) for a, b in zip(both, alone, strict=True))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_several_results(joined: bool, gpu):  # noqa: F811
+    late()
+    machine, facts = gpu
+    problems = [
+        heads(rows, w, d, joined=joined)
+        for rows, w, d in ((8449, 64, KERNEL_BF16), (1000, 256, DType.F16), (65, 300, DType.F16))
+    ]
+    made = []
+    for problem in problems:
+        found = mlp.schedules(problem, facts)
+        assert not isinstance(found, Declined), found.reason
+        made.append([s for x in found[:2] if isinstance(s := mlp.emit(problem, x), CudaSource)])
+    runner = Gpu(Known(machine.nvrtc, machine.arch, [s for sources in made for s in sources]), machine.arch)
+    for problem, sources in zip(problems, made, strict=True):
+        inputs = normal(problem)
+        exact, own = (evaluate(problem.graph, inputs, precise=precise) for precise in (True, False))
+        for source in sources:
+            for got, want, near in zip(runner.run(problem, source, inputs, 2), exact, own, strict=True):
+                error, eager, size = (
+                    float(np.sqrt(np.mean(np.float64(v) ** 2))) for v in (got - want, near - want, want)
+                )
+                assert error <= 1.2 * eager + 2.0**-10 * size, (str(source.schedule), error, eager, size)

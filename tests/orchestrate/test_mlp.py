@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weft.device.cuda.facts import GpuFacts
+from weft.fission.softplus import softplus
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
@@ -181,6 +182,17 @@ def test_two_heads_are_one_candidate_and_others():
     p = matched_by_all(graph, whole[0])
     assert [e.part for e in p.ends] == [6, 3] and p.layers[2].n == 1
     assert any(len(c.outputs) == 1 for c in chains(graph))  # the cut ones, too
+
+
+def test_an_activation_with_a_short_way_through_ends_a_chain():
+    """Softplus: the way of what it leaves as it is ends before the other one does."""
+    b = GraphBuilder()
+    h = layer(b, layer(b, b.input(TensorType(DType.F16, (64, 32))), 32), 8, act=False)
+    end = softplus(b, h, threshold=20.0)
+    assert isinstance(end, int)
+    graph = b.build([end])
+    (found,) = chains(graph)
+    assert found.outputs == graph.outputs
 
 
 def test_results_beside_each_other_are_one_candidate():

@@ -236,7 +236,7 @@ def _sinks(graph: Graph, stored: Stored, last: NodeId) -> list[NodeId]:
     size = graph.type_of(last).size
     found = 1 << last
     sinks = [last]
-    while not stored.results & found & ~(1 << sinks[-1]) and not stored.results >> sinks[-1] & 1:
+    while not stored.results >> sinks[-1] & 1:
         grown = 0
         for v in bits(found):
             for u in bits(stored.dag.consumers[v] & ~found):

@@ -137,7 +137,7 @@ def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts):
         compiled_well([s for x in found[:1] if isinstance(s := templates.emit(problem, x), CudaSource)], arch, facts)
 
 
-def _heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | None = None) -> Problem:
+def heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | None = None) -> Problem:
     """A density behind the first layers, then a colour from a direction: two results, or one of four columns."""
     b = GraphBuilder()
     x, direction = b.input(TensorType(dtype, (rows, 24))), b.input(TensorType(dtype, (rows, 9)))
@@ -170,7 +170,7 @@ def _heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | No
 def test_several_results(
     rows: int, width: int, dtype: DType, out: DType | None, shapes: tuple[Shape, ...], joined: bool
 ):
-    problem = _heads(rows, width, dtype, joined=joined, out=out)
+    problem = heads(rows, width, dtype, joined=joined, out=out)
     p = chain(problem)
     assert isinstance(p, Chain), p.reason
     assert [len(x.widths) for x in p.layers] == [1, 1, 1, 1, 1, 2, 1] and p.layers[3].n == 1  # the density comes first
