@@ -27,6 +27,7 @@ from weft.generate.cuda.templates import (
     tma_choose,
     tma_cost,
     tma_shape,
+    tma_store,
 )
 from weft.generate.cuda.templates.mma import Shape
 from weft.generate.cuda.templates.product import Product, product
@@ -92,7 +93,8 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
         return None
     shape = tma_shape.Shape.of(schedule)
     case = _tma_case(problem, facts)
-    return None if case is None else tma_cost.cycles(case, shape, facts)
+    gain = tma_store.GAIN if shape.store else 1.0
+    return None if case is None else gain * tma_cost.cycles(case, shape, facts)
 
 
 @lru_cache(maxsize=8)

@@ -34,6 +34,7 @@ from weft.generate.cuda.templates import (
     swap_choose,
     tma,
     tma_choose,
+    tma_store,
 )
 from weft.generate.cuda.templates.float8 import has_float8
 from weft.generate.cuda.templates.product import Product, product
@@ -177,7 +178,9 @@ def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[f
         ranked += [(cycles, s.schedule("simt")) for cycles, s in choose.shapes(replace(p, tf32=False), facts, _EXACT)]
     ranked += [(cycles, s.schedule()) for cycles, s in (halo_choose.shapes(p, facts) if plain else ())]
     near = _NEAR * min(cycles for cycles, _ in ranked) if ranked else 0.0
-    ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts) if cycles <= near]
+    copied = tma_choose.shapes(p, facts)
+    copied += tma_store.offered(p, copied, facts)
+    ranked += [(cycles, s.schedule()) for cycles, s in copied if cycles <= near]
     if plain:
         ranked += [(cycles, s.schedule()) for cycles, s in swap_choose.shapes(p, facts) if cycles <= near]
     if gemv.applies(p) is None:

@@ -14,7 +14,7 @@ from typing import cast
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.shipped import kind_of, measured_best, product_place
-from weft.generate.cuda.templates import choose, cost, gemv, swap_choose, tma_choose
+from weft.generate.cuda.templates import choose, cost, gemv, swap_choose, tma_choose, tma_store
 from weft.generate.cuda.templates.product import product
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -28,7 +28,7 @@ _ALIKE = 0.15
 """Share by which the model must have one faster for each of the same kind before it."""
 _FROM_TABLE = 4
 """Kinds that are measured because they were fastest elsewhere."""
-_KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices", "pair", "even")
+_KIND = ("template", "bm", "bn", "split", "turns", "cluster", "cols", "slices", "pair", "even", "store")
 """Parameters that make configurations different; the others are tried after these."""
 
 
@@ -44,6 +44,8 @@ def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
     if p.tf32:
         found += [(cycles, s.schedule("simt")) for cycles, s in choose.every(replace(p, tf32=False), facts)]
     found += [(cycles, s.schedule()) for cycles, s in tma_choose.every(p, facts)]
+    boxed = tma_store.offered(p, tma_choose.shapes(p, facts), facts)
+    found += [(cycles, s.schedule()) for cycles, s in boxed]
     found += [(cycles, s.schedule()) for cycles, s in swap_choose.every(p, facts)]
     if gemv.applies(p) is None:
         found += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts, 1 << 20)]

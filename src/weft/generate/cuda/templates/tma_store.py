@@ -8,17 +8,24 @@ clipped. Source: note on matrix products, section 2.7.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.tma_operands import Dim, Rows, box_map, joined, outer
+from weft.generate.cuda.templates.tma_operands import Dim, Rows, box_map, joined, outer, rows_of
 from weft.generate.cuda.templates.tma_shape import STORED_ROWS, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Pointer, TensorMap
+
+MOST_SUM, LEAST_RESULT = 1024, 24 << 20
+"""Words of the sum up to which, and bytes of the result from which on, boxes were seen to gain on an NVIDIA H200."""
+GAIN = 0.98
+"""What they take of the time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,25 @@ def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
     if isinstance(map_, Declined):
         return map_
     return Stored(map_, f"w_tma_store(&my, box, {', '.join(d.at for d in dims)});")
+
+
+def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape): the best of some shapes that may gain by boxes, with them; [] where none was seen to.
+
+    These are plain products with short sums and large results, whose warpgroups take turns.
+    """
+    if p.c.body or p.in_words(p.k) > MOST_SUM or p.m * p.n * p.z * p.dtype.itemsize < LEAST_RESULT:
+        return []
+    rows = rows_of(p)
+    for modelled, plain in ranked:
+        if not plain.turns or plain.fields or plain.store or isinstance(rows, Declined):
+            continue
+        s = replace(plain, store=32)
+        while s.stages > 2 and s.shared_bytes() > facts.shared_per_block:
+            s = replace(s, stages=s.stages - 1)
+        if not isinstance(stored(p, rows, s), Declined):
+            return [(modelled * GAIN, s)]
+    return []
 
 
 def order(s: Shape) -> str:
