@@ -56,7 +56,20 @@ def wide(b: GraphBuilder, y: NodeId) -> NodeId:
     return b.cast(gelu(b, b.cast(y, DType.F32)), DType.F32)
 
 
+def sigmoid(b: GraphBuilder, y: NodeId) -> NodeId:
+    power = b.apply(Prim.EXP, b.apply(Prim.NEG, b.cast(y, DType.F32)))
+    return b.cast(b.apply(Prim.DIV, 1.0, b.apply(Prim.ADD, power, 1.0)), DType.F16)
+
+
+def silu(b: GraphBuilder, y: NodeId) -> NodeId:
+    wide = b.cast(y, DType.F32)
+    divisor = b.apply(Prim.ADD, 1.0, b.apply(Prim.EXP, b.apply(Prim.NEG, wide)))
+    return b.cast(b.apply(Prim.DIV, wide, divisor), DType.F16)
+
+
 ENDS: dict[str, tuple[After, set[str]]] = {
+    "sigmoid": (sigmoid, {"w_rough_exp(", "w_rough_share("}),
+    "silu": (silu, {"w_rough_exp(", "w_rough_share("}),
     "gelu": (gelu, {"w_rough_one_plus_erf("}),
     "mish": (mish, {"w_rough_exp(", "w_rough_div("}),
     "guarded mish": (guarded_mish, {"w_rough_exp(", "w_rough_div("}),
@@ -65,6 +78,9 @@ ENDS: dict[str, tuple[After, set[str]]] = {
     "floor": (halves, set()),
     "stored as f32": (wide, set()),
 }
+
+
+ROUGH = ("w_rough_one_plus_erf(", "w_rough_exp(", "w_rough_div(", "w_rough_share(")
 
 
 def problem_of(after: After) -> Problem:
@@ -85,7 +101,7 @@ def test_rough_only_where_rounding_hides_it(name: str, kernels: Emulated):
     problem = problem_of(after)
     source = made(problem, linear(64, 32), f"k{list(ENDS).index(name)}")
     text = source.text[source.text.index(f" {source.entry}(") :]
-    assert {f for f in ("w_rough_one_plus_erf(", "w_rough_exp(", "w_rough_div(") if f in text} == wanted
+    assert {f for f in ROUGH if f in text} == wanted
     divided = re.findall(r"const w_f32 \w+ = \(\S+ / \S+\);", text)
     assert bool(divided) == (name == "floor"), "no division whose last bits are lost anyway"
     rng = np.random.default_rng(3)

@@ -293,6 +293,24 @@ def _shifted_erf(c: Contraction) -> dict[int, int]:
     return {slot: erf for slot, erf in found.items() if erf not in read}
 
 
+def _shares(c: Contraction) -> frozenset[int]:
+    """Slots of quotients with a divisor of 1 + an exponential: at least 1, and where it is infinite they are zero."""
+
+    def one_plus(slot: int) -> bool:
+        step = c.body[slot]
+        if step.prim is not Prim.ADD or c_type(step.dtype) != "w_f32" or min(step.args) < 0:
+            return False
+        ones = [number is not None and number.constant == 1.0 for number in (scalar(c, c.body[s]) for s in step.args)]
+        others = [c.body[s].prim for s, one in zip(step.args, ones, strict=True) if not one]
+        return others == [Prim.EXP]
+
+    return frozenset(
+        slot
+        for slot, step in enumerate(c.body)
+        if step.prim in (Prim.DIV, Prim.RECIPROCAL) and step.args[-1] >= 0 and one_plus(step.args[-1])
+    )
+
+
 def streamed(p: Product, *, by_row: bool) -> list[int]:
     """Slots of operands as wide as the product's that are read in pieces of 16 bytes.
 
@@ -365,6 +383,7 @@ def body(
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
     rough = _rough(c)
     shifted = _shifted_erf(c) if rough else {}
+    shares = _shares(c) if rough else frozenset()
     for slot, step in enumerate(c.body):
         if slot in values or slot in shifted.values():
             continue
@@ -378,6 +397,8 @@ def body(
             operands = [Value(_sum(p, acc, i), p.sum) if s < 0 else values[s][i] for s in args]
             if slot in shifted:
                 text = f"w_rough_one_plus_erf({operands[0].name})"
+            elif slot in shares:
+                text = f"w_rough_share({operands[0].name if len(operands) > 1 else '1.0f'}, {operands[-1].name})"
             else:
                 short = _rough_text(step.prim, operands) if rough and c_type(step.dtype) == "w_f32" else None
                 text = short or elementwise(step.prim, operands, step.dtype)[0]
