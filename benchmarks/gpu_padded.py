@@ -106,6 +106,11 @@ def convolutions(*widths: int, kernel: int = 3, stride: int = 1, act: type[nn.Mo
     return nn.Sequential(*found)
 
 
+def stem(width: int, kernel: int = 3, stride: int = 1, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """A first convolution, and one that leaves little to write."""
+    return nn.Sequential(nn.Conv2d(3, width, kernel, stride, kernel // 2), act(), nn.Conv2d(width, 8, 1))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layers 1003": (lambda: layers(1000, 1003, 1003, 1001, act=nn.GELU), (4096, 1000)),
     "residual 35": (lambda: Residual(35, 3), (8, 16, 56, 56)),
@@ -117,13 +122,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "words 300": (lambda: Words(300), (8192, 300)),
     "input 1001": (lambda: layers(1001, 512), (4096, 1001)),
     "focus yolox": (lambda: nn.Sequential(Focus(), *convolutions(12, 16, act=nn.SiLU)), (16, 3, 416, 416)),
-    "stem vgg": (lambda: convolutions(3, 64), (16, 3, 224, 224)),
-    "stem yolov4": (lambda: convolutions(3, 32, act=nn.Mish), (16, 3, 416, 416)),
-    "stem resnet": (lambda: convolutions(3, 64, kernel=7, stride=2), (16, 3, 224, 224)),
-    "stem inception": (lambda: convolutions(3, 32, stride=2), (16, 3, 299, 299)),
+    "stem vgg": (lambda: stem(64), (16, 3, 224, 224)),
+    "stem yolov4": (lambda: stem(32, act=nn.Mish), (16, 3, 416, 416)),
+    "stem resnet": (lambda: stem(64, kernel=7, stride=2), (16, 3, 224, 224)),
+    "patches vit": (lambda: nn.Sequential(nn.Conv2d(3, 768, 16, 16), nn.Conv2d(768, 8, 1)), (16, 3, 224, 224)),
     "residual 35 b1": (lambda: Residual(35, 3), (1, 16, 56, 56)),
     "focus yolox b1": (lambda: nn.Sequential(Focus(), *convolutions(12, 16, act=nn.SiLU)), (1, 3, 416, 416)),
-    "stem yolov4 b1": (lambda: convolutions(3, 32, act=nn.Mish), (1, 3, 416, 416)),
 }
 
 

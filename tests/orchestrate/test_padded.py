@@ -362,6 +362,15 @@ def test_a_graph_input_is_copied_for_large_products_alone() -> None:
     assert [large.graph.type_of(i) for i in large.graph.inputs] == [TensorType(DType.F16, (4096, 1001))]
 
 
+def test_images_of_three_channels_are_read_as_they_are() -> None:
+    """Windows that overlap have a kernel for so few channels; patches beside each other have none."""
+    for stride, copies in ((1, 0), (16, 1)):
+        net = Net()
+        attrs = a.ConvAttrs((stride,) * 2, (0, 0), (0, 0), (1, 1))
+        y = net.b.add(Prim.CONV, net.input(16, 3, 224, 224), net.weight(768, 3, 16, 16), attrs=attrs)
+        assert len(extras(found_in(net.b.build([y])), Prim.PAD)) == copies
+
+
 def test_neither_strict_nor_a_processor_has_padded_forms() -> None:
     graph = images()
     assert find_alternatives(graph, strict=True, padded=True).graph is graph

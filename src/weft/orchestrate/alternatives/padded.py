@@ -35,6 +35,8 @@ LEAST_FLOPS = 1 << 22
 """Of a contraction that reads padded channels."""
 WORTH_A_COPY = 1 << 30
 """Of those in front of which a kernel of its own must pad what the caller gives."""
+FEW = 4
+"""Channels of given images that kernels of overlapping windows read as they are, four taps at a time."""
 MOST_WASTE = 3.0
 """Padded channels over channels."""
 MOST_NODES = 4096
@@ -151,11 +153,17 @@ class _Padding:
     def _copied(self, i: NodeId, form: _Form) -> bool:
         """Whether a contraction is worth a copy: a kernel in front of it may make that, or the contraction is large."""
         graph = self.m.graph
-        at = form.node
+        node, at = graph.nodes[i], form.node
         while graph.nodes[at].prim in _CARRIED | {Prim.BROADCAST} and len(graph.nodes[at].inputs) == 1:
             at = graph.nodes[at].inputs[0]
-        given = graph.nodes[at].prim is Prim.INPUT
-        return not given or node_flops(graph.nodes[i], graph) >= WORTH_A_COPY
+        if graph.nodes[at].prim is not Prim.INPUT:
+            return True
+        if isinstance(node.attrs, a.ConvAttrs):
+            kernel, channels = graph.type_of(node.inputs[1]).shape[2:], graph.type_of(form.node).shape[1]
+            overlap = any(k > s for k, s in zip(kernel, node.attrs.strides, strict=True))
+            if channels <= FEW and overlap:
+                return False
+        return node_flops(node, graph) >= WORTH_A_COPY
 
     def _reached(self, roots: Iterable[_Form], *, built: bool = False) -> set[_Form]:
         """Forms that others are made of; with `built` only those that are not copies."""
