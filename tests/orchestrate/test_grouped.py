@@ -195,7 +195,11 @@ def test_a_product_is_stored_as_heads(way: str):
     assert any(set(c.outputs) == {_root(graph, o) for o in graph.outputs} for c in found)
     for c in found:
         schedules = templates.schedules(problem_of(graph, c), H200)
-        assert not isinstance(schedules, Declined), schedules.reason
+        if any(graph.nodes[o].prim is Prim.TRANSPOSE for o in c.outputs) or way == "stacked":
+            assert not isinstance(schedules, Declined), schedules.reason
+        else:  # as they are, readers find the columns in one result as well
+            assert isinstance(schedules, Declined)
+            assert "the product with one result" in schedules.reason
         check_meaning(graph, c)
 
 

@@ -142,10 +142,15 @@ def _of_group(problem: Problem, facts: GpuFacts) -> list[Schedule] | Declined:
     if not ranked:
         return Declined("no block that all products of the group take")
     ranked = _ordered(ranked)
-    least, apart = min(cycles for cycles, _ in ranked), sum(_least(m.product, facts) for m in found)
-    if least > grouped.WORTH * apart and not grouped_match.is_split(problem):
+    least, apart, what = min(cycles for cycles, _ in ranked), 0.0, "several"
+    if grouped_match.is_split(problem):  # what is turned, others would have to turn
+        whole, what = grouped_match.merged(problem, tf32=facts.tf32), "the product with one result"
+        apart = math.inf if whole is None else _least(whole, facts)
+    else:
+        apart = sum(_least(m.product, facts) for m in found)
+    if least > grouped.WORTH * apart:
         us = facts.clock_ghz * 1e3
-        return Declined(f"one launch is modelled to take {least / us:.1f} us, several {apart / us:.1f} us")
+        return Declined(f"one launch is modelled to take {least / us:.1f} us, {what} {apart / us:.1f} us")
     return [s for _, s in ranked]
 
 

@@ -76,8 +76,19 @@ def _behind(g: Graph, nodes: Sequence[NodeId]) -> set[NodeId]:
 
 
 def is_split(problem: Problem) -> bool:
-    """Whether the results of a problem are slices of one product."""
-    return sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) == 1 and is_group(problem)
+    """Whether the results of a group are slices of one product."""
+    return sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes) == 1
+
+
+def merged(problem: Problem, *, tf32: bool = False) -> Product | None:
+    """The product whose columns are the results of a problem as they are; None where they are turned, or of several."""
+    g = problem.graph
+    linear = [i for i, n in enumerate(g.nodes) if CATEGORY[n.prim] is Category.LINEAR]
+    if len(linear) > 1 or any(g.nodes[i].prim is Prim.TRANSPOSE for i in _behind(g, linear)):
+        return None
+    whole, _ = _Cut(problem).problem_of(linear, [Format.ROW])
+    found = product(whole, tf32=tf32)
+    return None if isinstance(found, Declined) else found
 
 
 def _sliced_behind(g: Graph, linear: NodeId) -> bool:
@@ -128,7 +139,8 @@ def _owners(g: Graph) -> list[NodeId] | Declined:
 
 def _member(problem: Problem, outputs: tuple[int, ...], *, tf32: bool) -> Member | Declined:
     try:
-        sub, inputs = _Cut(problem).problem_of(outputs)
+        ends, formats = zip(*((problem.graph.outputs[k], problem.output_formats[k]) for k in outputs), strict=True)
+        sub, inputs = _Cut(problem).problem_of(ends, formats)
     except _RefusedError as refused:
         return Declined(str(refused))
     p = product(sub, tf32=tf32)
@@ -154,16 +166,12 @@ class _Cut:
         self.cut: dict[tuple[NodeId, Box], NodeId] = {}
         self.inputs: list[int] = []
 
-    def problem_of(self, outputs: tuple[int, ...]) -> tuple[Problem, tuple[int, ...]]:
-        """The problem of some outputs, and per input its position in the whole."""
-        g, whole = self.graph, self.problem
-        ends = [g.outputs[k] for k in outputs]
-        built = [self._of(o, Box.whole(g.type_of(o).shape)) for o in ends]
-        graph = self.b.build(built)
-        ins: list[Format] = [whole.input_formats[i] for i in self.inputs]
-        outs = tuple(whole.output_formats[k] for k in outputs)
-        key = f"{graph} {[f.value for f in ins]} {[f.value for f in outs]}"  # not measured by itself
-        return Problem(graph, key, tuple(ins), outs), tuple(self.inputs)
+    def problem_of(self, ends: Sequence[NodeId], formats: Sequence[Format]) -> tuple[Problem, tuple[int, ...]]:
+        """The problem of some nodes, and per input its position in the whole."""
+        graph = self.b.build([self._of(o, Box.whole(self.graph.type_of(o).shape)) for o in ends])
+        ins = tuple(self.problem.input_formats[i] for i in self.inputs)
+        key = f"{graph} {[f.value for f in ins]} {[f.value for f in formats]}"  # not measured by itself
+        return Problem(graph, key, ins, tuple(formats)), tuple(self.inputs)
 
     def _whole(self, at: NodeId) -> NodeId:
         """A copy of a node that depends on no product, and of what it reads."""
