@@ -236,7 +236,7 @@ def run_case(name: str, dtype: str, ways: Sequence[str], options: weft.Options, 
 def main() -> int:
     """Run the cases in order until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose name contains one of these, by commas")
+    parser.add_argument("--only", default="", help="cases whose name and a colon contain one of these, by commas")
     parser.add_argument("--dtypes", default="f16")
     parser.add_argument("--ways", default="plain,padded,hand16")
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -256,7 +256,7 @@ def main() -> int:
         options = weft.Options(device="cuda", budget_s=given.budget, cache_dir=Path(folder))
         for dtype in given.dtypes.split(","):
             for name in CASES:
-                if (wanted and not any(w in name for w in wanted)) or time.monotonic() > end:
+                if (wanted and not any(w in f"{name}:" for w in wanted)) or time.monotonic() > end:
                     continue
                 signal.alarm(PATIENCE_S)
                 line = run_case(name, dtype, given.ways.split(","), options, steps=given.steps)
