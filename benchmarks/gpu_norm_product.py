@@ -34,6 +34,7 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda.generator import CudaGenerator
+from weft.generate.cuda.templates import tma_normed
 from weft.generate.cuda.templates.normed import PIECE
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -69,6 +70,9 @@ CASES = {
     "segformer 2": Case(64 * 64, 64, 256),
     "segformer 3": Case(32 * 32, 160, 640),
     "segformer 4": Case(16 * 16, 256, 1024),
+    "segformer16 1": Case(16 * 128 * 128, 32, 128),
+    "segformer16 2": Case(16 * 64 * 64, 64, 256),
+    "segformer16 3": Case(16 * 32 * 32, 160, 640),
 }
 
 
@@ -340,9 +344,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=4, help="of the compiler (4)")
     parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
     parser.add_argument("--no-torch", action="store_true", help="without torch.compile")
+    parser.add_argument("--no-order", action="store_true", help="warpgroups that normalise do not take turns")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a")
     args = parser.parse_args()
     end = time.perf_counter() + args.seconds
+    if args.no_order:
+        tma_normed.WIDE = sys.maxsize
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)

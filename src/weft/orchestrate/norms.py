@@ -17,26 +17,23 @@ from weft.orchestrate.separable import behind
 from weft.orchestrate.stored import Stored, is_weight, stored_root
 
 HALVES = (DType.F16, DType.BF16)
-OWN_OFFERED = False
-"""Whether plans may have products that compute means and variances of their rows: until they have run, no."""
+OWN_LONGEST = 64
+"""Elements of rows whose means and variances a product may compute by itself: beyond, every block of columns doing so
+costs more than the norm's own kernel (measured on an NVIDIA H200, docs/performance.md)."""
 LONGEST, PIECE = 2048, 32
 NORM = frozenset({Prim.CAST, Prim.ADD, Prim.SUB, Prim.MUL, Prim.RSQRT, Prim.REDUCE_SUM})
 MOST = 20
 """Primitives of a norm."""
 
 
-def norm_groups(graph: Graph, stored: Stored, *, own: bool | None = None) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
-    """(members, those that are written): products with the norm in front of them, and those that leave sums.
-
-    `own`: also where means are computed from the row itself; None: if that is `OWN_OFFERED`.
-    """
-    own = OWN_OFFERED if own is None else own
+def norm_groups(graph: Graph, stored: Stored) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
+    """(members, those that are written): products with the norm in front of them, and those that leave sums."""
     for v in bits(stored.work):
         if graph.nodes[v].prim is not Prim.MATMUL or not is_weight(graph, stored_root(graph, graph.nodes[v].inputs[1])):
             continue
         value, norm = _in_front(graph, stored, v)
         whole = any(graph.type_of(j).size == graph.type_of(value).size for u in bits(norm) for j in _summed(graph, u))
-        if not norm or (whole and not own):
+        if not norm or (whole and graph.type_of(value).shape[-1] > OWN_LONGEST):
             continue
         after, sink = behind(graph, stored, v)
         shared = stored.dag.consumers[value] & ~(1 << v) or stored.results >> value & 1

@@ -195,6 +195,9 @@ template <int N> inline void w_arrived() {
   }
 }
 inline void w_store16(u32 to, uint4 v) { memcpy(w_at(to), &v, 16); }
+inline void w_store_if(void* p, uint4 v, bool in) {
+  if (in) memcpy(p, &v, 16);
+}
 inline void w_fragments(u32 (&r)[4], u32 at, bool transposed) {
   Warp& w = *w_self->warp;
   const unsigned slot = w.bar.generation & 1, lane = w_self->lane;

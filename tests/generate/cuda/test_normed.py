@@ -53,6 +53,14 @@ NORMED: dict[str, tuple[Problem, Schedule]] = {
     "given, tma in turns": (normed(300, 136, 136, "given", stored=True), warpgroups(64, 64, turns=1, blocks=2)),
     "parts, tma split": (normed(70, 256, 72, "parts", stored=True), warpgroups(64, 64, 1, split=2)),
     "parts, tma in pairs": (normed(260, 160, 136, "parts", stored=True), warpgroups(128, 64, pair=1)),
+    "own, tma, one stage": (normed(150, 64, 136, "own", stored=True), warpgroups(128, 64)),
+    "own, tma in turns, half a stage, bf16": (
+        normed(300, 32, 136, "own", BF16, stored=True),
+        warpgroups(64, 64, stages=2, turns=1, blocks=2),
+    ),
+    "rms, tma": (normed(70, 48, 40, "rms", stored=True), warpgroups(64, 64, 1, stages=2)),
+    "parts, tma in order": (normed(150, 160, 200, "parts", stored=True), warpgroups(128, 96)),
+    "parts, tma of three in order": (normed(200, 256, 200, "parts", stored=True), warpgroups(192, 96, 3)),
     "parts, tma, one piece": (normed(70, 32, 40, "parts", stored=True), warpgroups(64, 32, 1)),
 }
 LEAVING: dict[str, tuple[Problem, Schedule]] = {

@@ -15,6 +15,7 @@ from weft.generate.cuda.templates import epilogue, float8, loaders, narrow, tf32
 from weft.generate.cuda.templates.normed import PIECE
 from weft.generate.cuda.templates.normed_text import (
     FEW,
+    STORE_IF,
     column_bytes,
     columns_text,
     element_text,
@@ -186,6 +187,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
     own += narrow.functions(p.multiplied) + narrow.SUMS if p.integers else ""
     own += FEW if p.parts is not None else ""
+    own += STORE_IF if p.norm is not None and p.norm.stored >= 0 else ""
     own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
     text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
     packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
@@ -294,8 +296,8 @@ def normed_rows(p: Product, s: Shape, names: Mapping[Source, str]) -> Fixed:
         inside = [f"m < {p.m}"] if p.m % s.bm else []
         inside += [f"k < {p.k}"] if p.k % s.bk else []
         inner.append(
-            f"const int m = m0 + x / {chunks}; if ({' && '.join(['tn == 0', *inside])})"
-            f" *(uint4*)((u16*)normed + (long long)m * {p.k} + k) = w_;"
+            f"const int m = m0 + x / {chunks}; w_store_if((u16*)normed + (long long)m * {p.k} + k, w_,"
+            f" {' && '.join(['tn == 0', *inside])});"
         )
     body = "\n".join(inner)
     head = f"const int k = kb * {s.bk} + t % {chunks} * 8;\n" + "\n".join(lines)

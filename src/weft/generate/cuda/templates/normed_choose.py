@@ -23,6 +23,8 @@ ISSUE = 5.0
 """Instructions for an element on its way: half of unpacking and packing, and what the norm does."""
 OWN = 4.0
 """And for an element that its mean and variance are computed from: read, added, its distance squared and added."""
+SHORT = 128
+"""Elements of a row whose mean and variance cost little in any block."""
 ROWS_AT_ONCE = 32
 """Rows of a block that are worth computing means and variances for: all its blocks of columns do the same."""
 
@@ -49,7 +51,7 @@ def fragments(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     for cycles, s in choose.shapes(p, facts, LOOKED_AT):
         if p.parts is not None and not whole_pieces(s, width):
             continue
-        if p.norm is not None and p.norm.own and s.bm > ROWS_AT_ONCE and not s.group:
+        if p.norm is not None and p.norm.own and p.norm.length > SHORT and s.bm > ROWS_AT_ONCE and not s.group:
             continue
         if shared_of(s, p.dtype.itemsize, cost.sizes_of(p).tables) > facts.shared_per_block:
             continue
@@ -72,6 +74,7 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
     if isinstance(rows, Declined):
         return []
     found = []
+    seen: set[tuple[int, int, int, bool]] = set()
     for cycles, given in tma_choose.shapes(p, facts, LOOKED_AT):
         s = given
         more = tma_normed.bytes_of(p)
@@ -79,9 +82,11 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
         while s.stages > 2 and s.shared_bytes() + more > most:
             s = replace(s, stages=s.stages - 1)
         fits = s.split == 1 or s.bm * s.bn * 4 <= s.stages * s.stage_bytes
-        if s.stages < 3 or not fits or tma_normed.declined(p, rows, s, width) is not None:
+        if s.stages < min(3, given.stages) or not fits or tma_normed.declined(p, rows, s, width) is not None:
             continue
-        if math.isfinite(cycles):
+        alike = (s.bm, s.bn, s.split, s.turns)
+        if math.isfinite(cycles) and alike not in seen:
+            seen.add(alike)
             found.append((cycles + _behind(p, s, facts), s))
     return sorted(found, key=lambda x: x[0])[:MOST]
 

@@ -28,15 +28,26 @@ W_FN float w_few(float x, int bit, int count, int lane) {
 }
 #endif
 """
+STORE_IF = """// a store without a branch
+#ifndef W_EMULATED
+W_FN void w_store_if(void* p, uint4 v, bool in) {
+  asm volatile("{ .reg .pred q; setp.ne.b32 q, %5, 0; @q st.global.v4.u32 [%0], {%1, %2, %3, %4}; }"
+               ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)in) : "memory");
+}
+#endif
+"""
 CHUNK = 8
 
 
-def rows_text(norm: Norm, names: Mapping[Source, str], row: str, lanes: int, lane: str, to: list[str]) -> list[str]:
+def rows_text(
+    norm: Norm, names: Mapping[Source, str], row: str, lanes: int, lane: str, to: list[str], words: str = ""
+) -> list[str]:
     """Statements: the values of a row into the variables `to`, by `lanes` neighbouring lanes that all take part.
 
-    `row` is C text of a row that exists; `lane` that of the lane among them.
+    `row` is C text of a row that exists; `lane` that of the lane among them. `words`: C text of two neighbours of the
+    row at 16 `q` + 8 `u`, where four lanes hold all of it in registers.
     """
-    work = _Rows(norm, names, lanes, lane)
+    work = _Rows(norm, names, lanes, lane, words)
     lines = [f"const long long row_ = {row};"]
     for node in reductions(norm):
         lines += work.sum(node)
@@ -50,8 +61,8 @@ def rows_text(norm: Norm, names: Mapping[Source, str], row: str, lanes: int, lan
 class _Rows:
     """Values of one row."""
 
-    def __init__(self, norm: Norm, names: Mapping[Source, str], lanes: int, lane: str) -> None:
-        self.norm, self.names, self.lanes, self.lane = norm, names, lanes, lane
+    def __init__(self, norm: Norm, names: Mapping[Source, str], lanes: int, lane: str, words: str) -> None:
+        self.norm, self.names, self.lanes, self.lane, self.words = norm, names, lanes, lane, words
         self.sums: dict[NodeId, Value] = {}
         self.given: dict[NodeId, Value] = {}
         self.fresh = 0
@@ -63,7 +74,9 @@ class _Rows:
         name = f"s{node}_"
         of = norm.graph.nodes[node].inputs[0]
         lines = [f"float {name} = 0.0f;"]
-        if wide == norm.length and norm.length % CHUNK == 0 and norm.source in self._above(of):
+        if self.words and norm.source in self._above(of):
+            lines += self._by_words(of, name)
+        elif wide == norm.length and norm.length % CHUNK == 0 and norm.source in self._above(of):
             lines += self._by_chunks(of, name)
         else:
             head = f"for (int j_ = {self.lane}; j_ < {wide}; j_ += {lanes}) {{"
@@ -83,6 +96,21 @@ class _Rows:
                 found.add(at)
                 todo += self.norm.graph.nodes[at].inputs
         return found
+
+    def _by_words(self, of: NodeId, name: str) -> list[str]:
+        """Sums over the operand's own elements, in registers."""
+        head = f"#pragma unroll\nfor (int q = 0; q < {self.norm.length // 16}; ++q)\n#pragma unroll"
+        lines = [
+            head,
+            f"for (int u = 0; u < 2; ++u) {{ const float2 h_ = w_unpack_{self.norm.dtype.value}({self.words});",
+        ]
+        for half in "xy":
+            inner: list[str] = []
+            self.given = {self.norm.source: Value(f"h_.{half}", self.norm.dtype)}
+            value = self.value(of, "", {}, inner)
+            lines += ["{", *inner, f"{name} += {value.name}; }}"]
+        self.given = {}
+        return [*lines, "}"]
 
     def _by_chunks(self, of: NodeId, name: str) -> list[str]:
         """Sums over the operand's own elements, 16 bytes at a time."""

@@ -23,7 +23,7 @@ from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 
 BARRIER, FIRST = 3, 4
-"""Numbers of named barriers: of the warpgroups that multiply, and that at which the first of them waits for its turn."""
+"""Numbers of named barriers: of all warpgroups that multiply, and that at which the first waits for its turn."""
 WIDE = 96
 """Columns of a tile from which on warpgroups take turns at issuing products: a warp waits until the tensor cores have
 read its registers, and meanwhile another one normalises."""
@@ -46,8 +46,10 @@ def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
         return Declined("a norm of rows that are not copied 64 elements at a time")
     if s.rows * s.bn // 128 > (MOST_OF_THREE if s.groups == 3 else MOST_SUMS) or s.rows > 64:
         return Declined("a norm beside more sums than leave registers for it")
-    if p.norm.own:
-        return Declined("a norm whose mean and variance no kernel before has left")
+    if p.norm.own and (p.norm.length > STEP or p.norm.length % 16):
+        return Declined(
+            "a norm whose mean and variance no kernel before has left, of rows that are more than one stage"
+        )
     return None
 
 
@@ -112,7 +114,7 @@ def _high(s: Shape) -> int:
 def values(p: Product, rows: Rows, s: Shape) -> list[str]:
     """In front of a tile's products: what the thread's rows are normalised by; four lanes share a row."""
     norm = p.norm
-    if norm is None:
+    if norm is None or norm.own:
         return []
     names = epilogue.arguments(p, False, False, False).names
     lines = [f"float row{j}_[{2 * _high(s)}];" for j in range(len(norm.rows))]
@@ -125,6 +127,19 @@ def values(p: Product, rows: Rows, s: Shape) -> list[str]:
     ]
 
 
+def _own_values(p: Product, s: Shape, to: str) -> list[str]:
+    """What the thread's rows are normalised by, from the rows themselves, which are all of this stage."""
+    norm = p.norm
+    assert norm is not None
+    names = epilogue.arguments(p, False, False, False).names
+    word = f"{to}[o / 2][q][2 * u + o % 2]"
+    return [
+        *(f"float row{j}_[{2 * _high(s)}];" for j in range(len(norm.rows))),
+        f"#pragma unroll\nfor (int o = 0; o < {2 * _high(s)}; ++o)",
+        *rows_text(norm, names, "0", 4, "(lane & 3)", [f"row{j}_[o]" for j in range(len(norm.rows))], word),
+    ]
+
+
 def _fragments(p: Product, s: Shape, to: str) -> list[str]:
     """Statements: the warp's rows of the stage at `at` into the registers `to`, normalised."""
     norm = p.norm
@@ -134,6 +149,7 @@ def _fragments(p: Product, s: Shape, to: str) -> list[str]:
         f"#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
         "const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);",
         f"w_matrices({to}[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16)); }}",
+        *(_own_values(p, s, to) if norm.own else []),
         "#pragma unroll\nfor (int q = 0; q < 4; ++q)\n#pragma unroll\nfor (int u = 0; u < 2; ++u) {",
         f"const int k = st * {STEP} + q * 16 + u * 8 + (lane & 3) * 2;",
         *(f"const float2 c{j}_ = *(const float2*)((const float*)(sm + COLUMNS) + {j * padded} + k);" for j in range(n)),
@@ -149,13 +165,19 @@ def _fragments(p: Product, s: Shape, to: str) -> list[str]:
     lines.append(f"word = w_narrow2_{kind}({ends[0]}, {ends[1]});")
     if norm.length % STEP:  # what is not there must stay zero: vectors are, but rows may be infinite
         lines.append(f"if (k >= {norm.length}) word = 0;")
-    if norm.stored >= 0:
-        inside = " && ".join(["n0 == 0", f"m < {p.m}", *([f"k < {norm.length}"] if norm.length % STEP else [])])
-        lines.append(
-            "const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);"
-            f" if ({inside}) *(u32*)((u16*)normed + (long long)m * {norm.length} + k) = word;"
-        )
-    return [*lines, "} }"]
+    lines.append("} }")
+    if norm.stored >= 0:  # in a loop of its own: no branch stands between elements on their way
+        inside = " && ".join([f"m < {p.m}", *([f"k < {norm.length}"] if norm.length % STEP else [])])
+        lines += [
+            f"if (n0 == 0) {{\n#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll",
+            "for (int h = 0; h < 2; ++h) {",
+            "const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);",
+            f"u16* const row_ = (u16*)normed + (long long)m * {norm.length};",
+            "#pragma unroll\nfor (int q = 0; q < 4; ++q)\n#pragma unroll\nfor (int u = 0; u < 2; ++u) {",
+            f"const int k = st * {STEP} + q * 16 + u * 8 + (lane & 3) * 2;",
+            f"if ({inside}) *(u32*)(row_ + k) = {to}[i][q][2 * u + h]; }} }} }}",
+        ]
+    return lines
 
 
 def stages(
