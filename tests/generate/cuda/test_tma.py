@@ -15,6 +15,9 @@ from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
+from weft.gemm.epilogue import epilogue
+from weft.gemm.spec import Gemm
+from weft.generate.cuda import templates
 from weft.generate.cuda.templates import tma, tma_choose
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.product import Product
@@ -22,7 +25,7 @@ from weft.generate.cuda.templates.product import product as product_of
 from weft.generate.cuda.templates.tma_shape import Even, Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule, TensorMap
 
 
 def linear(bm: int, bn: int, **changes: object) -> Shape:
@@ -548,3 +551,23 @@ def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int):
     assert all(1 <= b <= n for b, n in zip(box, sizes, strict=True))
     boxes = math.prod(-(-n // b) for n, b in zip(sizes, box, strict=True))
     assert math.prod(sizes) <= boxes * math.prod(box) <= 2 * math.prod(sizes) + rows
+
+
+def test_boxes_are_offered_where_they_were_seen_to_gain():
+    facts = GpuFacts()
+
+    def boxed(m: int, n: int, k: int, **more: object) -> list[dict[str, object]]:
+        problem = Gemm(m, n, k, layout="nt", **more).problem()  # type: ignore[arg-type]
+        found = templates.schedules(problem, facts)
+        assert not isinstance(found, Declined)
+        return [known for s in found if (known := dict(s.params)).get("store")]
+
+    for size in ((4096, 4096, 1024), (8192, 4096, 512)):
+        (one,) = boxed(*size)
+        assert one["turns"] is True
+        source = made(Gemm(*size, layout="nt").problem(), Shape.of(Schedule("cuda", tuple(one.items()))), "k")  # type: ignore[arg-type]
+        assert source.launches[0].shared_bytes <= facts.shared_per_block
+        assert any(isinstance(x, TensorMap) and x.base.kind == "out" for x in source.launches[0].arguments)
+    assert boxed(2048, 3072, 768) == [], "a small result"
+    assert boxed(4096, 4096, 4096) == [], "a long sum"
+    assert boxed(4096, 4096, 1024, epilogue=epilogue("bias_relu")) == [], "something follows the sum"
