@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
+from benchmarks.gpu_networks import say_refused
 from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import gpu
 from weft.runtime.cuda_executable import CudaExecutable
@@ -209,8 +210,9 @@ def run_case(name: str, dtype: str, ways: Sequence[str], options: weft.Options, 
             seen.add(widths)
         if model is None:
             continue
-        start = time.perf_counter()
+        start, since = time.perf_counter(), time.time()
         exe = compiled(model.to(kind).cuda(), x, options, padded=way == "padded")
+        say_refused(options.cache, since)
         assert isinstance(exe.executable, CudaExecutable)
         (got,) = exe.executable(x)
         errors[way] = error_of(got, exact)
