@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -182,6 +183,17 @@ def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyP
     assert "float64 under autocast" in str(why(x.double()))
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float32)
     assert "autocast to torch.float32" in str(why(x))
+
+
+def test_nested_tensors_go_through_the_modules():
+    net = FusedMLP(small(nn.ReLU()))
+    rows = [torch.randn(4, 3), torch.randn(2, 3)]
+    for layout in (torch.jagged, torch.strided):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = net(torch.nested.nested_tensor(rows, layout=layout))
+        for y, x in zip(found.unbind(), rows, strict=True):
+            torch.testing.assert_close(y, net(x))
 
 
 def test_hooks_of_a_layer_are_not_passed_over():

@@ -196,7 +196,7 @@ def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeyp
     module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     x: Any = SimpleNamespace(
         device=torch.device("cuda"), dtype=torch.float16, shape=(9, 16), dim=lambda: 2, numel=lambda: 144,
-        get_device=lambda: torch.device("cpu"), requires_grad=False,
+        get_device=lambda: torch.device("cpu"), requires_grad=False, is_nested=False,
     )  # fmt: skip
     assert module.why_no_fused_backward(x) is None
     run = module._run(x, module._known(), trains=True)

@@ -70,8 +70,8 @@ class FusedMLP(nn.Sequential):
         """Columns of x are its last dimension; the result has the type that the module would give."""
         if torch.compiler.is_compiling():
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
-        key = x.shape, x.dtype, torch.is_grad_enabled()
-        call = self._images.calls.get(key)
+        key = None if x.is_nested else (x.shape, x.dtype, torch.is_grad_enabled())
+        call = None if key is None else self._images.calls.get(key)
         if call is not None:
             if call.holds(self._modules.values(), x):
                 return call(x)
@@ -83,7 +83,7 @@ class FusedMLP(nn.Sequential):
         end = self._end(run, x) if run.layers.acts[-1].kind in _WIDENED else None
         call = SeenCall(known, run, x, end)
         y = call(x)
-        if type(x) in (torch.Tensor, nn.Parameter):
+        if key is not None and type(x) in (torch.Tensor, nn.Parameter):
             self._images.keep(key, call)
         return y
 
@@ -139,6 +139,8 @@ def run_of(images: _Images, x: torch.Tensor, known: _Known | Declined, *, trains
         return Declined("the module is being traced")
     if not on_gpu(x):
         return Declined(f"the input is on {x.device.type}; kernels are for CUDA devices")
+    if x.is_nested:
+        return Declined("a nested tensor")
     if isinstance(known, Declined):
         return known
     parameters, layers = known.parameters, known.layers
