@@ -88,7 +88,7 @@ def test_plans_of_padded_tensors_are_right(
     plan = padded_plan(found, setting)
     assert sum(bool(found.extra >> v & 1) for s in plan.steps for v, _ in s.outputs) >= 1
     exe = link(found.graph, plan, setting)
-    expected = reference.outputs(imported.graph, (x,), None)
+    expected = reference.outputs(imported.graph, (x,), None, allow_tf32=options.allow_tf32)
     contender = finish.Contender("padded", partial(exe, x), 0, 0.0, baseline=False, executable=None)
     for _ in range(2):
         verdict = finish.verify(contender, expected, FROM_TORCH[DTYPES[dtype]])
