@@ -54,6 +54,13 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
 """Rows, columns, warpgroups, whether they take turns, blocks on a multiprocessor."""
 
 
+_BETWEEN: tuple[tuple[int, int, int, bool, int], ...] = (
+    *((128, n, 2, False, 1) for n in (112, 144, 208)),
+    (256, 112, 2, False, 1),
+)
+"""Tiles whose columns are no whole pieces of 32: of halves that are no constants, where memory runs along the sum."""
+
+
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
     case = case_for(p, facts)
@@ -177,7 +184,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
 
 def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
-    for bm, bn, groups, turns, resident in _TILES:
+    for bm, bn, groups, turns, resident in (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ())):
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
             continue
         spare = -bn % STEP if p.w_load == "kn" else 0
@@ -209,7 +216,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
-                if not turns and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
+                if bn % WOVEN == 0 and not turns and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
                     yield s
 
 
