@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import RLock
 from typing import NamedTuple, TypeVar
@@ -31,6 +31,8 @@ from weft.options import Options
 
 KEPT_FORWARDS = 32
 """Numbers of rows whose kernels are kept per network."""
+KEPT_NETWORKS = 256
+"""Whose kernels are kept though no module may be left that has such a network."""
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 _ALIGNED = 256
@@ -473,7 +475,7 @@ def _compiler() -> Nvrtc | Declined:
     return find_nvrtc()
 
 
-@cache
+@lru_cache(maxsize=KEPT_NETWORKS)
 def kernels_of(net: Network, device: int) -> Kernels | Declined:
     """The kernels of a network on a GPU, or why there are none."""
     facts = _facts(device)

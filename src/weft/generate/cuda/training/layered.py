@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -226,7 +226,7 @@ def _header() -> str:
     return Path(__file__).with_name("weft_cuda_layered.h").read_text(encoding="utf-8")
 
 
-@cache
+@lru_cache(maxsize=64)
 def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     """The kernels of a network for a device of so many multiprocessors."""
     seed = hashlib.sha256(f"{net}|{dtype}|{sms}".encode()).hexdigest()[:16]
