@@ -332,7 +332,6 @@ class Kernels:
         call.run(*ends, stream())
         return least(lambda: call.run(*ends, stream())) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
 
-    @in_turn
     def backward(
         self,
         x: torch.Tensor,
@@ -351,12 +350,18 @@ class Kernels:
         """
         key = inputs, parameters, dtype
         known = *key, len(x) >= _MANY
-        if known not in self._backwards:
-            if torch.cuda.is_current_stream_capturing():
-                return Declined("gradients are met first while a CUDA graph is captured")
-            found = self._backwards[known] = self._built(x, dy, addresses, reference, key)
-            self._changes += isinstance(found, Declined)
-        return self._backwards[known]
+        found = self._backwards.get(known)
+        if found is not None:
+            return found
+        if torch.cuda.is_current_stream_capturing():
+            return Declined("gradients are met first while a CUDA graph is captured")
+        trial = normal_like(dy[:VERIFIED])
+        wanted = reference(trial)  # before it is our turn: this thread may run other backward passes meanwhile
+        with self.lock:
+            if known not in self._backwards:
+                made = self._backwards[known] = self._built(x, dy, addresses, trial, wanted, key)
+                self._changes += isinstance(made, Declined)
+            return self._backwards[known]
 
     @in_turn
     def backward_refused(self) -> Declined | None:
@@ -398,7 +403,8 @@ class Kernels:
         x: torch.Tensor,
         dy: torch.Tensor,
         addresses: Sequence[int],
-        reference: Reference,
+        trial: torch.Tensor,
+        wanted: Sequence[torch.Tensor],
         key: tuple[bool, bool, DType],
     ) -> Backward | Declined:
         inputs, parameters, dtype = key
@@ -410,8 +416,6 @@ class Kernels:
                 return plan
             plans.append(plan)
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
-        trial = normal_like(dy[:VERIFIED])
-        wanted = reference(trial)
         compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
         whole = [(p, r) for p, r in compiled if r.of(p.chain.name).spill_stores <= _SPILLED]
 
