@@ -72,6 +72,9 @@ CASES: dict[str, tuple[Network, int]] = {
     "radiance field": (field(32, 4, act=SILU), 50),
     "radiance field, f32": (field(48, 4, DType.F16, given=DType.F32), 35),
     "streamed": (net((40, *(256,) * 2, 144, 144, 24), SILU, DType.F16, sources={3: (3, 0)}, added={3: (3, False)}), 70),
+    "layers alike": (net((16, *(32,) * 8, 8), SILU, sources={4: (0, 4)}), 40),
+    "alike, read again": (net((16, *(32,) * 8, 8), TANH, DType.F16, sources={7: (2, 7)}, added={5: (1, True)}), 33),
+    "layers alike, streamed": (net((24, *(256,) * 6, 8), SILU, DType.F16, sources={4: (4, 0)}), 20),
     "branches": (net((16, 24, 32, 8), RELU, sources={1: (0,), 2: (1, 2)}), 30),
     "no bias": (net((24, 40, 40, 8), RELU, bias=False, sources={1: (1, 0)}), 30),
 }  # fmt: skip

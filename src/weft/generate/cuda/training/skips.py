@@ -96,7 +96,7 @@ class SkipChain(Chain):
             if list(found[2]) != moved:
                 break
             count += 1
-        return count if count > 2 else 1
+        return count
 
     def _strides(self, layer: int) -> tuple[int, ...]:
         """Bytes from one of layers alike to the next: weights, biases, and three values in the record."""
