@@ -226,3 +226,31 @@ def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch):
     with torch.no_grad():
         again = net(given[0][0])
     assert torch.isfinite(recorded) and torch.isfinite(again).all()
+
+
+def test_a_loss_of_slopes_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    emulation.install(monkeypatch)
+    recording.install(monkeypatch)
+    base = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 1)).half()
+    net, plain = FusedMLP(copy.deepcopy(base)), copy.deepcopy(base).float()
+
+    def loss_for(of: nn.Module, dtype: torch.dtype) -> Loss:
+        def loss(at: torch.Tensor) -> torch.Tensor:
+            at = at.detach().to(dtype).requires_grad_()
+            value = of(at).float()
+            (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
+            return (value - 0.3).abs().mean() + 0.05 * (slope.float().norm(dim=1) - 1).square().mean()
+
+        return loss
+
+    step = GraphedStep(loss_for(net, torch.float16), torch.optim.SGD(net.parameters(), lr=0.05), warmup=2)
+    other = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for _ in range(4):
+        at = torch.randn(12, 3)
+        found = step(at).clone()
+        other.zero_grad()
+        wanted = loss_for(plain, torch.float32)(at)
+        wanted.backward()
+        other.step()
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-2, atol=1e-3)
+    assert step.recorded
