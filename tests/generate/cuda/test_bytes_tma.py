@@ -118,6 +118,15 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "batch": (product(33, 24, 144, batch=3), linear(64, 32)),
     "woven": (product(70, 96, 272, out=BF16, scales="rows", bias=BF16), linear(64, 64, woven=True)),
     "woven, split": (product(70, 64, 1040), linear(64, 64, split=4, woven=True)),
+    "by fours, residual": (
+        product(70, 96, 272, out=F32, scales="rows", bias=F32, residual=F32), linear(64, 64, woven=True)
+    ),
+    "by fours, weight, in turn": (
+        product(200, 72, 272, out=F32, scales="rows", bias=I32, residual=I32, weight=True),
+        linear(64, 64, groups=2, turns=True, blocks=3, stages=4),
+    ),
+    "by fours, odd columns": (product(33, 19, 80, out=F32, scales="rows", weight=True), linear(64, 32)),
+    "by fours, split, weight": (product(70, 64, 1040, out=F32, bias=I32, weight=True), linear(64, 64, split=4)),
     "1x1": (convolution(2, 48, 7, 7, 40, 1), linear(64, 64)),
     "3x3": (convolution(1, 128, 9, 9, 24, 3, 1, 1), pixels(64, 32, (1, 7, 9))),
     "3x3, narrow panels": (convolution(1, 32, 9, 9, 24, 3, 1, 1), pixels(64, 32, (1, 7, 9), panel=16)),
