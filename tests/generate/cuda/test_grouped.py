@@ -82,9 +82,20 @@ def group(*makes: Make, dtype: DType = F16) -> Problem:
 
 
 def qkv(
-    batch: int, rows: int, heads: int, size: int, k: int, *, way: str, dtype: DType = F16, turn_k: bool = False
+    batch: int,
+    rows: int,
+    heads: int,
+    size: int,
+    k: int,
+    *,
+    way: str,
+    dtype: DType = F16,
+    turn_k: bool = False,
+    beside: bool = False,
 ) -> Problem:
     """Heads of attention [batch, heads, rows, size] of x @ w + b: q, k (perhaps turned) and v.
+
+    `beside`: a value of q's layout, one per head and one per column of a head are added to q.
 
     `way`: `three` products of one operand; `slices` of one and heads of these; `stacked`, as a reshape to five
     dimensions and a permutation make them.
@@ -107,6 +118,10 @@ def qkv(
             whole = (1, batch, heads, rows, size)
             parts = [b.slice(y, (i, 0, 0, 0, 0), whole, (1,) * 5) for i in range(3)]
             found = [b.reshape(part, whole[1:]) for part in parts]
+    if beside:
+        for shape in ((batch, heads, rows, size), (heads, 1, 1), (size,)):
+            found[0] = b.apply(Prim.ADD, found[0], maker.input(*shape, weight=len(shape) < 4))
+        maker.formats[-3] = ROW
     if turn_k:
         found[1] = b.transpose(found[1], (0, 1, 3, 2))
     graph = b.build(found)
@@ -138,6 +153,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "clusters, and blocks that share no sum": (
         group(lambda m: m.linear(20, 24, 256), lambda m: m.linear(40, 36, 136), lambda m: m.linear(70, 40, 24)),
         Shape(32, 16, 32, 16, 16, 1, 3, (4, 4, 1), 4),
+    ),
+    "as many tiles as blocks of a cluster": (
+        group(lambda m: m.linear(40, 48, 64), lambda m: m.linear(20, 48, 40), lambda m: m.linear(40, 24, 64)),
+        Shape(32, 32, 32, 16, 16, 1, 3, (2, 2, 2), 2),
     ),
     "convolutions": (
         group(
@@ -171,6 +190,14 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "q, k and v of one operand": (qkv(2, 20, 3, 16, 40, way="three"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
     "slices as heads": (qkv(2, 20, 3, 16, 40, way="slices"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
+    "slices as heads, operands beside": (
+        qkv(2, 20, 3, 16, 40, way="slices", beside=True),
+        Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
+    ),
+    "slices as heads, f32": (
+        qkv(2, 20, 3, 16, 40, way="slices", dtype=F32, beside=True),
+        Shape(32, 64, 32, 16, 32, 1, 3, (2, 1, 1), 2),
+    ),
     "slices as heads, keys turned": (
         qkv(2, 24, 3, 8, 40, way="slices", turn_k=True),
         Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
@@ -208,7 +235,7 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
 
 COPIED = (
     "rows of two lengths", "equal texts", "convolutions", "experts", "bf16", "warpgroups", "q, k and v of one operand",
-    "slices as heads", "stacked heads", "tf32", "deep",
+    "slices as heads", "slices as heads, operands beside", "slices as heads, f32", "stacked heads", "tf32", "deep",
 )  # fmt: skip
 """Cases for the copy engine."""
 

@@ -105,6 +105,9 @@ class Contraction:
     body: tuple[Step, ...]
     outputs: tuple[tuple[Slot, Walk], ...]
     graph: Graph | None = field(default=None, repr=False, compare=False)
+    heads: int = 0
+    """Columns of a head, where those of operands lie side by side and those of results and of what is read beside them
+    in heads: `group` is the step from head to head then, though there are no groups. 0: columns are one dimension."""
 
     @property
     def flops(self) -> int:

@@ -57,7 +57,7 @@ def _dtype(c: Contraction, slot: int, dtype: DType) -> DType:
 
 def _aligned(p: Product, walk: Walk, by: int) -> bool:
     steps = [s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1]
-    if p.c.groups > 1:
+    if p.c.groups > 1 or p.c.heads:
         steps.append(walk.group)
     return all(s % by == 0 for s in (*steps, walk.offset))
 
@@ -153,6 +153,17 @@ def _place(p: Product, walk: Walk) -> str:
     return " + ".join(t for t in terms if t != "0") or "0"
 
 
+def _column(p: Product, walk: Walk) -> str:
+    """What column n adds to an offset."""
+    size = p.c.heads
+    if size and walk.group != size * walk.channel:
+        within = f" + n % {size} * {walk.channel}" if walk.channel != 1 else f" + n % {size}"
+        return (f" + n / {size} * {walk.group}" if walk.group else "") + (within if walk.channel else "")
+    if not walk.channel or p.n == 1:
+        return ""
+    return f" + n * {walk.channel}" if walk.channel != 1 else " + n"
+
+
 def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -> list[str]:
     """Statements: `width` neighbouring elements into the array `to`; `temporary` is a free name."""
     size = dtype.itemsize
@@ -236,7 +247,7 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
         assert walk is not None
         assert source is not None
         constant = source.kind == "input" and is_weight(c, source.index)
-        if not constant or any(walk.dims) or walk.channel != 1 or p.n == 1:
+        if not constant or any(walk.dims) or walk.channel != 1 or p.n == 1 or (c.heads and walk.group != c.heads):
             continue
         per = 128 // step.dtype.itemsize
         count = -(-min(columns, p.n) // per) + 1
@@ -337,9 +348,7 @@ def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
     step = p.c.body[slot]
     assert step.walk is not None
     assert step.source is not None
-    place = _place(p, step.walk)
-    if step.walk.channel and p.n > 1:
-        place += f" + n * {step.walk.channel}" if step.walk.channel != 1 else " + n"
+    place = _place(p, step.walk) + _column(p, step.walk)
     return f"(const {storage(step.dtype)}*){names[step.source]} + ({place})"
 
 
@@ -409,9 +418,7 @@ def body(
     for k, (slot, walk) in enumerate(c.outputs):
         dtype = _dtype(c, slot, p.sum)
         kind = storage(dtype)
-        place = _place(p, walk)
-        if walk.channel and p.n > 1:
-            place += f" + n * {walk.channel}" if walk.channel != 1 else " + n"
+        place = _place(p, walk) + _column(p, walk)
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
         names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
         lines += wide_store(names_of, dtype, f"{prefix}y{k}")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.templates.product import Product, in_columns, product
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
@@ -148,7 +148,7 @@ def _member(problem: Problem, outputs: tuple[int, ...], *, tf32: bool) -> Member
         return p
     if p.bytes:
         return Declined("numbers of 8 bits in a group of products")
-    return Member(sub, p, inputs, outputs)
+    return Member(sub, in_columns(p), inputs, outputs)
 
 
 class _Cut:

@@ -183,9 +183,10 @@ def _call(
     (gx, gy, gz), blocks = body.grid, body.count * len(body.members)
     given = [_given(number, body, i, entry, found, memory) for i in body.members]
     # the blocks of a cluster follow each other, and share a sum
-    inner, outer = (gy, gx) if cluster > 1 and gy > 1 else (gx, gy)
-    first, second = f"tile % {inner}u", f"tile / {inner}u % {outer}u"
-    x, y = (second, first) if (inner, outer) != (gx, gy) else (first, second)
+    if cluster > 1 and gy > 1:
+        x, y = f"tile / {gy}u % {gx}u", f"tile % {gy}u"
+    else:
+        x, y = f"tile % {gx}u", f"tile / {gx}u % {gy}u"
     arguments = [x if gx > 1 else "0u", y if gy > 1 else "0u", f"tile / {gx * gy}u" if gz > 1 else "0u"]
     arguments += [_selected(list(x)) for x in zip(*given, strict=True)]
     place = f"const u32 at = block - {begin}u, which = at / {body.count}u, tile = at % {body.count}u;"

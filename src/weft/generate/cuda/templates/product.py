@@ -253,6 +253,19 @@ def _product(c: Contraction, bytes_: tuple[DType, DType] | None = None, *, tf32:
     return Product(c, dtype, batch, rows, _a_load(c, rows, chunk), _w_load(c, chunk), borders, tf32, bytes_)
 
 
+def in_columns(p: Product) -> Product:
+    """A product whose groups are the heads of its results, with all their columns side by side; any other as it is.
+
+    Such groups read the same left operand, and right ones that lie side by side: tiles may hold several heads.
+    """
+    c = p.c
+    w = c.w_walk
+    if c.groups == 1 or c.a_walk.group or w.group != c.oc * w.channel or c.kernel != (1, 1) or c.pack is not None:
+        return p
+    joined = replace(c, groups=1, oc=c.groups * c.oc, heads=c.oc, w_walk=replace(w, group=0))
+    return replace(p, c=joined, w_load=_w_load(joined, p.chunk))
+
+
 def is_weight(c: Contraction, index: int) -> bool:
     """True where an input of the problem is constant at run time."""
     graph = cast("Graph", c.graph)
