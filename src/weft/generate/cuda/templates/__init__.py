@@ -62,7 +62,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
     """Parameter sets worth measuring, the most promising first; Declined for what no template takes.
 
     Takes f16, bf16 and f32 problems with one CONV (1-d or 2-d) or MATMUL whose other members are elementwise on its
-    result, or renamings, padding and constant gathers of its input; attention (two MATMULs around a softmax);
+    result, or renamings, padding and constant gathers of its input; one MATMUL of a normalised left operand, or with
+    partial sums of its result for a norm behind it; attention (two MATMULs around a softmax);
     chains of MATMULs with constant weights; a CONV, by channel or not, with a 1x1 CONV behind it; a CONV with a
     window's maximum or sum behind it; and several of the first that need nothing of each other, each with results of
     its own, or one whose results are slices of its columns. Schedules carry `template`.
