@@ -71,10 +71,10 @@ CASES: dict[str, tuple[Network, int]] = {
     "input beside and added": (net((32, 32, 32, 4), RELU, sources={1: (1, 0)}, added={1: (0, False)}), 20),
     "radiance field": (field(32, 4, act=SILU), 50),
     "radiance field, f32": (field(48, 4, DType.F16, given=DType.F32), 35),
-    "streamed": (net((40, *(256,) * 2, 144, 144, 24), SILU, DType.F16, sources={3: (3, 0)}, added={3: (3, False)}), 70),
+    "streamed": (net((40, *(256,) * 2, 144, 144, 24), SILU, DType.F16, sources={3: (3, 0)}, added={3: (3, False)}), 20),
     "layers alike": (net((16, *(32,) * 8, 8), SILU, sources={4: (0, 4)}), 40),
     "alike, read again": (net((16, *(32,) * 8, 8), TANH, DType.F16, sources={7: (2, 7)}, added={5: (1, True)}), 33),
-    "layers alike, streamed": (net((24, *(256,) * 6, 8), SILU, DType.F16, sources={4: (4, 0)}), 20),
+    "layers alike, streamed": (net((24, *(256,) * 6, 8), SILU, DType.F16, sources={4: (4, 0)}), 9),
     "branches": (net((16, 24, 32, 8), RELU, sources={1: (0,), 2: (1, 2)}), 30),
     "no bias": (net((24, 40, 40, 8), RELU, bias=False, sources={1: (1, 0)}), 30),
 }  # fmt: skip
@@ -114,7 +114,7 @@ def _any(seed: int) -> tuple[Network, int]:
     return found, rng.randint(1, 80)
 
 
-CASES |= {f"any {seed}": _any(seed) for seed in range(16)}
+CASES |= {f"any {seed}": _any(seed) for seed in range(8)}
 INSIDE = {f"{name}, inside": shape for name, shape in (
     ("input again", Shape(1, 4, 1, 0, inside=True)), ("input again, odd", Shape(1, 2, 1, 0, inside=True)),
     ("residual behind", Shape(2, 2, 1, 0, inside=True)), ("dense", Shape(1, 4, 1, 0, inside=True)),
@@ -215,7 +215,7 @@ def test_kernels_compile_without_spills(arch: str):
         pytest.skip(nvrtc.reason)
     facts = H200 if arch == "sm_90a" else A100
     residual = net((32, *(64,) * 5, 4), SILU, added={1: (1, False), 3: (3, False)})
-    nets = [field(64), field(256), residual]
+    nets = [field(64), residual, *([field(128)] if arch == "sm_90a" else [])]
     for n, shape in [*((n, None) for n in nets), *((residual, x) for x in shapes(residual, facts) if x.inside)]:
         g = gradient(n, facts, shape)
         assert isinstance(g, Gradient), g
