@@ -153,10 +153,29 @@ def test_a_drop_in():
         FusedNetwork(3)  # type: ignore[arg-type]
 
 
+class Scaled(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(self.blocks[1](h) + h if self.second else self.blocks[0](h))
+
+
 def test_what_is_changed_is_seen():
+    net = FusedNetwork(Scaled())
+    x = torch.randn(3, 5)
+    both = [net._trace((5,), 2)]
+    first = net(x)
+    net.second = False
+    both.append(net._trace((5,), 2))
+    added = [f[0].layers.added for f in both if not isinstance(f, Declined)]
+    assert added == [(None, None, Added(1, True), None), ()]
+    assert not net._inner.second and not torch.equal(net(x), first)
     net = FusedNetwork(Residual())
-    before = net._trace((5,), 2)
-    assert net._trace((5,), 2) is not before or before is not None
+    found = net._trace((5,), 2)
+    assert not isinstance(found, Declined) and found[0].layers.acts[3].kind == "tanh"
     net.blocks[1][1] = Sine(2.0)
     after = net._trace((5,), 2)
     assert not isinstance(after, Declined) and after[0].layers.acts[3].kind == "sin"

@@ -47,6 +47,14 @@ class FusedNetwork(nn.Module):
         self._inner.training = mode
         return self
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the module has is the module's."""
+        inner = self.__dict__.get("_inner")
+        if inner is not None and name in inner.__dict__ and name != "training" and not name.startswith("_"):
+            setattr(inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         """What the module has besides."""
         try:
