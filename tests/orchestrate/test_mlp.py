@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.facts import GpuFacts, profile
 from weft.fission.softplus import softplus
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.ir import attrs as a
@@ -261,3 +261,21 @@ def test_matrices_that_are_computed_are_no_layers():
     x = b.input(TensorType(DType.F16, (32, 32)))
     y = b.add(Prim.MATMUL, x, b.add(Prim.MATMUL, x, x))
     assert not chains(b.build([y]))
+
+
+def test_a_deep_chain_is_not_estimated_above_its_parts():
+    """What lies behind a layer does not make its product dearer: the whole is measured before its pieces."""
+
+    def estimate(depth: int) -> float:
+        b = GraphBuilder()
+        h = b.input(TensorType(DType.F16, (1 << 18, 64)))
+        for _ in range(depth):
+            h = layer(b, h, 64)
+        graph = b.build([h])
+        (found,) = chains(graph)
+        problem = extract(graph, found, (Format.ROW,) * len(found.inputs), (Format.ROW,)).problem
+        return estimate_us(problem, profile("h200"))
+
+    whole, part = estimate(12), estimate(4)
+    assert part < whole < 3 * part
+    assert 30 < whole < 90  # 58.7 us for eleven layers of a radiance field, on an NVIDIA H200

@@ -29,6 +29,8 @@ FIELD_CHANNELS = 64
 """Convolutions with windows of at most so many channels keep their part of the image in shared memory, in any order."""
 FEW_INPUTS, FEW_OUTPUTS = 4, 8
 FEW_AFTER = 3
+LAYER_SHARE = 0.45
+"""Of the peak that layers of 64 columns in one kernel reach; wider ones reach more."""
 CHUNK_BYTES = 16
 """Of one asynchronous copy."""
 
@@ -69,6 +71,35 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + PERSISTENT_US
     return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
+
+
+def are_layers(graph: Graph, products: Sequence[NodeId]) -> bool:
+    """Whether products are those of a small fully connected network: several, with weights, in 16 bits."""
+    if len(products) < 2 or any(graph.nodes[i].prim is not Prim.MATMUL for i in products):
+        return False
+    if any(graph.type_of(i).dtype not in (DType.F16, DType.BF16) for i in products):
+        return False
+    return all(_is_weight(graph, graph.nodes[i].inputs[1]) for i in products)
+
+
+def _is_weight(graph: Graph, node: NodeId) -> bool:
+    while graph.nodes[node].prim in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST):
+        node = graph.nodes[node].inputs[0]
+    n = graph.nodes[node]
+    return n.prim is Prim.CONSTANT or bool(getattr(n.attrs, "is_weight", False))
+
+
+def layers_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> float:
+    """Microseconds of the products of such a network in one kernel: values stay in registers, so only rates count."""
+    graph, flops = problem.graph, 0.0
+    peak = facts.peak_flops(rate_name(graph.type_of(products[0]).dtype))
+    if math.isinf(peak):
+        return sum(contraction_us(problem, i, facts) for i in products)
+    for i in products:
+        k, columns = graph.type_of(graph.nodes[i].inputs[0]).shape[-1], graph.nodes[i].type.shape[-1]
+        rows = graph.nodes[i].type.size // max(1, columns)
+        flops += 2.0 * rows * (-(-k // 16) * 16) * (-(-columns // 16) * 16)
+    return flops / (LAYER_SHARE * peak) * 1e6
 
 
 def together_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> float:

@@ -27,7 +27,14 @@ from weft.ir.work import TRANSCENDENTAL, node_flops
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
-from weft.orchestrate.contraction_cuda import contraction_us, on_matrix_units, rate_name, together_us
+from weft.orchestrate.contraction_cuda import (
+    are_layers,
+    contraction_us,
+    layers_us,
+    on_matrix_units,
+    rate_name,
+    together_us,
+)
 from weft.orchestrate.narrow import multiplied_as, widening
 
 LANES = 128
@@ -133,7 +140,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     again = _repetitions(problem)
     linear = [i for i, t in enumerate(traits) if t.category is Category.LINEAR]
     grouped = _apart(graph, linear)
-    products = [] if grouped else [contraction_us(problem, i, facts) * again[i] for i in linear]
+    layers = not grouped and are_layers(graph, linear)
+    products = [] if grouped or layers else [contraction_us(problem, i, facts) * again[i] for i in linear]
     multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
     in_front = _in_front(graph, traits, multiplied_on)
     taken = frozenset[NodeId]().union(*(widening(graph, graph.nodes[i]) for i in multiplied_on))
@@ -155,6 +163,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
     multiplied = (together_us(problem, linear, facts) if grouped else sum(products)) + waited
+    if layers:  # what stands between two of them is hidden behind the products of other rows
+        multiplied, slots = layers_us(problem, linear, facts), slots + before
     mixed = _mixed(problem)
     traffic = _traffic_us(problem, facts, traits, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
