@@ -190,7 +190,7 @@ def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
 
 
 def _on_the_way(before: float, products: float) -> float:
-    """Instructions of a norm in front of a product that show: a part is normalised while the one before is multiplied."""
+    """Instructions of a norm in front of a product that show: a part is normalised while another is multiplied."""
     issued = NORM_ISSUED * before
     return NORM_SHOWN * issued + max(0.0, issued - products)
 
