@@ -17,8 +17,8 @@ from weft.ir.types import DType
 from weft.orchestrate.alternatives.union import Maker
 
 OFFERED = False
-"""Whether plans may have them. No: at 768 elements a product with the norm on its way took 1.4 to 2.7 times as long on an
-NVIDIA H200, more than the norm's own kernel, and short rows are normalised without them (docs/performance.md)."""
+"""Whether plans may have them. No: at 768 elements a product with the norm on its way took 1.4 to 2.7 times as long on
+an NVIDIA H200, more than the norm's own kernel; short rows are normalised without them (docs/performance.md)."""
 PIECE = 32
 """Neighbours of a row whose mean and spread a kernel leaves."""
 LONGEST = 2048
