@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         qkv(2, 20, 3, 16, 40, way="slices", beside=True),
         Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
     ),
-    "slices as heads, f32": (
+    "slices as heads, tf32": (
         qkv(2, 20, 3, 16, 40, way="slices", dtype=F32, beside=True),
         Shape(32, 64, 32, 16, 32, 1, 3, (2, 1, 1), 2),
     ),
@@ -235,7 +235,7 @@ def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, C
 
 COPIED = (
     "rows of two lengths", "equal texts", "convolutions", "experts", "bf16", "warpgroups", "q, k and v of one operand",
-    "slices as heads", "slices as heads, operands beside", "slices as heads, f32", "stacked heads", "tf32", "deep",
+    "slices as heads", "slices as heads, operands beside", "slices as heads, tf32", "stacked heads", "tf32", "deep",
 )  # fmt: skip
 """Cases for the copy engine."""
 

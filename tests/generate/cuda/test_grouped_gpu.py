@@ -29,7 +29,7 @@ PROBLEMS: dict[str, Problem] = {
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_every_shape(name: str, gpu):
     machine, facts = gpu
-    problem, tf32 = PROBLEMS[name], name == "tf32"
+    problem, tf32 = PROBLEMS[name], name.endswith("tf32")
     found = grouped.matched(problem, tf32=tf32)
     assert not isinstance(found, Declined), found.reason
     facts = replace(facts, tf32=tf32)
