@@ -25,10 +25,11 @@ STREAMED = 0.9
 """Share of the bandwidth of reading that a kernel reaches."""
 FIRST = 2600.0
 """Cycles of the first weights from memory and of the last results on their way."""
-FLIGHT = 2500.0
+FLIGHT = 3000.0
 """Cycles from asking for a stage to asking for the next one in its place, while memory is busy."""
-CLUSTER, RANK = 500.0, 200.0
-"""A cluster: cycles, and cycles per block."""
+RANK = 600.0
+"""Cycles for every block of a cluster beyond the first, less what a pair of them saves."""
+_PAIR = 400.0
 _STAGES = (5, 8, 12)
 _RESERVED = 1024
 
@@ -37,11 +38,17 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Shap
     """(modelled cycles, shape), best first; none for what the template does not take, or has too many rows."""
     seen: set[tuple[int, int]] = set()
     kept = []
-    for modelled, s in sorted(every(p, facts), key=lambda x: (x[0], x[1].threads, x[1].stages)):
+    for modelled, s in sorted(every(p, facts), key=_order):
         if (s.bn, s.split) not in seen:
             seen.add((s.bn, s.split))
             kept.append((modelled, s))
     return kept[:keep]
+
+
+def _order(x: tuple[float, Shape]) -> tuple[float, int, int]:
+    """Where the model sees no difference, fewer stages are better for many blocks by themselves, more for clusters."""
+    modelled, s = x
+    return modelled, s.threads, s.stages if s.split == 1 else -s.stages
 
 
 def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
@@ -79,4 +86,4 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     if blocks > room:  # the last ones are few
         main *= math.sqrt(-(-blocks // room) * room / blocks)
     start = gap_us(facts) * facts.clock_ghz * 1e3 + FIRST
-    return start + main + (CLUSTER + RANK * s.split if s.split > 1 else 0.0)
+    return start + main + (RANK * (s.split - 1) - _PAIR if s.split > 1 else 0.0)
