@@ -39,11 +39,14 @@ CANARY_TEXT = """extern "C" __global__ void weft_canary(const float* x, float* y
 """Launched with 4096 threads."""
 HASHED_PARTS = (
     *MEASURING_PARTS,
+    "device/cuda/cublaslt.py",
     "device/cuda/driver.py",
     "device/cuda/nvrtc.py",
     "device/cuda/resources.py",
     "device/cuda/tensor_map.py",
     "generate/bind.py",
+    "generate/library/algorithm.py",
+    "generate/library/lt_call.py",
     "tune/cuda_device.py",
     "tune/cuda_site.py",
     "tune/cuda_subject.py",

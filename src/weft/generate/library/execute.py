@@ -58,11 +58,16 @@ def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
     return made.to(inputs[0].device) if inputs else made
 
 
-_SPECIAL: Mapping[str, Callable[..., torch.Tensor]] = {
+_SPECIAL: dict[str, Callable[..., torch.Tensor]] = {
     "weft.tensor": _tensor,
     "weft.opaque_aten": _opaque_aten,
     "weft.opaque_onnx": _opaque_onnx,
 }
+
+
+def register(target: str, run: Callable[..., torch.Tensor]) -> None:
+    """Make a step of our own known, which is no operator of the framework."""
+    _SPECIAL[target] = run
 
 
 def resolve(target: str) -> Callable[..., Any]:
