@@ -55,14 +55,16 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
             g = Gemm(m, n, k, layout="nt")
             other = [tile(64, 64, 7, groups=1, blocks=0, woven=True, split=2)] if n == 4096 else []
             other += [tile(64, 96, 5, groups=1, blocks=0, woven=True, resident=2)] if n == 11008 else []
-            tiles = ((64, 6, 2), (64, 8, 2), (64, 12, 1)) if n == 4096 else wide[:3]
-            yield g, known(g) + _all([*(turned(m, *x) for x in tiles), *other])
+            few = ((64, 6, 2), (64, 8, 2), (64, 12, 1)) if n == 4096 else wide[:3]
+            yield g, known(g) + _all([*(turned(m, *x) for x in few), *other])
     for text in ("bias_silu", "bias_residual"):
         g = Gemm(16, 4096, 4096, layout="nt", epilogue=epilogue(text))
         yield g, known(g) + _all([turned(16, 64, 12), turned(16, 64, 8, 2), turned(16, 64, 12, 2)])
     g = Gemm(16, 4096, 4096, layout="nt", constant=True)
-    streamed = ("cuda(bk=64,bm=16,bn=32,cluster=True,group=False,split=2,stages=5,template=mma,wk=2,wm=16,wn=16)",)
-    streamed += ("cuda(bk=64,bm=16,bn=64,cluster=True,group=False,split=4,stages=5,template=mma,wk=1,wm=16,wn=32)",)
+    streamed = (
+        "cuda(bk=64,bm=16,bn=32,cluster=True,group=False,split=2,stages=5,template=mma,wk=2,wm=16,wn=16)",
+        "cuda(bk=64,bm=16,bn=64,cluster=True,group=False,split=4,stages=5,template=mma,wk=1,wm=16,wn=32)",
+    )
     constants: list[Variant] = [("", Written(x), None, 2) for x in streamed]
     yield g, constants + _all([turned(16, 64, 12), turned(16, 64, 8, 2), turned(16, 64, 12, 2)])
     g = Gemm(16, 4096, 4096, layout="nn")

@@ -554,9 +554,9 @@ def dry(shop: Shop, work: Sequence[tuple[str, Case]]) -> int:
         started = time.perf_counter()
         made = make(shop)
         if isinstance(made, Group):
-            counts = [len(x) for x in made.alone], len(made.one), made.offered
+            counts = f"{[len(x) for x in made.alone]} {len(made.one)} {made.offered}"
         else:
-            counts = [len(x) for x in made.products.values()], [len(x) for x in made.attentions.values()], True
+            counts = f"{[len(x) for x in made.products.values()]} {[len(x) for x in made.attentions.values()]}"
         print(f"{name:28} {counts} {time.perf_counter() - started:.1f} s", flush=True)
     return 0
 

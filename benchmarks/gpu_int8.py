@@ -88,8 +88,8 @@ def kernels(problem: Problem, facts: GpuFacts) -> Iterator[tuple[str, CudaSource
     )
     for wanted in FORCED:
         near = [x for x in plain if all(getattr(x[1], k) == v for k, v in wanted.items() if k != "pair")]
-        for _, s in sorted(near, key=lambda x: (x[0], -x[1].stages))[:1]:
-            forced = replace(s, pair=wanted["pair"], blocks=facts.sms).schedule()
+        for _, shape in sorted(near, key=lambda x: (x[0], -x[1].stages))[:1]:
+            forced = replace(shape, pair=wanted["pair"], blocks=facts.sms).schedule()
             source = tma.emit(p, forced, f"k{len(tried)}_{p.m}_{p.n}_{p.k}")
             if isinstance(source, CudaSource):
                 tried.setdefault(str(forced), source)
@@ -175,18 +175,18 @@ def plain(g: Gemm, made: Sequence[Kernel], l2: int, given: argparse.Namespace) -
     race._add(Contender("torch", "_int_mm", launches))
     exact = (pairs[0][0].double() @ pairs[0][1].double().mT).to(torch.int32)
     graphs: dict[int, Any] = {}
-    for i, x in enumerate(race.contenders):
+    for i, contender in enumerate(race.contenders):
         race.outputs[0].fill_(-1)
         torch.cuda.synchronize()
         try:
-            race._launch(x, 0)
+            race._launch(contender, 0)
         except (WeftError, RuntimeError) as error:
-            x.refused = str(error).splitlines()[0]
+            contender.refused = str(error).splitlines()[0]
             continue
         if torch.equal(race.outputs[0], exact):
-            graphs[i] = race._record(x)
+            graphs[i] = race._record(contender)
         else:
-            x.refused = f"wrong: {int((race.outputs[0] != exact).sum())} of {exact.numel()} sums differ"
+            contender.refused = f"wrong: {int((race.outputs[0] != exact).sum())} of {exact.numel()} sums differ"
     rng = random.Random(0)
     for _ in range(ROUNDS):
         for i in rng.sample(list(graphs), len(graphs)):

@@ -101,8 +101,10 @@ def prepare(case: Case, cache: str, most: int) -> Made | str:
     facts = GpuFacts()
     made = prepare_kernels(case, facts, RULES, cache, lambda p, f: (x.schedule() for x in forms_of(p, f)[:most]))
     nvrtc = find_nvrtc()
-    if isinstance(made, str) or isinstance(nvrtc, Declined):
-        return made if isinstance(made, str) else nvrtc.reason
+    if isinstance(made, str):
+        return made
+    if isinstance(nvrtc, Declined):
+        return nvrtc.reason
     broken = []
     whole = next((s for s, _ in made.kernels if "w_meet<" in s.text), None)
     text = "" if whole is None else whole.text

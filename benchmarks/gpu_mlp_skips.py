@@ -181,7 +181,7 @@ def median(call: Callable[[], object], rows: int) -> float:
 def _bare(source: CudaSource) -> CudaSource:
     """Without asking for the lines of a second input when a tile begins."""
     lines = source.text.split("\n")
-    kept = []
+    kept: list[str] = []
     skip = 0
     for i, line in enumerate(lines):
         if "const int near0 = row0 + m" in line:
@@ -234,7 +234,7 @@ def _kernels(width: int, rows: int, facts: GpuFacts, out: Path | None) -> None:
             put(out, record="kernel", width=width, rows=rows, failed=str(result)[:200])
             continue
         y = torch.full((rows, 3), float("nan"), device="cuda", dtype=BF16)
-        us = Kernel(source, result.path).time(ordered, y, launches=2, rounds=7)
+        us = Kernel(source, str(result.path)).time(ordered, y, launches=2, rounds=7)
         parameters = dict(source.schedule.params)
         put(
             out, record="kernel", width=width, rows=rows, us=round(us, 1), tflops=round(flops / us / 1e6),
@@ -262,6 +262,7 @@ def _forward(width: int, rows: int, out: Path | None, *, peers: bool) -> None:
                     compiled = weft.compile(module, inputs, options=options)
                     found[name] = median(lambda c=compiled: c(*inputs), rows)  # type: ignore[misc]
                     y = compiled(*inputs)
+                    assert isinstance(y, torch.Tensor)
                     found[f"{name}_error"] = round(error_of(y[:4096], exact), 5)
                     steps = compiled.executable.plan.steps
                     found[f"{name}_kernels"] = [

@@ -104,14 +104,19 @@ def random_skips(seed: int, *, most_rows: int = 3000, widest: int = 256, most_wo
     rng = random.Random(seed)
     depth = rng.choice([2, 3, 3, 4, 5, 7, 9])
     top = rng.choice([24, 64, 128, widest])
-    pick = lambda: rng.choice([rng.randint(1, top), 16 * rng.randint(1, max(1, top // 16))])  # noqa: E731
+
+    def pick() -> int:
+        return rng.choice([rng.randint(1, top), 16 * rng.randint(1, max(1, top // 16))])
+
     widths = [pick() for _ in range(depth + 1)]
     if rng.random() < 0.5:
         widths[1:] = [widths[1]] * depth
     others = [
         rng.choice([rng.randint(1, 70), 16, 32, widths[rng.randrange(1, depth + 1)]]) for _ in range(rng.randint(1, 3))
     ]
-    beside, front, added = [], [], []
+    beside: list[tuple[int, int]] = []
+    front: list[tuple[int, int]] = []
+    added: list[tuple[int, int, str]] = []
     for i in range(1, len(others) + 1):
         at = rng.randint(1, depth)
         (beside if rng.random() < 0.7 else front).append((at, -i))
