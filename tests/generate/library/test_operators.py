@@ -155,3 +155,18 @@ def test_every_case_is_a_row() -> None:
 def test_a_foreign_operator_is_refused(target: str) -> None:
     with pytest.raises(ArtifactError, match="W401"):
         resolve(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["aten.from_file.default", "aten.zero_.default", "aten.set_.source_Storage", "aten.randn.generator", "aten.copy_",
+     "aten._index_put_impl_.default", "aten.resize_.default"],
+)  # fmt: skip
+def test_an_operator_with_effects_outside_its_results_is_not_admitted(target: str) -> None:
+    """A plan from elsewhere could write files or the caller's tensors by it."""
+    with pytest.raises(ArtifactError, match="effects outside"):
+        resolve(target)
+
+
+def test_a_result_may_be_given() -> None:
+    assert resolve("aten.amax.out")(torch.ones(2, 3), [1], out=torch.empty(2)).tolist() == [1.0, 1.0]

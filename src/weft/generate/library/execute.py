@@ -74,7 +74,8 @@ def resolve(target: str) -> Callable[..., Any]:
     """The operator that a step names.
 
     Raises:
-        ArtifactError: a namespace that is not admitted, or an operator that this torch lacks [W401].
+        ArtifactError: a namespace that is not admitted, an operator that this torch lacks, or one that does more than
+            compute its results [W401].
     """
     if target in _SPECIAL:
         return _SPECIAL[target]
@@ -84,10 +85,22 @@ def resolve(target: str) -> Callable[..., Any]:
     if namespace not in NAMESPACES or not name.isidentifier():
         raise ArtifactError(problem=f"library call names {target!r}", remedy=remedy)
     try:
-        packet = getattr(getattr(torch.ops, namespace), name)
-        return cast("Callable[..., Any]", getattr(packet, overload or "default"))
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
     except AttributeError:
         raise ArtifactError(problem=f"this torch has no operator {target!r}", remedy=remedy) from None
+    if not isinstance(found, torch._ops.OpOverload) or _reaches_outside(found, name):
+        problem = f"library call names {target!r}, which has effects outside its results"
+        raise ArtifactError(problem=problem, remedy="do not use this file: Weft did not write it")
+    return found
+
+
+def _reaches_outside(operator: torch._ops.OpOverload, name: str) -> bool:
+    """Whether it changes an argument other than `out`, or has a file, a generator or a storage as one."""
+    from weft.generate.library.opaque_aten import FORBIDDEN, FORBIDDEN_ARGUMENTS
+
+    arguments = operator._schema.arguments
+    changed = [x for x in arguments if x.alias_info is not None and x.alias_info.is_write and not x.is_out]
+    return bool(changed) or name in FORBIDDEN or bool({x.name for x in arguments} & FORBIDDEN_ARGUMENTS)
 
 
 _CREATORS = frozenset({"weft.tensor", "aten.arange.default", "aten.full.default"})

@@ -19,9 +19,9 @@ from weft.errors import ArtifactError
 
 NAMESPACES = frozenset({"aten", "prims"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_FORBIDDEN_ARGUMENTS = frozenset({"filename", "generator", "storage", "source_storage", "group_name"})
+FORBIDDEN_ARGUMENTS = frozenset({"filename", "generator", "storage", "source_storage", "group_name"})
 """Argument names by which an operator reaches outside its tensors (`from_file` opens and creates files)."""
-_FORBIDDEN = frozenset({"from_file", "_linalg_check_errors", "set_data", "_cuda_getCurrentRawStream"})
+FORBIDDEN = frozenset({"from_file", "_linalg_check_errors", "set_data", "_cuda_getCurrentRawStream"})
 _NEEDS_CONTIGUOUS = frozenset({"as_strided", "view", "view_as_real", "_reshape_alias", "unfold_backward"})
 _CONSTANTS = {
     "dtype": frozenset(
@@ -67,7 +67,7 @@ def resolve(op: str, overload: str) -> Any:
         raise _refuse(f"{op!r} is not an operator")
     schema = found._schema
     names = {x.name for x in schema.arguments}
-    if schema.is_mutable or name in _FORBIDDEN or names & _FORBIDDEN_ARGUMENTS:
+    if schema.is_mutable or name in FORBIDDEN or names & FORBIDDEN_ARGUMENTS:
         raise _refuse(f"operator {op!r} has effects outside its results")
     return found
 
