@@ -113,7 +113,19 @@ def not_quantised() -> Graph:
     return net.done(matmul(net.b, net.through(x, 0.02, 0), w))
 
 
+def shifted(kind: DType, zero: float) -> Graph:
+    """Bytes less a number, the difference in a type of its own."""
+    net = Net()
+    x = net.b.input(TensorType(U8, (64, 512)))
+    away = net.b.apply(Prim.SUB, net.b.cast(x, kind), float(zero))
+    left = net.b.apply(Prim.MUL, net.b.cast(away, F32), 0.02)
+    return net.done(matmul(net.b, left, net.weight(512, 256, axis=1)))
+
+
 OTHERS = {
+    "a zero point between two numbers": shifted(DType.F16, 127.5),
+    "bytes that wrap": shifted(I8, 3),
+    "a zero point that is no byte": shifted(I32, 30_000_000),
     "a weight that is no bytes": not_quantised(),
     "a small weight with a zero point": linear(wide=48, of_weight=100),
     "a zero point of the weight": linear(of_weight=2),

@@ -187,5 +187,9 @@ def _bytes(m: Maker, x: NodeId) -> tuple[NodeId, int] | None:
         value = m.factor(z, graph.type_of(x).rank, 0)
         if graph.nodes[wide].prim is not Prim.CAST or value is None or value.size != 1:
             return None
+        if graph.type_of(wide).dtype is not DType.I32:  # in others the difference may wrap or be rounded
+            return None
         x, zero = graph.nodes[wide].inputs[0], int(value[0])
+        if graph.type_of(x).dtype in BYTES and not -128 <= zero <= 255:  # what a sum's bound takes it to be
+            return None
     return (x, zero) if graph.type_of(x).dtype in BYTES else None

@@ -316,6 +316,8 @@ def reductions(norm: Norm) -> list[NodeId]:
 def _row_program(norm: Norm) -> Declined | None:
     """Why values of a row cannot be computed by a few lanes."""
     graph, count = norm.graph, norm.count
+    if not count:
+        return Declined("a norm of no rows")
     for i in sorted(_above(graph, list(norm.rows), set())):
         node = graph.nodes[i]
         if node.prim is Prim.CONSTANT or scalar_of(graph, i) is not None:
