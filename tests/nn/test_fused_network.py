@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -98,16 +101,29 @@ def test_a_sequence_is_plain():
     assert isinstance(FusedMLP.from_module(Field()), FusedNetwork)
 
 
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2.0)
+
+
 class _Changed(nn.Module):
     """Two layers, and what a function makes of their values."""
 
     def __init__(self, f: object) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.same, self.drop, self.r = nn.Identity(), nn.Dropout(0.5).eval(), nn.ReLU(inplace=True)
+        self.twice = Doubled()
         self.f = f
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.f(self, x)  # type: ignore[operator, no-any-return]
+
+
+def before(h: torch.Tensor, f: Callable[[torch.Tensor], object]) -> torch.Tensor:
+    """h itself, once f was called with it."""
+    f(h)
+    return h
 
 
 @pytest.mark.parametrize(
@@ -124,6 +140,16 @@ class _Changed(nn.Module):
         (lambda m, x: m.b(torch.cat([m.a(x), x], 0)), "dimension 0"),
         (lambda m, x: m.b(F.dropout(m.a(x))), "dropout, which no kernel"),
         (lambda m, x: m.b(torch.relu(torch.tanh(m.a(x)))), "behind another activation"),
+        (lambda m, x: m.b(before(m.a(x), lambda h: h.relu_())), "relu_, which may change its argument"),
+        (lambda m, x: m.b(before(m.a(x), m.r)), "r, which may change its argument"),
+        (lambda m, x: m.b(before(m.a(x), lambda h: F.relu(h, inplace=True))), "may change its argument"),
+        (lambda m, x: m.b(before(m.a(x), lambda h: F.relu(h, True))), "may change its argument"),
+        (lambda m, x: m.c(before(m.a(x), lambda h: h.add_(m.b(x)))), "add_, which may change its argument"),
+        (lambda m, x: m.c(before(m.a(x), lambda h: torch.tanh(m.b(x), out=h))), "may change its argument"),
+        (lambda m, x: (h := m.a(x)) + m.b(torch.relu(m.drop(h))), "read before and behind"),
+        (lambda m, x: (h := m.a(x)) + m.b(torch.relu(m.same(h))), "read before and behind"),
+        (lambda m, x: m.c((h := m.a(x)).add_(m.b(x))) + h, "read before and behind"),
+        (lambda m, x: m.b(x.add_(m.a(x))), "an addition to an input in place"),
     ],
 )
 def test_what_is_no_chain_says_why(f: object, part: str):
@@ -132,6 +158,106 @@ def test_what_is_no_chain_says_why(f: object, part: str):
     assert isinstance(found, Declined) and part in found.reason
     wrapped = FusedNetwork(module)
     assert wrapped.why_not(torch.randn(4, 6)) is not None
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda m, x: m.b(m.r(m.a(x))),
+        lambda m, x: m.b(before(m.a(x), lambda h: (torch.relu(h), m.c(h), m.same(h)))),
+        lambda m, x: m.c(m.a(x).add_(m.b(x)).relu_()),
+        lambda m, x: m.c(m.b(m.drop(h := m.same(torch.relu(m.a(x))))) + h),
+        lambda m, x: m.same(m.b(torch.relu(m.drop(m.a(x))))),
+    ],
+)
+def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f: object):
+    module = _Changed(f)
+    found = FusedNetwork(module)._trace((6,), 2)
+    assert not isinstance(found, Declined), found.reason
+    trace, seen = found
+    x = torch.randn(9, 6)
+    assert torch.allclose(trace.layers.composite(x, seen.in_order(), torch.float32), module(x), atol=1e-6)
+
+
+def in_place(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Torch's proxies take `+=` for an addition that leaves its operand as it was."""
+    h = y = m.a(x)
+    y += m.b(x)
+    return m.c(y) + h  # type: ignore[no-any-return]
+
+
+def into_input(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    x += m.a(x)
+    return m.b(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("f", "part"),
+    [
+        (in_place, "something else than the layers"),
+        (into_input, "changes its inputs"),
+        (lambda m, x: m.b(m.twice(m.a(x))), "something else than the layers"),
+        (lambda m, x: m.b(m.a(x) if isinstance(x, torch.fx.Proxy) else x), "something else than the layers"),
+        (lambda m, x: m.b(m.a(x))[..., : 6 if isinstance(x, torch.fx.Proxy) else 5], "item of what is no input"),
+        (lambda m, x: m.b(m.a(x)) if isinstance(x, torch.fx.Proxy) else m.b(m.a(x))[:, :5], "something else"),
+        (lambda m, x: m.b(m.a(x)) if isinstance(x, torch.fx.Proxy) else m.b(m.a(x[:, :2])), "cannot be compared"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_layers_that_are_not_the_module_are_not_used(f: object, part: str, dtype: torch.dtype):
+    module = _Changed(f).to(dtype)
+    kept = {k: p.data_ptr() for k, p in module.named_parameters()}
+    state = torch.get_rng_state()
+    found = FusedNetwork(module)._trace((6,), 2)
+    assert isinstance(found, Declined) and part in found.reason, found
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {k: p.data_ptr() for k, p in module.named_parameters()} == kept
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3, 4])
+@pytest.mark.parametrize("kinds", [("float",), ("double",), ("half",), ("bfloat16", "float")])
+def test_layers_that_are_the_module_are_used(dims: int, kinds: tuple[str, ...]):
+    module = Field()
+    for kind, part in zip(kinds, (module, module.color), strict=False):
+        getattr(part, kind)()
+    found = FusedNetwork(module)._trace((15, 9), dims)
+    assert not isinstance(found, Declined), found.reason
+
+
+def test_comparison_waits_while_a_graph_is_captured(gpu: None, monkeypatch: pytest.MonkeyPatch):
+    net = FusedNetwork(_Changed(in_place))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not isinstance(net._trace((6,), 2), Declined)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert isinstance(net._trace((6,), 2), Declined)
+    nowhere = FusedNetwork(Residual().to("meta"))
+    assert not isinstance(nowhere._trace((5,), 2), Declined) and not nowhere._traces[(5,), 2].compared
+
+
+def test_nothing_is_traced_or_copied_for_inputs_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    net = FusedNetwork(Field())
+    monkeypatch.setattr(Traced, "joined", lambda *a: pytest.fail("copied"))
+    x, d = torch.randn(4, 15), torch.randn(4, 9)
+    assert net.why_not(x, d) == "the input is on cpu; kernels are for CUDA devices"
+    assert torch.equal(net(x, d), net._inner(x, d)) and not net._traces
+
+
+def test_one_thread_traces_at_a_time():
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def slow(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.02)
+        with lock:
+            inside -= 1
+        return m.b(m.a(x))  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda m: traced(m, (6,), 2), [_Changed(slow) for _ in range(4)]))
+    assert most == 1 and all(isinstance(x, Traced) for x in found)
 
 
 def test_a_drop_in():
@@ -237,3 +363,35 @@ def test_second_derivatives_by_torch(gpu: None):
         (slope,) = torch.autograd.grad(double(point).sum(), point, create_graph=True)
         (wanted,) = torch.autograd.grad((slope**2).sum(), double.first.weight)
     assert float((second.double() - wanted).norm()) <= 5e-2 * float(wanted.norm())
+
+
+class Beside(nn.Module):
+    """Two inputs side by side, of any columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(torch.cat([a, b], -1))))
+
+
+def test_inputs_of_other_columns_that_join_to_as_many_are_not_taken_for_each_other(gpu: None):
+    torch.manual_seed(0)
+    net = FusedNetwork(Beside())
+    for widths in ((3, 5), (5, 3), (3, 5)):
+        inputs = [torch.randn(ROWS, n) for n in widths]
+        assert net.why_not(*inputs) is None
+        with torch.no_grad():
+            y, wanted = net(*inputs).float(), net._inner(*inputs)
+        assert float((y - wanted).norm()) <= 2e-2 * float(wanted.norm())
+    assert len(net._images.calls) == 2
+
+
+def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FusedNetwork, "_end", lambda net, run, inputs: inputs[0].dtype)
+    net = FusedNetwork(Beside())
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        inputs = [torch.randn(ROWS, n).to(dtype) for n in (3, 5)]
+        assert net.why_not(*inputs) is None
+        assert net(*inputs).dtype is dtype

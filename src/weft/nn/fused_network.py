@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.ir.declined import Declined
+from weft.nn import timing
 from weft.nn.fused_mlp import SeenCall, _Images, _Known, _Run, _Seen, run_of
-from weft.nn.traces import Traced, traced
+from weft.nn.traces import Traced, traced, unlike
+
+
+@dataclass
+class _Trace:
+    """What a module was traced to, and what it was then."""
+
+    modules: tuple[nn.Module, ...]
+    seen: _Seen
+    found: Traced | Declined
+    compared: bool = False
+    """Whether the layers were compared with the module."""
 
 
 class FusedNetwork(nn.Module):
@@ -20,7 +33,11 @@ class FusedNetwork(nn.Module):
     before. `forward` is traced once for each number of columns; where it is layers that kernels know - Linear layers,
     activations, `torch.cat` of the input, of other inputs and of earlier values along the columns, one addition of an
     earlier value per layer, in front of its activation or behind, columns of an input - it runs as `FusedMLP` does.
-    Everywhere else it is the module: `why_not(*inputs)` says why.
+    Everywhere else it is the module: `why_not(*inputs)` says why. The layers are compared with the module on a few
+    random rows before they are used; a module that computes something else is left as it is.
+
+    Make the first call, or ask `why_not(*inputs)`, before other threads call modules: while torch.fx traces, it has
+    its own `nn.Module.__call__` in place for the whole process. Networks are traced one at a time.
 
     Several inputs are joined in memory first; gradients come out of that for each of them.
     """
@@ -38,7 +55,8 @@ class FusedNetwork(nn.Module):
         self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
         self.training = module.training
         self._images = _Images()
-        self.__dict__["_traces"] = {}
+        traces: dict[tuple[tuple[int, ...], int], _Trace] = {}
+        self.__dict__["_traces"] = traces
         self.__dict__["_ends"] = {}
 
     def train(self, mode: bool = True) -> FusedNetwork:
@@ -69,9 +87,10 @@ class FusedNetwork(nn.Module):
         found = Declined("arguments by name") if others else self._joined(inputs)
         if not isinstance(found, Declined):
             known, x = found
-            key = x.shape, x.dtype, torch.is_grad_enabled()
+            # not of x: inputs of other columns may join to as many, and those of other types to the same
+            key: Any = (tuple((i.shape, i.dtype) for i in inputs), torch.is_grad_enabled())
             call = self._images.calls.get(key)
-            if call is not None and call.holds(known.seen.modules, x):
+            if call is not None and call._seen is known.seen and call.holds(known.seen.modules, x):
                 return call(x)
             run = run_of(self._images, x, known)
             if not isinstance(run, Declined):
@@ -105,10 +124,17 @@ class FusedNetwork(nn.Module):
         given: tuple[object, ...] = inputs
         if not given or not all(isinstance(x, torch.Tensor) and x.dim() > 0 for x in given):
             return Declined("inputs that are no tensors of columns")
+        if not all(map(timing.on_gpu, inputs)):  # before anything is traced or copied
+            kinds = sorted({x.device.type for x in inputs if not timing.on_gpu(x)})
+            return Declined(f"the input is on {kinds[0]}; kernels are for CUDA devices")
+        if any(x.is_nested for x in inputs):
+            return Declined("a nested tensor")
         if len({x.shape[:-1] for x in inputs}) > 1 or len({x.device for x in inputs}) > 1:
             return Declined("inputs of different rows, or on different devices")
         if not all(x.is_floating_point() for x in inputs):
             return Declined("inputs that are no floats")
+        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+            return Declined("a transform of functions, or forward-mode gradients")
         trace = self._trace(tuple(x.shape[-1] for x in inputs), inputs[0].dim())
         if isinstance(trace, Declined):
             return trace
@@ -116,8 +142,6 @@ class FusedNetwork(nn.Module):
         automatic = torch.is_autocast_enabled("cuda")
         if len({x.dtype for x in inputs}) > 1 and not automatic:
             return Declined("inputs of several types")
-        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
-            return Declined("a transform of functions, or forward-mode gradients")
         known = _Known(found.layers, seen.in_order(), seen)
         dtype = torch.get_autocast_dtype("cuda") if automatic else inputs[0].dtype
         return known, found.joined(inputs, dtype)
@@ -125,18 +149,22 @@ class FusedNetwork(nn.Module):
     def _trace(self, widths: tuple[int, ...], dims: int) -> tuple[Traced, _Seen] | Declined:
         """The layers for inputs of these columns, as they are now."""
         key = widths, dims
-        last = self._traces.get(key)
-        if last is not None:
-            modules, seen, found = last
-            if tuple(self._inner.modules()) == modules and seen.holds(seen.modules):
-                return found if isinstance(found, Declined) else (found, seen)
-        found = traced(self._inner, widths, dims)
         modules = tuple(self._inner.modules())
-        held = modules if isinstance(found, Declined) else found.modules
-        layers = found if isinstance(found, Declined) else found.layers
-        seen = _Seen(held, layers)
-        self._traces[key] = modules, seen, found
-        return found if isinstance(found, Declined) else (found, seen)
+        last = self._traces.get(key)
+        if last is None or last.modules != modules or not last.seen.holds(last.seen.modules):
+            found = traced(self._inner, widths, dims)
+            held = modules if isinstance(found, Declined) else found.modules
+            seen = _Seen(held, found if isinstance(found, Declined) else found.layers)
+            last = self._traces[key] = _Trace(modules, seen, found)
+            self._ends.clear()
+        if not isinstance(last.found, Declined) and not last.compared:
+            parameters = last.seen.in_order()
+            recorded = timing.on_gpu(parameters[0]) and torch.cuda.is_current_stream_capturing()
+            # where parameters have no values or are on several devices, no kernel runs either
+            if len({p.device for p in parameters}) == 1 and not parameters[0].is_meta and not recorded:
+                last.compared = True
+                last.found = unlike(self._inner, last.found, widths, dims, parameters) or last.found
+        return last.found if isinstance(last.found, Declined) else (last.found, last.seen)
 
     def _end(self, run: _Run, inputs: tuple[torch.Tensor, ...]) -> torch.dtype | None:
         """Type of the result, where autocast makes it another one: as the module has it for a row."""

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from threading import RLock
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx, nn
 from weft.generate.cuda.training import Activation, Added
 from weft.ir.declined import Declined
 from weft.nn.layers import Layers, activation_of
+from weft.nn.timing import near
 
 ALIGNED = 8
 """Columns at whose multiples the inputs of a network begin in one matrix."""
@@ -97,28 +99,105 @@ class _Tracer(fx.Tracer):
         return isinstance(m, nn.Linear) or alone or super().is_leaf_module(m, module_qualified_name)
 
 
+_TRACING = RLock()
+"""torch.fx puts its own `nn.Module.__call__` in place for the whole process."""
+
+
 def traced(module: nn.Module, widths: Sequence[int], dims: int) -> Traced | Declined:
-    """The layers that a module is for inputs of so many columns and dimensions, or why the kernels do not know it."""
+    """The layers that a module is for inputs of so many columns and dimensions, or why the kernels do not know it.
+
+    One thread traces at a time; what others call meanwhile is called through torch.fx.
+    """
     for name, m in module.named_modules():
         if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
             return Declined(f"module {name or type(m).__name__} has hooks")
         if type(m) not in _QUIET and any(True for _ in m.named_buffers(recurse=False)):
             return Declined(f"module {name or type(m).__name__} has buffers")
     try:
-        graph = _Tracer().trace(module)
+        with _TRACING:
+            graph = _Tracer().trace(module)
     except Exception as error:  # what a module of the user's does while it is traced is anyone's guess
         reason = (str(error).splitlines() or [""])[0][:160]
         return Declined(f"{type(module).__name__} cannot be traced: {type(error).__name__}: {reason}")
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op not in ("placeholder", "output"):
-            graph.erase_node(node)
     try:
+        _without_unread(module, graph)
         return _Reader(module, graph, widths, dims).read()
     except _RefusedError as no:
         return Declined(str(no))
 
 
 _QUIET: tuple[type, ...] = (nn.Linear,)
+_ROWS = 16
+_NEAR = 1e-2
+"""Share of the norm by which the same operations in float32 may differ, their products in TensorFloat-32 or not."""
+
+
+def unlike(
+    module: nn.Module, found: Traced, widths: Sequence[int], dims: int, parameters: Sequence[torch.Tensor]
+) -> Declined | None:
+    """How a module's results for a few random rows differ from those of the layers it was traced to; None: not at all.
+
+    Both are computed in float32, or in float64 where a parameter has that type, on the device of `parameters`, which
+    are those of the layers in order. `widths`, `dims`: of the inputs. torch's own generators are left alone.
+    """
+    name, device = type(module).__name__, parameters[0].device
+    held = {k: p.detach() for k, p in module.named_parameters() if p.is_floating_point()}
+    kinds = {p.dtype for p in held.values()}
+    dtype = torch.float64 if torch.float64 in kinds else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (*[1] * (dims - 2), _ROWS)[: dims - 1]
+    inputs = [torch.randn((*shape, n), generator=generator, device=device, dtype=dtype) for n in widths]
+    given = [x.clone() for x in inputs]
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            joined = found.joined(inputs, dtype)
+            ours = found.layers.composite(joined.reshape(-1, joined.shape[-1]), parameters, dtype)
+            if kinds == {dtype}:
+                theirs = module(*given)
+            else:
+                theirs = torch.func.functional_call(module, {k: p.to(dtype) for k, p in held.items()}, tuple(given))
+    except Exception as error:  # what a module of the user's does is anyone's guess
+        reason = (str(error).splitlines() or [""])[0][:160]
+        return Declined(f"{name} cannot be compared with its layers: {type(error).__name__}: {reason}")
+    if not all(map(torch.equal, given, inputs)):
+        return Declined(f"{name} changes its inputs")
+    if (
+        not isinstance(theirs, torch.Tensor)
+        or theirs.shape != (*shape, ours.shape[-1])
+        or not near(ours, theirs.reshape(ours.shape), _NEAR)
+    ):
+        return Declined(f"{name} computes something else than the layers that it was traced to")
+    return None
+
+
+def _without_unread(module: nn.Module, graph: fx.Graph) -> None:
+    """Take out what nobody reads; what might have changed its argument is refused."""
+    for node in reversed(list(graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if _changes(module, node):
+            raise _RefusedError(f"{node.target}, which may change its argument in place, its result unread")
+        graph.erase_node(node)
+
+
+def _changes(module: nn.Module, node: fx.Node) -> bool:
+    """Whether an operation may write to its argument."""
+    if node.op == "call_module":
+        m = module.get_submodule(str(node.target))
+        act = Activation() if type(m) is nn.Linear else activation_of(m)
+        return bool(getattr(m, "inplace", False)) or isinstance(act, Declined) or act.kind == "formula"
+    if node.op == "get_attr":
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    flagged = any(x is True for x in node.args) or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+    return flagged or name.endswith("_") or node.target in _IN_PLACE
+
+
+_IN_PLACE = (
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift,
+    operator.iconcat, operator.setitem, operator.delitem, setattr,
+)  # fmt: skip
 
 
 class _Reader:
@@ -132,7 +211,7 @@ class _Reader:
     def read(self) -> Traced | Declined:
         given = 0
         result: Any = None
-        for node in self.graph.nodes:
+        for node in list(self.graph.nodes):
             if node.op == "placeholder":
                 if given >= len(self.widths):
                     if node.users:
@@ -187,7 +266,9 @@ class _Reader:
         return self.layers[value].module.out_features if isinstance(value, int) else int(value[2])
 
     def _activated(self, node: fx.Node, value: Any, act: Activation) -> Any:
-        if act.kind == "identity":
+        if act.kind == "identity":  # the same tensor: who reads one reads the other
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            self.graph.erase_node(node)
             return value
         if not isinstance(value, int):
             raise _RefusedError(f"{node.target} that is not behind a Linear")
@@ -211,6 +292,10 @@ class _Reader:
         if target in (operator.add, operator.iadd, torch.add) or name in ("add", "add_"):
             if len(args) != 2 or kwargs:
                 raise _RefusedError("an addition that scales")
+            if target is operator.iadd or name == "add_":
+                if not isinstance(self._value(args[0]), int):
+                    raise _RefusedError("an addition to an input in place")
+                self._alone(args[0])
             return self._sum(args[0], args[1])
         if target is operator.getitem:
             return self._item(args)
