@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from weft.ir.declined import Declined
 from weft.nn import FusedMLP, Sine, fused_mlp
@@ -306,6 +307,28 @@ def test_what_changes_in_a_module_is_seen():
     assert not isinstance(known, Declined) and known.parameters[2] is net[2].weight
     net[0].register_forward_hook(lambda *a: None)
     assert isinstance(net._known(), Declined)
+
+
+def test_parameters_are_found_by_name_and_have_the_sizes_of_their_layer():
+    net = FusedMLP(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    prune.remove(prune.l1_unstructured(net[0], "weight", 0.5), "weight")
+    assert list(net[0]._parameters) == ["bias", "weight"]
+    known = net._known()
+    assert not isinstance(known, Declined) and known.parameters[0] is net[0].weight
+    net[2].weight = nn.Parameter(torch.zeros(1, 4))
+    assert isinstance(net._known(), Declined)
+    net[2].weight = nn.Parameter(torch.zeros(2, 4))
+    assert not isinstance(net._known(), Declined)
+    net[2].bias = None
+    known = net._known()
+    assert not isinstance(known, Declined) and known.layers.biases == (True, False) and len(known.parameters) == 3
+    parametrize.register_parametrization(net[2], "weight", nn.Identity())
+    assert isinstance(net._known(), Declined)
+    replica = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    for layer in replica[0], replica[2]:
+        weight, bias = layer._parameters.pop("weight"), layer._parameters.pop("bias")
+        layer.__dict__.update(weight=weight, bias=bias)
+    assert isinstance(FusedMLP(replica)._known(), Declined)
 
 
 class _Kernels:

@@ -135,6 +135,19 @@ def test_a_rate_that_is_a_tensor_may_change_and_one_that_is_a_number_may_not(gra
         step(*given[2])
 
 
+def test_the_value_of_a_rate_on_the_host_is_part_of_a_recording(
+    graphs: list[recording.Graph], monkeypatch: pytest.MonkeyPatch
+):
+    net, given, rate = network(), batches(3), torch.tensor(0.25)
+    step = GraphedStep(loss_of(net), Descent(net, rate), warmup=1)
+    monkeypatch.setattr(graphed, "on_gpu", lambda x: x.dim() > 0)
+    step(*given[0])
+    step(*given[1])
+    rate.fill_(0.125)
+    with pytest.raises(ValueError, match=r"lr of group 0 was 0\.25 when the step was recorded and is 0\.125 now"):
+        step(*given[2])
+
+
 def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]):
     net, given = network(), batches(3)
     optimizer = optimizer_of(net)

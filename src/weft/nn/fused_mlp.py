@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock, RLock
 from typing import Any, NamedTuple, TypeVar
 
@@ -174,10 +174,13 @@ class _Seen:
     """What a module was when its layers were looked at."""
 
     def __init__(self, modules: Sequence[nn.Module], layers: Layers | Declined) -> None:
-        self.modules, self.layers = tuple(modules), layers
         held = [m for m in modules if isinstance(m, nn.Linear)]
+        odd = next((m for m in held if _form(m._parameters) not in _forms_of(m)), None)
+        self.modules = tuple(modules)
+        self.layers = layers if odd is None else Declined(f"{odd} whose parameters are others, or of other sizes")
         self.parameters = [m._parameters for m in held]
         """Where those of each layer are."""
+        self._forms = [_form(d) for d in self.parameters]
         self._hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks += [d for m in modules for d in (m._backward_hooks, m._backward_pre_hooks)]
         self._hooked = any(self._hooks)
@@ -187,12 +190,13 @@ class _Seen:
         self._values = [d[k] for d, k in self._public]
 
     def holds(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether nothing has changed that decides what the modules compute, but for parameters."""
+        """Whether nothing has changed that decides what the modules compute, but for the values of parameters."""
         if (
             self._hooked
             or self.modules != tuple(modules)
             or any(self._hooks)
             or [len(d) for d in self._others] != self._counts
+            or [_form(d) for d in self.parameters] != self._forms
         ):
             return False
         try:
@@ -202,7 +206,19 @@ class _Seen:
 
     def in_order(self) -> list[torch.Tensor]:
         """Weight and bias of each layer, as they are now; one that two layers share stands there twice."""
-        return [p for d in self.parameters for p in d.values() if p is not None]
+        return [p for d in self.parameters for p in (d.get("weight"), d.get("bias")) if p is not None]
+
+
+def _forms_of(layer: nn.Linear) -> list[tuple[object, ...]]:
+    """What that may be of a layer as it was made, with a bias and without."""
+    weight, bias = torch.Size((layer.out_features, layer.in_features)), torch.Size((layer.out_features,))
+    return [(2, weight, bias), (2, weight, None), (1, weight, None)]
+
+
+def _form(parameters: Mapping[str, torch.Tensor | None]) -> tuple[object, ...]:
+    """How many parameters a layer has, and the sizes of those that are read: their order may change at any time."""
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    return len(parameters), None if weight is None else weight.shape, None if bias is None else bias.shape
 
 
 class _Known(NamedTuple):

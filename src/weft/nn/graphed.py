@@ -197,11 +197,11 @@ class GraphedStep:
         return [p.data_ptr() for p in self._parameters]
 
     def _settings(self) -> list[dict[str, object]]:
-        """What is part of a recording; tensors are read when it is replayed, wherever they lie now."""
+        """What is part of a recording; a GPU's tensors are read when it is replayed, wherever they lie now."""
         found = []
         for group in self._optimizer.param_groups:
             kept = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
-            found.append({k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in kept.items()})
+            found.append({k: _setting(v) for k, v in kept.items()})
         return found
 
     def _changed(self, before: list[dict[str, object]]) -> str:
@@ -209,7 +209,8 @@ class GraphedStep:
         for number, (old, new) in enumerate(zip(before, self._settings(), strict=False)):
             for name in [n for n in {**old, **new} if old.get(n) != new.get(n)]:
                 group, was, now = f"{name} of group {number}", old.get(name), new.get(name)
-                if isinstance(self._optimizer.param_groups[number].get(name), torch.Tensor):
+                given = self._optimizer.param_groups[number].get(name)
+                if isinstance(given, torch.Tensor) and on_gpu(given):
                     return f"{group} is another tensor than when the step was recorded: write into that one"
                 return (
                     f"{group} was {was} when the step was recorded and is {now} now: make it a tensor on the device"
@@ -227,6 +228,13 @@ class GraphedStep:
         with torch.cuda.stream(self._side):
             yield
         main.wait_stream(self._side)
+
+
+def _setting(value: object) -> object:
+    """What a recording depends on: where a GPU's tensor lies, the value of anything else."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.data_ptr() if on_gpu(value) else value.tolist()
 
 
 def _on_device(x: torch.Tensor, run: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -57,6 +57,8 @@ class Memory:
         self.image: torch.Tensor | None = None
         self.stamp = -1
         """Of the parameters in the image."""
+        self.addresses: list[int] = []
+        """Where those lay: gradients of a call may be asked for after another one has read other parameters."""
         self._states: WeakKeyDictionary[Chosen, torch.Tensor] = WeakKeyDictionary()
         """They go with the kernel, when it is forgotten."""
         self._recorded: set[Chosen] = set()
@@ -96,7 +98,8 @@ class Chosen:
         """On the current stream; all are addresses."""
         size = self.bound.source.workspace_bytes
         device = torch.cuda.current_device()
-        work = torch.empty(size, dtype=torch.uint8, device=device).data_ptr() if size else 0
+        memory = torch.empty(size, dtype=torch.uint8, device=device) if size else None  # held until it is launched
+        work = 0 if memory is None else memory.data_ptr()
         key = (*inputs, *outputs, work, state)
         ready = self._ready.get(key)
         if ready is None:
@@ -250,9 +253,9 @@ class ByLayers:
             with torch.inference_mode(mode=False):
                 size, device = plan.image.bytes, torch.cuda.current_device()
                 memory.image = torch.empty(size, dtype=torch.uint8, device=device)
-        if memory.stamp != stamp:
+        if memory.stamp != stamp or memory.addresses != list(addresses):
             beside.launch(plan.pack, plan.pack.blocks, *addresses, memory.image.data_ptr())
-            memory.stamp = stamp
+            memory.stamp, memory.addresses = stamp, list(addresses)
         return memory.image.data_ptr()
 
     @in_turn

@@ -192,7 +192,13 @@ def run(
         raise ArtifactError(problem="a product's result, bias or residual is not dense", remedy=_REMEDY)
     if chosen.workspace and room is None:
         room = torch.empty(chosen.workspace, dtype=torch.uint8, device=x.device)
-    if chosen.workspace and (room is None or room.numel() < chosen.workspace or room.device != x.device):
+    if chosen.workspace and (
+        room is None
+        or not room.is_contiguous()
+        or room.nbytes < chosen.workspace
+        or room.device != x.device
+        or room.data_ptr() % ALIGNMENT
+    ):
         raise ArtifactError(problem="a product's workspace is too small", remedy=_REMEDY)
     addresses = LtAddresses(
         x.data_ptr(),
