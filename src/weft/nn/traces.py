@@ -108,14 +108,18 @@ def traced(module: nn.Module, widths: Sequence[int], dims: int) -> Traced | Decl
 
     One thread traces at a time; what others call meanwhile is called through torch.fx.
     """
+    with _TRACING:  # activations are traced, too
+        return _traced(module, widths, dims)
+
+
+def _traced(module: nn.Module, widths: Sequence[int], dims: int) -> Traced | Declined:
     for name, m in module.named_modules():
         if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
             return Declined(f"module {name or type(m).__name__} has hooks")
         if type(m) not in _QUIET and any(True for _ in m.named_buffers(recurse=False)):
             return Declined(f"module {name or type(m).__name__} has buffers")
     try:
-        with _TRACING:
-            graph = _Tracer().trace(module)
+        graph = _Tracer().trace(module)
     except Exception as error:  # what a module of the user's does while it is traced is anyone's guess
         reason = (str(error).splitlines() or [""])[0][:160]
         return Declined(f"{type(module).__name__} cannot be traced: {type(error).__name__}: {reason}")
@@ -149,7 +153,7 @@ def unlike(
     inputs = [torch.randn((*shape, n), generator=generator, device=device, dtype=dtype) for n in widths]
     given = [x.clone() for x in inputs]
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with _TRACING, torch.no_grad(), torch.autocast(device.type, enabled=False):
             joined = found.joined(inputs, dtype)
             ours = found.layers.composite(joined.reshape(-1, joined.shape[-1]), parameters, dtype)
             if kinds == {dtype}:
