@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from weft.generate.cuda.training import Added
 from weft.ir.declined import Declined
-from weft.nn import FusedMLP, FusedNetwork, Sine
+from weft.nn import FusedMLP, FusedNetwork, Sine, timing
 from weft.nn.traces import Traced, traced
 
 ROWS = 37
@@ -395,3 +395,12 @@ def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkey
         inputs = [torch.randn(ROWS, n).to(dtype) for n in (3, 5)]
         assert net.why_not(*inputs) is None
         assert net(*inputs).dtype is dtype
+
+
+def test_layers_with_other_parameters_go_through_the_module(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(timing, "on_gpu", lambda x: True)
+    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    net, x = FusedNetwork(module), torch.randn(5, 3)
+    assert not isinstance(net._joined((x,)), Declined)
+    module[2].weight = nn.Parameter(torch.zeros(1, 8))
+    assert isinstance(net._joined((x,)), Declined)

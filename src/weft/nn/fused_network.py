@@ -155,6 +155,8 @@ class FusedNetwork(nn.Module):
             found = traced(self._inner, widths, dims)
             held = modules if isinstance(found, Declined) else found.modules
             seen = _Seen(held, found if isinstance(found, Declined) else found.layers)
+            if isinstance(seen.layers, Declined):  # parameters of a layer are others than it was made with
+                found = seen.layers
             last = self._traces[key] = _Trace(modules, seen, found)
             self._ends.clear()
         if not isinstance(last.found, Declined) and not last.compared:
