@@ -399,6 +399,7 @@ def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkey
 
 def test_layers_with_other_parameters_go_through_the_module(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(timing, "on_gpu", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     net, x = FusedNetwork(module), torch.randn(5, 3)
     assert not isinstance(net._joined((x,)), Declined)
