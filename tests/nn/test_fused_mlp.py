@@ -148,6 +148,13 @@ def test_an_expression_of_the_users_is_an_activation():
     assert isinstance(known, Declined) and "random numbers" in known.reason
 
 
+class _InPlace(nn.Module):
+    """Zeros stay zeros, and it gives back what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2.0)
+
+
 @pytest.mark.parametrize(
     ("modules", "part"),
     [
@@ -158,6 +165,7 @@ def test_an_expression_of_the_users_is_an_activation():
         ([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "BatchNorm1d is no layer"),
         ([nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "Expected a number"),
         ([nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 4)], "random numbers"),
+        ([nn.Linear(3, 4), _InPlace(), nn.Linear(4, 4)], "changes its argument in place"),
         ([nn.Linear(3, 4), Sine(float("inf")), nn.Linear(4, 4)], "a number that is none"),
         ([nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 4)], "ParametrizedLinear is no layer"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 
 import torch
 from torch import fx, nn
@@ -13,6 +14,8 @@ from weft.ir.declined import Declined
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
+TRACING = RLock()
+"""Held while anything is traced: torch.fx changes `nn.Module.__call__` for the process meanwhile."""
 _PROBES = ((3, 5), (2, 1, 3, 4))
 """Shapes that a module is traced with: it must be the same expression in all."""
 
@@ -28,9 +31,12 @@ def traced(module: nn.Module) -> Activation | Declined:
     found: list[Formula] = []
     for shape in _PROBES:
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with TRACING, torch.no_grad(), torch.autocast("cpu", enabled=False):
                 probe = torch.zeros(shape)
-                if module(probe) is probe:
+                same = module(probe) is probe
+                if probe._version:
+                    return Declined(f"{name} changes its argument in place")
+                if same:
                     found.append(IDENTITY)
                     continue
                 graph = import_fx(fx.symbolic_trace(module), (probe,)).graph

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from threading import RLock
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import fx, nn
 
 from weft.generate.cuda.training import Activation, Added
 from weft.ir.declined import Declined
+from weft.nn.formulas import TRACING
 from weft.nn.layers import Layers, activation_of
 from weft.nn.timing import near
 
@@ -99,16 +99,12 @@ class _Tracer(fx.Tracer):
         return isinstance(m, nn.Linear) or alone or super().is_leaf_module(m, module_qualified_name)
 
 
-_TRACING = RLock()
-"""torch.fx puts its own `nn.Module.__call__` in place for the whole process."""
-
-
 def traced(module: nn.Module, widths: Sequence[int], dims: int) -> Traced | Declined:
     """The layers that a module is for inputs of so many columns and dimensions, or why the kernels do not know it.
 
     One thread traces at a time; what others call meanwhile is called through torch.fx.
     """
-    with _TRACING:  # activations are traced, too
+    with TRACING:  # activations are traced, too
         return _traced(module, widths, dims)
 
 
@@ -153,7 +149,7 @@ def unlike(
     inputs = [torch.randn((*shape, n), generator=generator, device=device, dtype=dtype) for n in widths]
     given = [x.clone() for x in inputs]
     try:
-        with _TRACING, torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with TRACING, torch.no_grad(), torch.autocast(device.type, enabled=False):
             joined = found.joined(inputs, dtype)
             ours = found.layers.composite(joined.reshape(-1, joined.shape[-1]), parameters, dtype)
             if kinds == {dtype}:
