@@ -196,7 +196,7 @@ def into_input(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     [
         (in_place, "something else than the layers"),
         (into_input, "changes its inputs"),
-        (lambda m, x: m.b(m.twice(m.a(x))), "something else than the layers"),
+        (lambda m, x: m.b(m.twice(m.a(x))), "changes its argument in place"),
         (lambda m, x: m.b(m.a(x) if isinstance(x, torch.fx.Proxy) else x), "something else than the layers"),
         (lambda m, x: m.b(m.a(x))[..., : 6 if isinstance(x, torch.fx.Proxy) else 5], "item of what is no input"),
         (lambda m, x: m.b(m.a(x)) if isinstance(x, torch.fx.Proxy) else m.b(m.a(x))[:, :5], "something else"),
