@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
@@ -279,25 +279,30 @@ def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: M
     graph = found.graph
     pairs = (*attention_groups(graph, stored), *separable_groups(graph, stored), *pooled_groups(graph, stored))
     for members, sink in pairs:
-        if stored.inputs_of(members).bit_count() > limits.max_inputs:
-            rejected["too many inputs"] += 1
-        elif not only or members & only:
-            found.add(stored, members, (sink,), Kind.GROUP, -1)
+        _add_whole(found, stored, members, (sink,), limits.max_inputs, only, rejected)
     for members, ends in mlp_groups(graph, stored):
-        if stored.inputs_of(members).bit_count() > MAX_INPUTS:
-            rejected["too many inputs"] += 1
-        elif not only or members & only:
-            found.add(stored, members, ends, Kind.GROUP, -1)
+        _add_whole(found, stored, members, ends, MAX_INPUTS, only, rejected)
     for members, written in norm_groups(graph, stored):
-        if stored.inputs_of(members).bit_count() > limits.max_inputs:
-            rejected["too many inputs"] += 1
-        elif not only or members & only:
-            found.add(stored, members, written, Kind.GROUP, -1)
+        _add_whole(found, stored, members, written, limits.max_inputs, only, rejected)
     for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
-        if stored.inputs_of(members).bit_count() > limits.max_inputs:
-            rejected["too many inputs"] += 1
-        else:  # what ends in front of an alternative's cast is made of the original's nodes alone
-            found.add(stored, members, written, Kind.GROUP, -1)
+        # what ends in front of an alternative's cast is made of the original's nodes alone
+        _add_whole(found, stored, members, written, limits.max_inputs, 0, rejected)
+
+
+def _add_whole(
+    found: _Found,
+    stored: Stored,
+    members: Mask,
+    written: Sequence[NodeId],
+    most: int,
+    only: Mask,
+    rejected: Counter[str],
+) -> None:
+    """A group that was found as a whole, unless it reads too much or has nothing of a version's own nodes `only`."""
+    if stored.inputs_of(members).bit_count() > most:
+        rejected["too many inputs"] += 1
+    elif not only or members & only:
+        found.add(stored, members, written, Kind.GROUP, -1)
 
 
 def _add_grouped(
@@ -316,10 +321,7 @@ def _add_grouped(
     siblings = sibling_groups(graph, stored, parts, limits.multiprocessors, merged=merged)
     every = (*siblings, *split_groups(graph, stored))
     for members, written in every:
-        if stored.inputs_of(members).bit_count() > MAX_GROUPED_INPUTS:
-            rejected["too many inputs"] += 1
-        elif not only or members & only:
-            found.add(stored, members, written, Kind.GROUP, -1)
+        _add_whole(found, stored, members, written, MAX_GROUPED_INPUTS, only, rejected)
 
 
 def _weights(graph: Graph, stored: Stored) -> Mask:
