@@ -177,19 +177,25 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     return p.finish(schedule)
 
 
+def only_product(graph: Graph) -> NodeId | Declined:
+    """The product of a graph that has one, and one result."""
+    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
+    return products[0] if len(products) == len(graph.outputs) == 1 else Declined("not one product with one result")
+
+
 def fused_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     """MATMUL with a constant right operand (+ bias)(+ activation) → `mkldnn._linear_pointwise`, prepacked."""
     graph = problem.graph
-    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
-    if len(products) != 1 or len(graph.outputs) != 1:
-        return Declined("not one product with one result")
-    n = graph.nodes[products[0]]
+    made = only_product(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     x, w = n.inputs
     if n.type.dtype is not DType.F32 or n.type.rank != 2 or not is_weight(graph, w):
         return Declined("not a 2-d f32 product with a constant right operand")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a product without elements, or of none")
-    tail = Tail(graph, products[0], 1)
+    tail = Tail(graph, made, 1)
     if not tail.matched or tail.residual is not None:
         return Declined("what follows the product is no bias + activation")
     p = Program(graph)

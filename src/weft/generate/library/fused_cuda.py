@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from weft.generate.library.fused import Tail, is_weight
+from weft.generate.library.fused import Tail, is_weight, only_product
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -67,16 +67,16 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
 def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     """MATMUL with a constant right operand (+ bias)(+ relu or tanh-GELU) as one cuBLASLt call."""
     graph = problem.graph
-    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
-    if len(products) != 1 or len(graph.outputs) != 1:
-        return Declined("not one product with one result")
-    n = graph.nodes[products[0]]
+    made = only_product(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     x, w = n.inputs
     if n.type.dtype not in _TYPES or n.type.rank != 2 or not is_weight(graph, w):
         return Declined("not a 2-d product of floats with a constant right operand")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a product without elements, or of none")
-    tail = Tail(graph, products[0], 1)
+    tail = Tail(graph, made, 1)
     if not tail.matched:
         return Declined("what follows the product is no bias + residual + activation")
     p = Program(graph)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from weft.device.cuda.cublaslt import IN_ORDER, Activation, LtProduct
 from weft.errors import DeviceError
 from weft.generate.library.algorithm import FORM, MOST_WORKSPACE, TARGET, Algorithm, identity
-from weft.generate.library.fused import activation_of, channel_bias, is_weight
+from weft.generate.library.fused import activation_of, channel_bias, is_weight, only_product
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -135,10 +135,10 @@ def _along_the_sum(p: Program, w: NodeId) -> Ref:
 def match_product(problem: Problem) -> Match | Declined:
     """A problem as one product with what the library does to its result, or why it is none."""
     graph = problem.graph
-    products = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL]
-    if len(products) != 1 or len(graph.outputs) != 1:
-        return Declined("not one product with one result")
-    n = graph.nodes[products[0]]
+    made = only_product(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     x, w = n.inputs
     if n.type.dtype not in _COMPUTE or {graph.type_of(x).dtype, graph.type_of(w).dtype} != {n.type.dtype}:
         return Declined("not a product of floats of one type")
@@ -146,7 +146,7 @@ def match_product(problem: Problem) -> Match | Declined:
         return Declined("a product without elements, or of none")
     if problem.output_formats != (Format.ROW,):
         return Declined("a result that is not row-major")
-    tail = _tail(problem, products[0])
+    tail = _tail(problem, made)
     if isinstance(tail, Declined):
         return tail
     return Match(x, w, is_weight(graph, w) and graph.type_of(w).rank == 2, *tail)
