@@ -165,8 +165,8 @@ def compiled(module: nn.Module, x: torch.Tensor, options: weft.Options, *, padde
         return weft.compile(module, (x,), options=options)
 
 
-def _found(graph: object, *, strict: bool, padded: bool, allowed: bool) -> object:
-    return find_alternatives(graph, strict=strict, padded=padded and allowed)  # type: ignore[arg-type]
+def _found(graph: object, *, strict: bool, on_gpu: bool, allowed: bool) -> object:
+    return find_alternatives(graph, strict=strict, on_gpu=on_gpu and allowed)  # type: ignore[arg-type]
 
 
 def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:

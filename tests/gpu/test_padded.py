@@ -87,7 +87,7 @@ def test_plans_of_padded_tensors_are_right(
         imported = import_exported(torch.export.export(module, (x,), strict=False), device="cuda")
     options = weft.Options(device="cuda", cache_dir=shared_cache, allow_tf32=name == "residual 35")
     setting = survey(options)
-    found = find_alternatives(clean_up(imported.graph, strict=False).graph, padded=True)
+    found = find_alternatives(clean_up(imported.graph, strict=False).graph, on_gpu=True)
     plan = padded_plan(found, setting)
     assert sum(bool(found.extra >> v & 1) for s in plan.steps for v, _ in s.outputs) >= 1
     exe = link(found.graph, plan, setting)

@@ -148,7 +148,7 @@ def _reads_integers(graph: Graph, extra: NodeId) -> bool:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_product_of_bytes_is_near_the_original(name: str):
-    found = find_alternatives(CASES[name], padded=True)
+    found = find_alternatives(CASES[name], on_gpu=True)
     pairs = integers(found)
     assert pairs
     original, extra = pairs[0]
@@ -161,12 +161,12 @@ def test_the_product_of_bytes_is_near_the_original(name: str):
 
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_what_bytes_cannot_say_stays(name: str):
-    assert integers(find_alternatives(OTHERS[name], padded=True)) == []
+    assert integers(find_alternatives(OTHERS[name], on_gpu=True)) == []
 
 
 def test_not_on_a_cpu_and_not_where_sums_must_stay():
     assert integers(find_alternatives(CASES["symmetric"])) == []
-    assert integers(find_alternatives(CASES["symmetric"], padded=True, strict=True)) == []
+    assert integers(find_alternatives(CASES["symmetric"], on_gpu=True, strict=True)) == []
 
 
 def test_between_two_products_bytes_are_read_and_written():
@@ -175,7 +175,7 @@ def test_between_two_products_bytes_are_read_and_written():
     first = matmul(net.b, net.through(x, 0.02, 0), net.weight(512, 640, axis=1))
     assert not isinstance(first, Declined)
     hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
-    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(640, 768, axis=1))), padded=True)
+    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(640, 768, axis=1))), on_gpu=True)
     types = found.graph.type_of
     candidates = enumerate_candidates(found.graph, EnumerationLimits(attention=True), found).candidates
     pairs = [({types(i).dtype for i in c.inputs}, [types(i).dtype for i in c.outputs]) for c in candidates]
@@ -186,7 +186,7 @@ def test_between_two_products_bytes_are_read_and_written():
 def test_kernels_take_the_bytes_and_what_follows():
     from tests.generate.cuda.test_templates import H200
 
-    found = find_alternatives(CASES["a zero point"], padded=True)
+    found = find_alternatives(CASES["a zero point"], on_gpu=True)
     assert integers(found)
     candidates = enumerate_candidates(found.graph, EnumerationLimits(attention=True), found).candidates
     with_bytes = [c for c in candidates if {U8, I8} <= {found.graph.type_of(i).dtype for i in c.inputs}]
@@ -222,7 +222,7 @@ def test_a_plan_has_bytes_in_memory_and_three_kernels():
     first = matmul(net.b, net.through(x, 0.02, 0), net.weight(1024, 1024, axis=1))
     assert not isinstance(first, Declined)
     hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
-    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(1024, 1024, axis=1))), padded=True)
+    found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(1024, 1024, axis=1))), on_gpu=True)
     graph, offers = found.graph, []
     for c in enumerate_candidates(graph, EnumerationLimits(attention=True), found).candidates:
         for f in format_choices(graph, c):

@@ -53,7 +53,7 @@ def block(kind: str = "layer", *, length: int = K, read_again: bool = False) -> 
 
 def candidates(graph: Graph, *, own: bool = False) -> tuple[Alternatives, list[Candidate]]:
     """All, and those that hold a product and a norm or its sums."""
-    found = find_alternatives(graph, padded=True)
+    found = find_alternatives(graph, on_gpu=True)
     whole = enumerate_candidates(found.graph, EnumerationLimits(attention=True), found)
     nodes = found.graph.nodes
 

@@ -128,7 +128,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 
 
 def found_in(graph: Graph) -> Alternatives:
-    found = find_alternatives(graph, padded=True)
+    found = find_alternatives(graph, on_gpu=True)
     verify_graph(found.graph)
     assert found.acyclic()
     return found
@@ -303,7 +303,7 @@ def test_the_alternatives_of_other_rules_stay_candidates() -> None:
 
 def untouched(graph: Graph) -> bool:
     plain = find_alternatives(graph)
-    found = find_alternatives(graph, padded=True)
+    found = find_alternatives(graph, on_gpu=True)
     return found.graph == plain.graph and found.classes == plain.classes
 
 
@@ -373,7 +373,7 @@ def test_images_of_three_channels_are_read_as_they_are() -> None:
 
 def test_neither_strict_nor_a_processor_has_padded_forms() -> None:
     graph = images()
-    assert find_alternatives(graph, strict=True, padded=True).graph is graph
+    assert find_alternatives(graph, strict=True, on_gpu=True).graph is graph
     assert not any(graph.type_of(i).shape[1:2] == (40,) for i in range(len(find_alternatives(graph).graph)))
 
 

@@ -124,7 +124,7 @@ def compile_imported(
     with collector.put_off():
         cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
         alternatives = stages.run(
-            "alternatives", find_alternatives, cleaned.graph, strict=options.strict, padded=setting.on_gpu
+            "alternatives", find_alternatives, cleaned.graph, strict=options.strict, on_gpu=setting.on_gpu
         )
         graph = alternatives.graph
         key = warm.plan_key(graph, options, setting.environment)

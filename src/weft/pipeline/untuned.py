@@ -63,7 +63,7 @@ def build(imported: Imported, options: Options, ways: Sequence[str] = WAYS) -> U
     """
     setting = survey(options)
     cleaned = clean_up(imported.graph, strict=options.strict)
-    alternatives = find_alternatives(cleaned.graph, strict=options.strict, padded=setting.on_gpu)
+    alternatives = find_alternatives(cleaned.graph, strict=options.strict, on_gpu=setting.on_gpu)
     found = enumerate_candidates(alternatives.graph, limits_of(options, setting.facts), alternatives)
     problems = collect(alternatives.graph, found.candidates, alternatives, setting.facts)
     built: dict[str, AnyExecutable] = {}

@@ -27,7 +27,7 @@ def graph_of(name: str, batch: int = 1, dtype: torch.dtype = torch.float16) -> A
     cast = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
     with torch.no_grad():
         program = torch.export.export(module.eval().to(dtype), cast)
-    return find_alternatives(clean_up(import_exported(program).graph, strict=False).graph, padded=True)
+    return find_alternatives(clean_up(import_exported(program).graph, strict=False).graph, on_gpu=True)
 
 
 def plan_of(found: Alternatives, facts: GpuFacts, nvrtc: Nvrtc, way: str = "fused") -> Plan:

@@ -137,7 +137,7 @@ def near(x: np.ndarray, y: np.ndarray, dtype: DType) -> bool:
 )
 def test_a_chain_of_padded_tensors_is_right(name: str, dtype: DType) -> None:
     graph = GRAPHS[name](dtype)
-    found = find_alternatives(graph, padded=True)
+    found = find_alternatives(graph, on_gpu=True)
     plan = plan_of(found)
     made = [sources_of(e.problem) for e in plan]
     kernels = Emulated([x for sources in made for x in sources])
@@ -163,7 +163,7 @@ def graph_value(found: Alternatives, i: NodeId, memory: Mapping[NodeId, Array]) 
 def test_vectors_of_lanes_are_read_at_once() -> None:
     """The select behind a product reads eight bytes of its lanes, not eight times one."""
     graph = layers(DType.F16)
-    found = find_alternatives(graph, padded=True)
+    found = find_alternatives(graph, on_gpu=True)
     step = next(e for e in plan_of(found) if any(n.prim is Prim.SELECT for n in e.problem.graph.nodes))
     schedules = templates.schedules(step.problem, H200)
     schedule = next(s for s in schedules if s.param("template") == "mma")

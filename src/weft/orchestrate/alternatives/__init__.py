@@ -16,11 +16,11 @@ from weft.orchestrate.alternatives.union import Alternatives, Maker
 __all__ = ["Alternatives", "find_alternatives"]
 
 
-def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = False) -> Alternatives:
+def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
-    `padded`: also tensors with channels padded to whole vectors, and norms of pieces of rows, which only a GPU's
-    kernels gain by.
+    `on_gpu`: also products of bytes, tensors with channels padded to whole vectors, and norms of pieces of rows, which
+    only a GPU's kernels gain by.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -28,7 +28,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, padded: bool = Fals
     maker = Maker(graph)
     for rule in _RULES:
         rule(maker)
-    if padded:
+    if on_gpu:
         multiply_bytes(maker)
         pad_channels(maker)
         if norms.OFFERED:
