@@ -279,7 +279,7 @@ def test_the_oracle_of_the_gpu_agrees_with_that_of_the_cpu(prim: Prim) -> None:
         for kind in InputSet:
             inputs = draw(graph, kind, Domain.ZERO_MEAN, seed=5)
             here = evaluate(graph, inputs, Mode.PRECISE, seed=0)
-            with plain_math(benchmark=False):
+            with plain_math():
                 there = evaluate(graph, [x.cuda() for x in inputs], Mode.PRECISE, seed=0, device="cuda")
             assert isinstance(here, Evaluation) and isinstance(there, Evaluation)
             assert here.undefined == there.undefined and here.exact == there.exact

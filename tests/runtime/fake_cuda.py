@@ -84,7 +84,7 @@ class FakeCuda:
     """The caller records a graph of their own."""
     graphs: list[Recorded] = field(default_factory=list)
     policies: list[tuple[bool, bool]] = field(default_factory=list)
-    """(TF32 in products, cuDNN tries algorithms) at every call of the library."""
+    """(TF32 in products, cuDNN takes what its heuristic names) at every call of the library."""
     streams: list[FakeStream] = field(default_factory=list)
     recording: Recorded | None = None
     kept_for: list[str] = field(default_factory=list)
@@ -147,7 +147,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         real = launcher(self, inputs, outputs)  # type: ignore[arg-type]
 
         def launch() -> None:
-            fake.policies.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark))
+            cudnn = torch.backends.cudnn
+            fake.policies.append((torch.backends.cuda.matmul.allow_tf32, cudnn.deterministic and not cudnn.benchmark))
             if fake.recording is not None:
                 fake.recording.add(real, fake.current)
             real()

@@ -114,14 +114,14 @@ class CudaExecutable:
         self._turns = Turns(owned)
 
     @contextlib.contextmanager
-    def _policy(self, *, benchmark: bool = True) -> Iterator[None]:
+    def _policy(self) -> Iterator[None]:
         """How library calls compute while they are recorded; entered before the lock of the buffers."""
-        with _POLICY, plain_math(allow_tf32=self.allow_tf32, benchmark=benchmark):
+        with _POLICY, plain_math(allow_tf32=self.allow_tf32):
             yield
 
     def _for_capture(self, captured: bool) -> AbstractContextManager[None]:
-        """cuDNN may not try algorithms while a stream is recorded; those that this thread met before are known."""
-        return self._policy(benchmark=False) if captured else contextlib.nullcontext()
+        """Steps that are launched one by one compute as they were recorded."""
+        return self._policy() if captured else contextlib.nullcontext()
 
     # -- memory
 
@@ -340,7 +340,7 @@ class CudaExecutable:
         Args:
             before: called with a step's number before it is launched, and with the number of steps at the end.
         """
-        with self._policy(benchmark=False), self._lock, torch.cuda.device(self.device), torch.no_grad():
+        with self._policy(), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._turns.take()
             for number, launch in enumerate(self._launches):
                 before(number)

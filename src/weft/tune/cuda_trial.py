@@ -71,7 +71,7 @@ class Bench:
         key = (print_graph(problem.graph), seed)
         if self._reference is None or key != self._key:
             self._reference = None  # its memory goes first
-            with plain_math(allow_tf32=self.allow_tf32, benchmark=False):
+            with plain_math(allow_tf32=self.allow_tf32):
                 self._reference = reference_of(problem.graph, seed=seed, device=self.gpu.device)
             self._key = key
         return self._reference.laid_out(problem)

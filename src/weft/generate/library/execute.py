@@ -113,10 +113,12 @@ def is_capturable(call: LibraryCall) -> bool:
 
 
 @contextmanager
-def plain_math(*, allow_tf32: bool = False, benchmark: bool = True) -> Iterator[None]:
+def plain_math(*, allow_tf32: bool = False) -> Iterator[None]:
     """Products of f32 in f32 and sums of 16-bit products in f32, whatever the process has set; restored on leaving.
 
-    `benchmark`: cuDNN tries its algorithms when it first meets a convolution, in a plan as in tuning.
+    cuDNN takes the algorithm that its heuristic names, not the one that was fastest when this process first met a
+    convolution: a saved plan must give the same bits in another process. As `deterministic` is set, what the process
+    found by trying before is not taken either: the framework keeps the two apart.
     """
     if not torch.cuda.is_available():  # nothing of this is about the CPU
         yield
@@ -128,16 +130,17 @@ def plain_math(*, allow_tf32: bool = False, benchmark: bool = True) -> Iterator[
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
         cudnn.benchmark,
+        cudnn.deterministic,
     )
     try:
-        cudnn.benchmark = benchmark
+        cudnn.benchmark, cudnn.deterministic = False, True
         matmul.allow_tf32 = cudnn.allow_tf32 = allow_tf32
         matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = saved[:2]
         matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = saved[2:4]
-        cudnn.benchmark = saved[4]
+        cudnn.benchmark, cudnn.deterministic = saved[4:]
 
 
 class BoundCall:
