@@ -231,8 +231,10 @@ def _compile_torch(
             if isinstance(model, torch.export.ExportedProgram):
                 program = model
             else:
+                # tensors of their own: what is given twice, or is a weight too, would be traced as one value
+                traced = tuple(x.to(device).detach() for x in examples)
                 with torch.no_grad():
-                    program = torch.export.export(placed, tuple(x.to(device) for x in examples), strict=False)
+                    program = torch.export.export(placed, traced, strict=False)
             imported = import_exported(program, device=device)
         label = name if name != "model" or module is None else type(module).__name__
         return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported

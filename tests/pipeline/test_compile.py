@@ -266,6 +266,37 @@ def test_a_path_may_be_given_as_text(tmp_path: Path) -> None:
         weft.Options(cache_dir=3)  # type: ignore[arg-type]
 
 
+def test_examples_that_are_one_tensor_are_two_inputs(cache: Path) -> None:
+    layer = nn.Linear(3, 3, bias=False)
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(a) @ b
+
+    options = weft.Options(budget_s=0, cache_dir=cache)
+    x, a, b = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3, 3)
+    for examples in ((x, x), (x, layer.weight)):
+        compiled = weft.compile(Product(), examples, options=options)
+        with torch.no_grad():
+            close(compiled.executable(a, b)[0], Product()(a, b))
+
+
+def test_where_nothing_agrees_with_float64_the_framework_is_right(cache: Path, tmp_path: Path) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).to(torch.int8)
+
+    x = torch.tensor([1e6, 3.0, -700.0])  # beyond int8, every machine and type gives its own
+    compiled = weft.compile(Cast(), x, options=weft.Options(budget_s=0, cache_dir=cache))
+    if compiled.record.chosen == "eager":  # an evaluation may happen to agree
+        assert not compiled.record.plans[-1].verified
+    torch.testing.assert_close(compiled(x), Cast()(x))
+
+
 def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
     options = weft.Options(cache_dir=tmp_path)
     with pytest.raises(OptionError, match="'cuda:N'"):

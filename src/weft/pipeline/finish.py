@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -166,7 +167,7 @@ def interleave(
         spent = time.perf_counter() - began
         if done >= (5 if spent < 1.5 * budget_s else 2) and spent > budget_s:
             break
-        if drop and done == 2:
+        if drop and done == 2 and order:
             least = {name: min(samples[name]) for name in order}
             limit = HOPELESS * min(least.values())
             spared = min((name for name in keep if name in least), key=lambda name: least[name], default="")
@@ -207,7 +208,9 @@ def decide(
 ) -> tuple[Contender, tuple[PlanRecord, ...]]:
     """The fastest verified contender by the margin rule, and what was found of each.
 
-    The baselines must include one that is right by definition (the framework's own operators).
+    Where nothing agrees with the reference (values outside of a cast's range, rounding that is amplified without
+    limit), the framework's own operators are right by definition; without them the last contender is taken, with a
+    warning.
 
     Raises:
         OptionError: some contender is not eligible, and none that is was right [W001].
@@ -231,6 +234,9 @@ def decide(
         raise OptionError(option="memory_limit_bytes", problem="no plan within it computes what the model does")
     best = plans[0] if plans and (not bases or wins(samples[plans[0].name], samples[bases[0].name])) else None
     chosen = best or (bases[0] if bases else contenders[-1])
+    if not sound and chosen.executable is not None:
+        text = f"no plan agrees with a float64 evaluation of the model on these inputs: {checked[chosen.name].note}"
+        warnings.warn(text, stacklevel=2)
     records = tuple(
         PlanRecord(
             name=c.name,

@@ -33,6 +33,15 @@ CASES = {
     "floor division by a negative": (lambda i: torch.div(i, -4, rounding_mode="floor"), N),
     "truncating division": (lambda i: torch.div(i, -4, rounding_mode="trunc"), N),
     "floor division of floats": (lambda x: torch.div(x, 0.3, rounding_mode="floor"), X),
+    "floor division at the ends of the range": (
+        lambda i: (torch.div(i, 3, rounding_mode="floor"), torch.div(i, -3, rounding_mode="floor")),
+        torch.tensor([127, -127, -128, 7, -7], dtype=torch.int8),
+    ),
+    "floor division by infinities and the smallest": (
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        torch.tensor([[1.0], [-1.0], [0.0]]),
+        torch.tensor([float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40]),
+    ),
     "floor division by zero": (lambda x: torch.div(x, 0.0, rounding_mode="floor"), X),
     "remainder": (lambda i: (i % 4, i % -4, torch.fmod(i, -4)), N),
     "remainder of floats": (lambda x: (x % 0.7, torch.fmod(x, -0.7)), X),

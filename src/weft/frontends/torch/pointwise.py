@@ -145,23 +145,11 @@ def divide(c: Call) -> NodeId:
     work = compute_dtype(c, dtype, "self", "other")
     x, y = c.as_node(c.arguments["self"], work), c.as_node(c.arguments["other"], work)
     if mode == "floor":
-        return c.b.cast(_floor_divide(c, x, y), dtype)
+        return c.b.cast(c.one("floor_divide", x, y), dtype)
     quotient = c.b.apply(Prim.DIV, x, y)
     if mode == "trunc" and work.is_float:
         quotient = c.b.add(Prim.TRUNC, quotient)
     return c.b.cast(quotient, dtype)
-
-
-def _floor_divide(c: Call, x: NodeId, y: NodeId) -> NodeId:
-    """Python's //; by the remainder, since floor(x / y) is off by one where x / y rounds up to an integer."""
-    b = c.b
-    remainder = b.apply(Prim.MOD, x, y)
-    quotient = b.apply(Prim.DIV, b.apply(Prim.SUB, x, remainder), y)
-    if not c.type(x).dtype.is_float:
-        return quotient
-    nearest = b.add(Prim.ROUND, quotient)
-    by_zero = b.apply(Prim.EQ, y, 0.0)
-    return b.apply(Prim.SELECT, by_zero, b.apply(Prim.DIV, x, y), nearest)
 
 
 def power(c: Call) -> NodeId:
