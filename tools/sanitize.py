@@ -1,4 +1,4 @@
-"""Generated CUDA kernels under compute-sanitizer: memcheck and racecheck over a dozen and more, one launch each.
+"""Generated CUDA kernels under compute-sanitizer: memcheck and racecheck over a hundred and more, one launch each.
 
     python -m tools.sanitize [--tools memcheck,racecheck] [--seconds 240] [--only LABEL...]
 
@@ -25,7 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.sanitize_products import products
+from tools.sanitize_fused import fused
+from tools.sanitize_products import Case, products
+from tools.sanitize_training import Training, contents, layered, run, trainings
 from weft.device.cuda.driver import Module, primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -132,7 +134,7 @@ def convolution(channels: int, size: int, out: int, kernel: int, *, groups: int 
     return problem(b, y, (LAST, ROW, ROW), LAST)
 
 
-def cases() -> Mapping[str, tuple[Problem, Schedule | None]]:
+def cases(facts: GpuFacts) -> Mapping[str, Case]:
     """Problems by label; without a schedule the generator's own first ones are launched."""
     return {
         "pointwise": (pointwise(), None),
@@ -153,6 +155,8 @@ def cases() -> Mapping[str, tuple[Problem, Schedule | None]]:
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
         **products(),
+        **fused(),
+        **layered(facts),
     }
 
 
@@ -172,10 +176,13 @@ def sources(facts: GpuFacts, only: Sequence[str] = (), most: int = 4) -> Iterato
     `only`: labels begin with one of these.
     """
     maker = CudaGenerator()
-    for label, (made, schedule) in cases().items():
+    for label, (made, given) in cases(facts).items():
         if only and not label.startswith(tuple(only)):
             continue
-        chosen = [schedule] if schedule else maker.schedules(made, facts)
+        if isinstance(given, CudaSource):
+            yield label, made, given
+            continue
+        chosen = [given] if given else maker.schedules(made, facts)
         if isinstance(chosen, Declined):
             sys.exit(f"tools.sanitize: {label}: {chosen.reason}")
         kernels = [k for s in unlike(chosen, most) if isinstance(k := maker.emit(made, s), CudaSource)]
@@ -219,6 +226,19 @@ def launch(made: Problem, source: CudaSource, path: Path, stream: Stream) -> Non
         stream.synchronise()
 
 
+def train(case: Training, path: Path, stream: Stream) -> None:
+    """Launch all steps of a case, every buffer of exactly its size."""
+    module = Module(path)
+    with contextlib.ExitStack() as scope:
+        addresses = {}
+        for name, t in case.buffers.items():
+            data = contents(t, values)
+            addresses[name] = scope.enter_context(device_memory(len(data)))
+            write(addresses[name], data)
+        run(case, addresses, module.function, stream.handle)
+        stream.synchronise()
+
+
 def launch_all(report: Path, only: Sequence[str] = ()) -> None:
     """What a tool watches: every kernel once, then the planted fault; `report` says what was launched."""
     nvrtc = find_nvrtc()
@@ -234,6 +254,12 @@ def launch_all(report: Path, only: Sequence[str] = ()) -> None:
             )
             launch(made, source, compiled.path, stream)
             done[label] = sorted({x.entry for x in (*source.launches, *source.pack)})
+            report.write_text(json.dumps(done))
+        for label, case in trainings(facts).items():
+            if only and not label.startswith(tuple(only)):
+                continue
+            train(case, nvrtc.compile(case.text, arch=facts.arch).path, stream)
+            done[label] = case.entries
             report.write_text(json.dumps(done))
         done[PLANTED] = [PLANTED_ENTRY]
         report.write_text(json.dumps(done))

@@ -19,9 +19,9 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import Schedule
+from weft.kernels.source import CudaSource, Schedule
 
-Case = tuple[Problem, Schedule | None]
+Case = tuple[Problem, Schedule | CudaSource | None]
 
 
 def posed(b: GraphBuilder, y: NodeId, *formats: Format) -> Problem:

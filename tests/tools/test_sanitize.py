@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
+from tests.generate.cuda.gradients import Text, error_of, exact, normal
+from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, small_integers, to_memory
+from tests.generate.cuda.tensor_emulator import run as emulate
 from tools.sanitize import PLANTED, PLANTED_TEXT, cases, findings, print_table, sources
+from tools.sanitize_training import NARROW, Training, contents, run, skipping, trainings
 
 from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.generate.cuda.templates import attention
 from weft.ir.types import DType, TensorType
+from weft.kernels.formats import Format
+from weft.kernels.source import Launch, Pointer
 
 LOG = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ write of size 4 bytes
@@ -31,6 +43,14 @@ some program's own line about Invalid planted
 ========= ERROR SUMMARY: 4 errors
 """
 ENTRIES = {"one": ["k0123456789abcdef"], "two": ["k9999999999999999", "k9999999999999999_1"], PLANTED: ["planted"]}
+
+
+TEMPLATES = {
+    *("mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "swap", "grouped", "grouped_tma", "grouped_simt"),
+    *("mlp", "mlp_pair", "mlp_wide", "separable", "stacked", "pooled", "pools"),
+    *attention.TEMPLATES,
+}
+"""All that there are."""
 
 
 def test_reports_find_their_kernels() -> None:
@@ -71,13 +91,36 @@ def test_every_kernel_is_written_and_compiles(tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
     found = list(sources(GpuFacts()))
-    assert {label.rstrip(" 0123456789") for label, _, _ in found} == {label.rstrip(" 0123456789") for label in cases()}
+    assert {label.rstrip(" 0123456789") for label, _, _ in found} == {
+        label.rstrip(" 0123456789") for label in cases(GpuFacts())
+    }
     entries = [source.entry for _, _, source in found]
     assert len(set(entries)) == len(entries) >= 24
     templates = {dict(source.schedule.params).get("template") for _, _, source in found}
-    assert templates >= {None, "mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "attention", "attention_tma"}
-    for text, flags in [(PLANTED_TEXT, ()), *((s.text, s.flags) for _, _, s in found[::6])]:
+    assert templates >= TEMPLATES | {None}
+    for text, flags in [(PLANTED_TEXT, ()), *((s.text, s.flags) for _, _, s in found[::12])]:
         assert Path(nvrtc.compile(text, arch="sm_90a", flags=flags, cache_dir=tmp_path).path).is_file()
+
+
+PIECES = {
+    "swapped": {"w_cluster_sync();"},
+    "grouped": {"namespace m1 {", "w_bar_wait(", "w_cluster_sync();"},
+    "normed": {"w_turn_wait(", "word = w_narrow2_"},
+    "leaving": {"mean_[o]"},
+    "bytes": {"w_product_s8", "w_product_u8"},
+    "boxes": {"w_matrices_store(", "w_stores_commit();"},
+    "layers": {"in0", "out1"},
+    "attention": {"w_weighted_", "w_group_commit();"},
+    "training": {"w_put_sums_of_columns("},
+}
+"""What the kernels of some labels are launched for."""
+
+
+@pytest.mark.parametrize("label", list(PIECES))
+def test_kernels_of_each_kind_are_launched(label: str) -> None:
+    found = [made.text[made.text.index(made.entry) :] for _, _, made in sources(GpuFacts(), [label])]
+    missing = [piece for piece in PIECES[label] if not any(piece in text for text in found)]
+    assert not missing, missing
 
 
 def test_products_are_launched_in_every_way_that_their_blocks_work_together() -> None:
@@ -92,6 +135,86 @@ def test_products_are_launched_in_every_way_that_their_blocks_work_together() ->
     assert {(int(p["split"]) > 1, p["cluster"]) for p in found.values() if p["template"] == "mma"} >= {
         (True, True), (True, False), (False, False),
     }  # fmt: skip
+
+
+def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], Emulated]) -> None:
+    """In the emulation, in buffers between guard zones: gradients are those of float64."""
+    made, emulated = trained
+    for label, case in made.items():
+        net = NETWORKS[label]
+        rows = cast("TensorType", case.buffers["x"]).shape[0]
+        x, dy, parameters = normal(net, rows)
+        buffers = {name: Buffer(len(contents(t, sanitize.values))) for name, t in case.buffers.items()}
+        given = {"x": (x, net.given), "dy": (dy, net.dtype)}
+        given |= {f"p{i}": (p, net.masters or net.dtype) for i, p in enumerate(parameters)}
+        for name, (data, dtype) in given.items():
+            buffers[name].data[:] = to_memory(data, dtype, Format.ROW)
+        run(case, {name: b.address for name, b in buffers.items()}, partial(Started, emulated, buffers), 0)
+        assert all(b.intact() for b in buffers.values()), label
+        found = [from_memory(buffers["dx"].data.copy(), net.given, x.shape, Format.ROW)]
+        sums = buffers["gradients"].data.view(np.float32)
+        found += [sums[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]
+        eager, wanted = (exact(net, x, dy, parameters, t) for t in (torch.bfloat16, torch.float64))
+        error, own = (np.mean([error_of(a, b) for a, b in zip(y, wanted, strict=True)]) for y in (found, eager))
+        assert error <= 1.2 * own + 2.0**-9, (label, error, own)
+
+
+NETWORKS = {
+    "training, in two parts": NARROW, "training, sums inside": NARROW, "training, skips": skipping(),
+    "training, skips, sums inside": skipping(),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[dict[str, Training], Emulated]:
+    made = {label: case for label, case in trainings(GpuFacts()).items() if label in NETWORKS}
+    texts = []
+    for case in made.values():
+        steps = {s.entry.name: s for s in case.steps}.values()
+        launches = [
+            Launch(s.entry.name, s.grid, (s.entry.threads, 1, 1), (Pointer("in"),) * len(s.arguments)) for s in steps
+        ]
+        texts.append(Text(case.text, tuple(launches)))
+    return made, Emulated(texts)  # type: ignore[arg-type]
+
+
+class Started:
+    """A function of the driver, in the emulation."""
+
+    def __init__(self, emulated: Emulated, buffers: dict[str, Buffer], name: str) -> None:
+        self.library, self.name, self.shared = emulated.library, name, 0
+        self.library.clear_buffers()
+        for b in buffers.values():
+            self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+
+    def prepare(self, shared_bytes: int) -> None:
+        self.shared = shared_bytes
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[int],
+        *,
+        shared_bytes: int,
+        dependent: bool,
+        stream: int,
+    ) -> None:
+        assert dependent and shared_bytes == self.shared
+        numbers = (ctypes.c_uint * 9)(*grid, *block, 1, 1, 1)
+        call = getattr(self.library, f"run_{self.name}")
+        call.restype = ctypes.c_char_p
+        error = call((ctypes.c_void_p * len(arguments))(*arguments), numbers, ctypes.c_uint(shared_bytes), 1)
+        assert not error, error.decode()
+
+
+def test_sums_over_rows_have_their_room() -> None:
+    """The kernel that also sums its columns writes as many rows of sums as its problem has."""
+    ((_, made, source),) = sources(GpuFacts(), ["training, layer's below, with sums"])
+    kernels = Emulated([source])
+    values, sums = emulate(kernels, made, source, small_integers(made))
+    assert sums.shape[0] > 1
+    np.testing.assert_allclose(sums.sum(0), values.astype(np.float64).sum(0), rtol=2.0**-7, atol=2.0)
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F8E4M3, DType.I8, DType.F16])
