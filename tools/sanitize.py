@@ -30,8 +30,9 @@ from tools.sanitize_products import Case, products
 from tools.sanitize_training import Training, contents, layered, run, trainings
 from weft.device.cuda.driver import Module, primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
 from weft.device.cuda.streams import Stream, device_memory, fill, write
+from weft.errors import ToolchainError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
@@ -239,6 +240,20 @@ def train(case: Training, path: Path, stream: Stream) -> None:
         stream.synchronise()
 
 
+def compiled(nvrtc: Nvrtc, jobs: Sequence[CompileJob]) -> list[Path]:
+    """Cubins of all jobs, made at once.
+
+    Raises:
+        ToolchainError: a text is refused.
+    """
+    found = []
+    for result in nvrtc.compile_many(jobs):
+        if isinstance(result, ToolchainError):
+            raise result
+        found.append(result.path)
+    return found
+
+
 def launch_all(report: Path, only: Sequence[str] = ()) -> None:
     """What a tool watches: every kernel once, then the planted fault; `report` says what was launched."""
     nvrtc = find_nvrtc()
@@ -248,17 +263,17 @@ def launch_all(report: Path, only: Sequence[str] = ()) -> None:
     with primary_context():
         facts = gpu_facts(None, calibrate=False)
         stream = Stream()
-        for label, made, source in sources(facts, only):
-            compiled = nvrtc.compile(
-                source.text, arch=facts.arch, flags=source.flags, max_registers=source.max_registers
-            )
-            launch(made, source, compiled.path, stream)
+        found = list(sources(facts, only))
+        trained = {n: x for n, x in trainings(facts).items() if not only or n.startswith(tuple(only))}
+        jobs = [CompileJob(s.text, facts.arch, s.flags, s.max_registers) for _, _, s in found]
+        jobs += [CompileJob(x.text, facts.arch) for x in trained.values()]
+        cubins = iter(compiled(nvrtc, jobs))
+        for label, made, source in found:
+            launch(made, source, next(cubins), stream)
             done[label] = sorted({x.entry for x in (*source.launches, *source.pack)})
             report.write_text(json.dumps(done))
-        for label, case in trainings(facts).items():
-            if only and not label.startswith(tuple(only)):
-                continue
-            train(case, nvrtc.compile(case.text, arch=facts.arch).path, stream)
+        for label, case in trained.items():
+            train(case, next(cubins), stream)
             done[label] = case.entries
             report.write_text(json.dumps(done))
         done[PLANTED] = [PLANTED_ENTRY]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,12 +17,13 @@ import torch
 from tests.generate.cuda.gradients import Text, error_of, exact, normal
 from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, small_integers, to_memory
 from tests.generate.cuda.tensor_emulator import run as emulate
-from tools.sanitize import PLANTED, PLANTED_TEXT, cases, findings, print_table, sources
+from tools.sanitize import PLANTED, PLANTED_ENTRY, PLANTED_TEXT, cases, findings, print_table, sources
 from tools.sanitize_training import NARROW, Training, contents, run, skipping, trainings
 
 from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.generate.bind import BoundCuda, CudaDriver
 from weft.generate.cuda.templates import attention
 from weft.ir.types import DType, TensorType
 from weft.kernels.formats import Format
@@ -206,6 +209,67 @@ class Started:
         call.restype = ctypes.c_char_p
         error = call((ctypes.c_void_p * len(arguments))(*arguments), numbers, ctypes.c_uint(shared_bytes), 1)
         assert not error, error.decode()
+
+
+class Machine:
+    """A GPU of which nothing is known but what was asked of it: compiling is real."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self.launched: list[str] = []
+        self.handle = 7
+        for name, stand_in in {
+            "primary_context": contextlib.nullcontext, "gpu_facts": lambda *_, **__: GpuFacts(), "Stream": lambda: self,
+            "device_memory": self.memory, "write": self.write, "fill": lambda *_: None, "Module": lambda _: self,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(sanitize, name, stand_in)
+        driver = CudaDriver(lambda _: self, lambda *_, **__: bytes(128))  # type: ignore[arg-type, return-value]
+        monkeypatch.setattr(sanitize, "BoundCuda", partial(BoundCuda, driver=driver))
+
+    @contextlib.contextmanager
+    def memory(self, size: int) -> Iterator[int]:
+        self.sizes.append(size)
+        yield 0x1000 * len(self.sizes)
+
+    def write(self, address: int, data: bytes) -> None:
+        assert len(data) <= self.sizes[address // 0x1000 - 1]
+
+    def function(self, entry: str) -> Bound:
+        return Bound(self, entry)
+
+    def synchronise(self) -> None:
+        pass
+
+
+class Bound:
+    """A function of it, and a launch."""
+
+    def __init__(self, machine: Machine, entry: str) -> None:
+        self.machine, self.entry = machine, entry
+
+    def prepare(self, *_: object) -> None:
+        pass
+
+    def bind(self, *_: object, **__: object) -> Bound:
+        return self
+
+    def launch(self, *_: object, **__: object) -> None:
+        self.machine.launched.append(self.entry)
+
+
+def test_everything_is_launched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    sanitize.launch_all(tmp_path / "report", ["swapped, constant", "training, skips"])
+    told = json.loads((tmp_path / "report").read_text())
+    assert list(told) == ["swapped, constant", "training, skips", "training, skips, sums inside", PLANTED]
+    assert {entry for names in told.values() for entry in names} == set(machine.launched)
+    assert machine.launched[0] == f"{machine.launched[1]}_pack" and machine.launched[-1] == PLANTED_ENTRY
+    ((_, made, source),) = sources(GpuFacts(), ["swapped, constant"])
+    sizes = [made.graph.type_of(n).nbytes for n in (*made.graph.inputs, *made.graph.outputs)]
+    assert machine.sizes[: len(sizes) + 1] == [*sizes, *source.packed_bytes]
+    skips = trainings(GpuFacts())["training, skips"]
+    own = machine.sizes[len(sizes) + 1 :][: len(skips.buffers)]
+    assert own == [len(contents(t, sanitize.values)) for t in skips.buffers.values()]
 
 
 def test_sums_over_rows_have_their_room() -> None:
