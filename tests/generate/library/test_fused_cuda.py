@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from weft.device.cuda.facts import GpuFacts
 from weft.frontends.torch import import_exported
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.fused import fused_linear
 from weft.generate.library.fused_cuda import cublaslt_linear
+from weft.ir.attrs import ConvAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -72,3 +74,16 @@ def test_products_without_elements_are_left_to_primitives(rows: int, k: int, n: 
     for make in (fused_linear, cublaslt_linear):
         call = make(problem, Schedule("library", ()))
         assert isinstance(call, Declined) and "of none" in call.reason
+
+
+def test_no_plan_lets_cudnn_choose_by_trying() -> None:
+    """The fastest when a process first meets a convolution may be another in the next process, with other bits."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F16, (1, 8, 6, 6))), b.input(TensorType(DType.F16, (8, 8, 1, 1)), is_weight=True)
+    graph = b.build([b.add(Prim.CONV, x, w, attrs=ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))])
+    problem = Problem(graph, "conv", (Format.LAST, Format.ROW), (Format.LAST,))
+    found = LibraryGenerator().schedules(problem, GpuFacts())
+    assert not isinstance(found, Declined)
+    made = [LibraryGenerator().emit(problem, s) for s in found]
+    steps = [s for call in made if isinstance(call, LibraryCall) for s in call.run if "cudnn_conv" in s.target]
+    assert [s.args[6:8] for s in steps] == [(False, True)]

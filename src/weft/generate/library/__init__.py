@@ -41,11 +41,7 @@ def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall |
         "scaled_mm": scaled_mm,
         FORM: lt_product,
     }
-    made = forms[form](problem, schedule)
-    fused = isinstance(made, LibraryCall) and any("cudnn_convolution_" in s.target for s in made.run)
-    if form == "cudnn" and fused and schedule.param("tuned"):
-        return Declined("the fused form has one algorithm")
-    return made
+    return forms[form](problem, schedule)
 
 
 @final
@@ -60,7 +56,7 @@ class LibraryGenerator:
         prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
         found: list[Schedule] = []
         if on_gpu and Prim.CONV in prims:
-            found += [_schedule("cudnn", tuned=False), _schedule("cudnn", tuned=True)]
+            found.append(_schedule("cudnn"))
         if on_gpu and Prim.MATMUL in prims:
             from weft.generate.library.scaled_mm import of_float8
 

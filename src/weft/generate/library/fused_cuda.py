@@ -22,7 +22,10 @@ _TYPES = (DType.F16, DType.BF16, DType.F32)
 
 
 def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
-    """CONV (+ bias)(+ residual)(+ relu) on cuDNN: `cudnn_convolution`, `_relu` and `_add_relu`."""
+    """CONV (+ bias)(+ residual)(+ relu) on cuDNN: `cudnn_convolution`, `_relu` and `_add_relu`.
+
+    By the algorithm that its heuristic names: which one is fastest may be found otherwise in the next process.
+    """
     graph = problem.graph
     convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
     if len(convs) != 1 or len(graph.outputs) != 1:
@@ -50,10 +53,9 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     data = p.value(x)
     common: tuple[CallValue, ...] = (at.strides, at.pads_lo, at.dilations, at.groups)
     if name == "none":
-        tuned = bool(schedule.param("tuned"))
         out = p.call(
             "aten.cudnn_convolution.default", data, weight, at.pads_lo, at.strides, at.dilations, at.groups,
-            tuned, True, False,
+            False, True, False,
         )  # fmt: skip
     elif tail.residual is None:
         out = p.call("aten.cudnn_convolution_relu.default", data, weight, bias, *common)
