@@ -249,10 +249,10 @@ def _compile_torch(
 def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> torch.nn.Module:
     """The model as a module for tensors of the device: a copy where its weights lie elsewhere."""
     module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
-    kind = device.partition(":")[0]
-    if all(x.device.type == kind for x in (*module.parameters(), *module.buffers())):
+    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    if all(x.device == place for x in (*module.parameters(), *module.buffers())):
         return module
-    return copy.deepcopy(module).to(device)
+    return copy.deepcopy(module).to(place)
 
 
 def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:

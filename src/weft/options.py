@@ -61,6 +61,7 @@ class Options:
     freeze_weights: bool = True
     """`torch.compile` without gradients: weights are constants, compiled again when they change."""
     allow_library: bool = True
+    """Without, a library call stands only where no generated kernel was found right."""
     allow_generated: bool = True
     seed: int = 0
     verbose: bool = False

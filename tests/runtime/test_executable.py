@@ -51,6 +51,24 @@ def test_inputs_are_not_modified_and_may_be_strided() -> None:
     assert torch.equal(got, exe(x.contiguous())[0])
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_what_is_linked_in_inference_mode_may_be_called_outside(offset: int) -> None:
+    with torch.inference_mode():
+        exe = executable(chain(2))
+    x = torch.randn(64, 65)[:, offset : offset + 64]
+    assert torch.equal(exe(x)[0], executable(chain(2))(x)[0])
+
+
+def test_results_that_no_kernel_makes_ignore_the_default_device() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (4,)))
+    exe = executable(b.build([b.iota((4, 3), 1, DType.I64), b.apply(Prim.NEG, x)]))
+    with torch.device("meta"):
+        line, negated = exe(torch.ones(4, device="cpu"))
+    assert line.tolist() == [[0, 1, 2]] * 4
+    assert negated.tolist() == [-1.0] * 4
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

@@ -20,13 +20,15 @@ from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import ArtifactError, OptionError, ToolchainError
 from weft.frontends.imported import Imported
+from weft.generate.offer import kernels_of
+from weft.generate.protocol import Generator
 from weft.generate.registry import generators
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.passes import clean_up
 from weft.ir.types import DType
 from weft.kernels.dataclass_json import from_json, to_json
-from weft.kernels.measurement import Measurement
+from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, Schedule
@@ -215,13 +217,11 @@ def survey(options: Options) -> Setting:
         from weft.pipeline import gpu
 
         found, nvrtc, around = gpu.survey(options)
-        return Setting(
-            options,
-            found,
-            nvrtc,
-            {**around, "weft": source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda"))},
-            gpu.device_of(options),
-        )
+        around["weft"] = source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda"))
+        device = gpu.device_of(options)
+        if device.index:  # who measures is another process, whose current GPU is the first
+            options = replace(options, device=str(device))
+        return Setting(options, found, nvrtc, around, device)
     facts = cpu_facts(options.cache)
     if options.threads or torch.get_num_threads() != facts.threads:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
@@ -247,7 +247,7 @@ def limits_of(options: Options, facts: DeviceFacts | None = None) -> Enumeration
         max_inputs=options.max_inputs,
         max_reductions=options.max_reductions,
         max_candidates=options.max_candidates,
-        attention=options.device == "cuda",
+        attention=options.device != "cpu",
         multiprocessors=facts.sms if isinstance(facts, GpuFacts) else 0,
     )
 
@@ -358,6 +358,8 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
     for entry in problems.entries.values():
         if entry.essential and entry.kernels is None:
             make_kernels(entry, problems, makers, setting.facts, setting.options)
+    if not setting.options.allow_library:
+        _stand_in(problems, known, makers, setting)
     ranked = choose.rank(problems, known.measurements, library_only=False)
     found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
     for count, name in enumerate(choose.TRANSFORMED, 1):
@@ -369,10 +371,22 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
                 found.append(
                     choose.plain_plan(f"without-{name}", alternatives.graph, offers, alternatives, setting.options)
                 )
-    calls = choose.rank(problems, known.measurements, library_only=True)
-    with contextlib.suppress(OptionError):
-        found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
+    if setting.options.allow_library or setting.options.budget_s <= 0:
+        calls = choose.rank(problems, known.measurements, library_only=True)
+        with contextlib.suppress(OptionError):
+            found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
     return found
+
+
+def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], setting: Setting) -> None:
+    """Library calls, unmeasured, for what no plan can do without and no generated kernel was found right for."""
+    right = {key for (key, _), m in known.measurements.items() if m.verdict is Verdict.OK}
+    for entry in problems.entries.values():
+        if entry.essential and entry.problem.key not in right:
+            most = setting.options.keep_per_problem
+            for offer in (kernels_of(maker, entry.problem, setting.facts, most) for maker in makers):
+                new = [pair for pair in offer.kernels if pair not in (entry.kernels or ())]
+                entry.kernels = [*(entry.kernels or ()), *new]
 
 
 def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:

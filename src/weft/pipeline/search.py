@@ -23,6 +23,8 @@ OPTIMISM = 0.85
 """Factor on estimates where nothing was learned from measurements."""
 WIDEN_SHARE = 0.01
 """Problems below this share of the best plan are left with the first kernels of each generator."""
+REFUSED_FACTOR = 4.0
+"""On the estimates of what no plan can do without and every kernel was refused for: a library call may stand there."""
 Measure = Callable[[Iterator[Sequence[Entry]]], Iterator[Measurement]]
 """Emits, builds, verifies and times the kernels of batches of problems, in their order. Batches are taken while those
 before them are measured."""
@@ -94,13 +96,15 @@ def savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) -> 
 
 
 def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[Entry]]:
-    """Every use of every problem that may still run, with its price."""
+    """Every use of every problem that may still run, or that no plan can do without, with its price."""
     offers: list[Priced] = []
     owners: list[Entry] = []
     for entry in problems.entries.values():
         price = known.price(entry)
         if not math.isfinite(price):
-            continue
+            if not entry.essential:
+                continue
+            price = REFUSED_FACTOR * max(entry.estimate_us, 1.0)
         for candidate, ins, outs in entry.formats:
             offers.append(Priced(candidate, ins, outs, price))
             owners.append(entry)

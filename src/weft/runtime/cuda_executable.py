@@ -102,7 +102,8 @@ class CudaExecutable:
         self._loaded: dict[str, BoundCuda] = {}
         """By identity of the source: equal kernels are loaded once, however many steps they are."""
         self.allow_tf32 = linked.facts.get("allow_tf32") == "True"
-        with torch.cuda.device(self.device), self._policy(), torch.no_grad():
+        # what is made in inference mode cannot be written outside of it
+        with torch.cuda.device(self.device), self._policy(), torch.inference_mode(mode=False), torch.no_grad():
             self.memory = self._allocate()
             self._packed, self._places = self._packed_weights()
             self.static_inputs = tuple(self._static[n, Format.ROW] for n in self.graph.inputs)
@@ -349,6 +350,8 @@ class CudaExecutable:
 
     def _check(self, position: int, tensor: torch.Tensor) -> None:
         expected = self._input_types[position]
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(position=position, problem=f"a {type(tensor).__name__} is no tensor")
         if tuple(tensor.shape) != expected.shape or tensor.dtype is not TORCH_DTYPE[expected.dtype]:
             got = f"{tuple(tensor.shape)} {tensor.dtype}"
             raise InputError(position=position, problem=f"expected {expected}, got {got}")

@@ -115,12 +115,13 @@ class Executable:
         self._values = survey(self.graph, self.plan)
         self._direct_inputs = [self._all_native((n, Format.ROW)) for n in self.graph.inputs]
         self._direct_outputs = self._choose_direct_outputs()
-        self.memory = self._allocate()
         self._patches: list[_Patch] = []
-        self._weights = _Pool([n for i in sorted(self._native) for n in self._source(i).packed_bytes])
         self._packs: list[Callable[[], None]] = []
-        self._launches = self._bind()
-        self._pack_weights()
+        with torch.inference_mode(mode=False):  # what is made in that mode cannot be written outside of it
+            self.memory = self._allocate()
+            self._weights = _Pool([n for i in sorted(self._native) for n in self._source(i).packed_bytes])
+            self._launches = self._bind()
+            self._pack_weights()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
 
     # -- what is stored where
@@ -303,7 +304,8 @@ class Executable:
         """Check the inputs, make the outputs, and point the launches at both."""
         check_count(tensors, self._input_types)
         addresses = [self._take(i, t) for i, t in enumerate(tensors)]
-        fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype]) for t in map(self.graph.type_of, self.graph.outputs)]
+        types = map(self.graph.type_of, self.graph.outputs)
+        fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype], device="cpu") for t in types]
         for p in self._patches:
             p.array[p.slot] = fresh[p.external].data_ptr() if p.is_output else addresses[p.external]
         return fresh
@@ -317,7 +319,8 @@ class Executable:
             raise InputError(position=position, problem=f"expected {expected}, got {got}")
         if tensor.device.type != "cpu":
             raise InputError(position=position, problem=f"expected a CPU tensor, got {tensor.device}")
-        if self._direct_inputs[position] and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+        plain = tensor.is_contiguous() and not tensor.is_neg()  # a negated view has the bits of what it negates
+        if self._direct_inputs[position] and plain and tensor.data_ptr() % ALIGNMENT == 0:
             return tensor.data_ptr()
         static = self._static[self.graph.inputs[position], Format.ROW]
         static.copy_(tensor)
@@ -343,7 +346,7 @@ class Executable:
             return self._constant(node)
         if isinstance(n.attrs, a.IotaAttrs):
             size = n.type.shape[n.attrs.axis]
-            line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype])
+            line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype], device="cpu")
             return line.reshape([size if k == n.attrs.axis else 1 for k in range(n.type.rank)]).expand(n.type.shape)
         if node in self._direct_outputs:
             return fresh[self._direct_outputs[node]].reshape(n.type.shape)
@@ -378,7 +381,7 @@ def _rounded(size: int) -> int:
 def _aligned(size: int) -> torch.Tensor:
     """Uninitialised bytes at a 64-byte boundary, large ones at that of a huge page and in such pages."""
     unit = HUGE if size >= HUGE else ALIGNMENT
-    raw = torch.empty(size + unit, dtype=torch.uint8)
+    raw = torch.empty(size + unit, dtype=torch.uint8, device="cpu")
     skip = -raw.data_ptr() % unit
     if unit == HUGE:
         ask_for_huge_pages(raw.data_ptr() + skip, size)

@@ -12,16 +12,35 @@ from weft.device.toolchain import HostCompiler
 
 TEXT = """
 #include <omp.h>
+#include <pthread.h>
+#include <unistd.h>
 struct Step {
   void (*entry)(const void* const*, void* const*, void*, const void* const*);
   const void* const* inputs; void* const* outputs; void* workspace; const void* const* packed;
 };
 // The number of threads is a per-thread setting of OpenMP; the caller's is put back.
-extern "C" void weft_run(const Step* steps, long count, int threads) {
+static void run(const Step* steps, long count, int threads) {
   int before = omp_get_max_threads();
   if (threads > 0 && threads != before) omp_set_num_threads(threads);
   for (const Step* s = steps; s < steps + count; ++s) s->entry(s->inputs, s->outputs, s->workspace, s->packed);
   if (threads > 0 && threads != before) omp_set_num_threads(before);
+}
+struct Run { const Step* steps; long count; int threads; };
+static void* apart(void* given) {
+  const Run* r = (const Run*)given;
+  run(r->steps, r->count, r->threads);
+  return 0;
+}
+static pid_t home = 0;
+// A process that was forked after a run has the caller's OpenMP team without its threads, and would wait for them
+// without end: it runs on a thread that makes a team of its own.
+extern "C" void weft_run(const Step* steps, long count, int threads) {
+  if (home == 0) home = getpid();
+  if (home == getpid()) return run(steps, count, threads);
+  Run r = {steps, count, threads};
+  pthread_t thread;
+  if (pthread_create(&thread, 0, apart, &r) == 0) pthread_join(thread, 0);
+  else run(steps, count, 1);
 }
 """
 

@@ -1,0 +1,80 @@
+"""Which device a compilation is for, without a GPU."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from weft import api, pipeline
+from weft.device.cuda.facts import GpuFacts
+from weft.options import Options
+from weft.pipeline import gpu
+
+
+@pytest.mark.parametrize(("device", "looked_for"), [("cpu", False), ("cuda", True), ("cuda:0", True), ("cuda:1", True)])
+def test_what_only_gpus_have_is_looked_for_on_any_of_them(device: str, looked_for: bool) -> None:
+    assert pipeline.limits_of(Options(device=device)).attention is looked_for
+
+
+@pytest.mark.parametrize(
+    ("device", "index", "named"), [("cuda", 0, "cuda"), ("cuda", 1, "cuda:1"), ("cuda:1", 1, "cuda:1")]
+)
+def test_kernels_are_measured_on_the_gpu_that_runs_them(
+    device: str, index: int, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measuring process knows nothing of which GPU is current here."""
+    monkeypatch.setattr(gpu, "survey", lambda options: (GpuFacts(), None, {}))
+    monkeypatch.setattr(gpu, "device_of", lambda options: torch.device("cuda", index))
+    setting = pipeline.survey(Options(device=device, cache_dir=tmp_path))
+    assert setting.device == torch.device("cuda", index)
+    assert setting.options.device == named
+
+
+class Moved(nn.Module):
+    """Notes where it is to go, for there is nothing to go to."""
+
+    place: torch.device | None = None
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, device=device))
+
+    def to(self, place: torch.device) -> Moved:  # type: ignore[override]
+        self.place = place
+        return self
+
+
+@pytest.mark.parametrize(
+    ("device", "place"),
+    [("cuda:1", None), ("cuda", None), ("cuda:0", torch.device("cuda", 0)), ("cpu", torch.device("cpu"))],
+)
+def test_a_model_on_another_gpu_is_copied(
+    device: str, place: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(api.copy, "deepcopy", copy.copy)  # there is no memory to copy
+    with FakeTensorMode():
+        model = Moved("cuda:1")
+        placed = api._placed(model, device)
+    assert isinstance(placed, Moved)
+    assert placed.place == place and (placed is model) == (place is None)
+    assert model.place is None
+
+
+def test_without_library_calls_they_still_stand_where_nothing_else_does(tmp_path: Path) -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.sort(torch.relu(x))[0] * 2, torch.tanh(x + 1)
+
+    x = torch.randn(16, 32)
+    options = Options(cache_dir=tmp_path, budget_s=20.0, allow_library=False)
+    compiled = api.compile(Sorted(), x, options=options)
+    for got, want in zip(compiled(x), Sorted()(x), strict=True):
+        torch.testing.assert_close(got, want)
+    kinds = [s.kernel.schedule.generator for s in compiled.executable.plan.steps]
+    assert "library" in kinds and set(kinds) != {"library"}

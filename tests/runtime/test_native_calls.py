@@ -1,0 +1,90 @@
+"""Calls of generated kernels on the CPU that come from unusual places, and with unusual tensors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.device.facts import cpu_facts
+from weft.device.toolchain import HostCompiler, find_compiler
+from weft.generate.cpp import CppGenerator
+from weft.generate.offer import kernels_of
+from weft.ir.graph import Graph, GraphBuilder, bits
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Kind
+from weft.kernels.plan import Plan, Step
+from weft.kernels.source import KernelSource
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract, format_choices
+from weft.runtime.executable import Executable, Linked
+
+SHAPE = (512, 512)
+
+
+def graph_of() -> Graph:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, SHAPE))
+    return b.build([b.apply(Prim.MUL, b.apply(Prim.ADD, x, 1.0), 2.0)])
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Executable:
+    """(x + 1) * 2, one generated kernel per primitive, by two threads."""
+    compiler = find_compiler()
+    if not isinstance(compiler, HostCompiler):
+        pytest.skip(compiler.reason)
+    cache: Path = tmp_path_factory.mktemp("cache")
+    graph, facts = graph_of(), cpu_facts(None)
+    steps: dict[int, Step] = {}
+    objects: dict[str, Path] = {}
+    for candidate in enumerate_candidates(graph).candidates:
+        if candidate.kind is not Kind.SINGLE:
+            continue
+        choice = format_choices(graph, candidate)[0]
+        cut = extract(graph, candidate, choice.inputs, choice.outputs)
+        ((_, kernel),) = kernels_of(CppGenerator(), cut.problem, facts, 1).kernels
+        assert isinstance(kernel, KernelSource)
+        objects[kernel.sha256] = compiler.compile(kernel.text, kernel.flags, cache_dir=cache).path
+        steps[min(bits(candidate.members))] = Step(
+            kernel=kernel,
+            inputs=tuple(zip(cut.inputs, cut.problem.input_formats, strict=True)),
+            outputs=tuple(zip(cut.outputs, cut.problem.output_formats, strict=True)),
+            members=tuple(bits(candidate.members)),
+            kind=candidate.kind,
+            problem_key=cut.problem.key,
+            cost_us=1.0,
+        )
+    plan = Plan("native", tuple(steps[k] for k in sorted(steps)))
+    return Executable(Linked(graph, plan, objects, compiler, cache, 2))
+
+
+def test_a_negated_view_is_not_read_by_its_address(native: Executable) -> None:
+    x = torch.randn(SHAPE)
+    view = torch._neg_view(x)
+    assert view.is_contiguous() and view.data_ptr() == x.data_ptr()
+    assert torch.equal(native(view)[0], (1 - x) * 2)
+
+
+def test_the_default_device_of_the_process_does_not_matter(native: Executable) -> None:
+    x = torch.randn(SHAPE)
+    with torch.device("meta"):
+        (found,) = native(x)
+    assert found.device.type == "cpu"
+    assert torch.equal(found, (x + 1) * 2)
+
+
+def test_a_forked_process_runs_kernels_too(native: Executable) -> None:
+    """OpenMP's threads do not live on in a child: it must not wait for them."""
+    x = torch.randn(SHAPE)
+    want = native(x)[0]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        same = bool((native(x)[0].numpy() == want.numpy()).all())
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
