@@ -133,6 +133,9 @@ class TensorMap:
 
 
 CudaArgument = Pointer | TensorMap
+MOST_PARAMETER_BYTES = 32764
+"""Of a kernel for compute capability 7.0 or more, with CUDA 12.1 or later (which is all that Weft is for)."""
+_MAP_BYTES, _MAP_ALIGNED = 128, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,15 @@ class Launch:
     dependent: bool = True
     """The kernel waits for its predecessors itself (griddepcontrol.wait, in every thread, before it touches memory
     that another kernel may write or read), so it may be launched while they still run."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of all arguments, which may be `MOST_PARAMETER_BYTES`."""
+        at = 0
+        for argument in self.arguments:
+            size, aligned = (_MAP_BYTES, _MAP_ALIGNED) if isinstance(argument, TensorMap) else (8, 8)
+            at = -(-at // aligned) * aligned + size
+        return at
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.errors import ToolchainError
 from weft.generate.cuda import templates
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import grouped, grouped_match, grouped_tma
+from weft.generate.cuda.templates import grouped, grouped_match, grouped_text, grouped_tma
 from weft.generate.cuda.templates.grouped import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -21,7 +23,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Pointer
+from weft.kernels.source import MOST_PARAMETER_BYTES, CudaSource, Launch, Pointer, TensorMap
 
 Make = Callable[["Maker"], NodeId]
 
@@ -231,6 +233,49 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 @pytest.mark.parametrize("name", list(CASES))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
+
+
+GIVEN = group(
+    *(lambda m, i=i: m.linear(40 + 7 * i, 24, 72 + 8 * (i % 3), weight=False, turned=True, end="residual")
+      for i in range(grouped_match.MOST_MEMBERS))
+)  # fmt: skip
+"""As many members as a group has, none with constants: tensor maps of both operands of each."""
+
+
+@pytest.fixture(scope="module")
+def given() -> CudaSource:
+    found = grouped.matched(GIVEN, tf32=False)
+    assert not isinstance(found, Declined), found.reason
+    source = templates.emit(GIVEN, grouped_tma.shapes(found, H200)[0][1].schedule())
+    assert isinstance(source, CudaSource), source
+    return source
+
+
+def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypatch: pytest.MonkeyPatch):
+    """More than the 4 KB of CUDA 12.0; what no kernel takes is declined."""
+    (launch,) = given.launches
+    assert sum(isinstance(x, TensorMap) for x in launch.arguments) == 2 * grouped_match.MOST_MEMBERS
+    assert 4096 < launch.parameter_bytes == 32 * 128 + 4 * 16 * 8 <= MOST_PARAMETER_BYTES
+    compiled_well([given], "sm_90a", H200)
+    assert_exact(Emulated([given]), GIVEN, given, most=1)
+    monkeypatch.setattr(grouped_text, "MOST_PARAMETER_BYTES", launch.parameter_bytes - 1)
+    refused = templates.emit(GIVEN, given.schedule)
+    assert isinstance(refused, Declined)
+    assert f"{launch.parameter_bytes} bytes of arguments" in refused.reason
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_limit_of_arguments_is_the_compilers(arch: str):
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc)
+    (most, rest) = divmod(MOST_PARAMETER_BYTES, 8)
+    names = ", ".join(f"void* a{i}" for i in range(most))
+    assert rest == 4
+    nvrtc.compile(f'extern "C" __global__ void k({names}, int last) {{ *(int*)a0 = last; }}', arch=arch)
+    with pytest.raises(ToolchainError) as refused:
+        nvrtc.compile(f'extern "C" __global__ void k({names}, void* last) {{ *(void**)a0 = last; }}', arch=arch)
+    assert f"max {MOST_PARAMETER_BYTES} bytes" in str(refused.value.log)
+    assert Launch("k", (1, 1, 1), (1, 1, 1), (Pointer("in"),) * (most + 1)).parameter_bytes > MOST_PARAMETER_BYTES
 
 
 COPIED = (

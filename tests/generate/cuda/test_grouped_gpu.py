@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_grouped import CASES, network
+from tests.generate.cuda.test_grouped import CASES, GIVEN, network
 from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, Known, gpu, normal
 
 from weft.generate.cuda import templates
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 PROBLEMS: dict[str, Problem] = {
     **{name: problem for name, (problem, _) in CASES.items()},
     **{name: network(name) for name in ("inception", "segformer", "heads", "experts")},
+    "more than 4 KB of arguments": GIVEN,
 }
 
 

@@ -14,7 +14,15 @@ from weft.generate.cuda.templates.grouped_match import Member
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.tma import header
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule, TensorMap
+from weft.kernels.source import (
+    MOST_PARAMETER_BYTES,
+    CudaArgument,
+    CudaSource,
+    Launch,
+    Pointer,
+    Schedule,
+    TensorMap,
+)
 
 NAME = "w_member"
 """Entry of the kernels that are combined."""
@@ -134,7 +142,7 @@ class _Memory:
 
 def _whole(
     schedule: Schedule, entry: str, found: Sequence[Member], bodies: Sequence[_Body], cluster: int
-) -> CudaSource:
+) -> CudaSource | Declined:
     memory = _Memory()
     texts, calls = [], []
     begin = 0
@@ -159,6 +167,8 @@ def _whole(
         max(b.source.launches[0].shared_bytes for b in bodies),
         (cluster, 1, 1),
     )
+    if launch.parameter_bytes > MOST_PARAMETER_BYTES:
+        return Declined(f"{launch.parameter_bytes} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
     return CudaSource(
         schedule=schedule,
         text="".join([prelude(), header() if copied else "", *texts, "\n".join(kernel), "\n"]),
