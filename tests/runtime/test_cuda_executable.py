@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +155,19 @@ def test_the_frameworks_own_model_inside_a_capture_and_elsewhere(cuda: FakeCuda)
     cuda.capturing = True
     torch.testing.assert_close(eager(x, w)[0], expected(x, w))
     assert calls[-1][0] is x
+
+
+def test_the_frameworks_own_model_keeps_no_history_of_its_calls(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = captured(cuda, [])
+    entered: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda place: entered.append(place) or contextlib.nullcontext())
+    x, w = inputs()
+    (found,) = eager(x.requires_grad_(), w)
+    torch.testing.assert_close(found, expected(x.detach(), w))
+    assert not found.requires_grad and not any(t.requires_grad for t in eager._inputs)
+    assert entered == [torch.device("cpu")], "its GPU is the current one meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ class Captured:
     def __init__(self, model: Callable[..., Tensors], inputs: Tensors, lease: Lease | None = None) -> None:
         """Run it and record it on a stream of `lease`; None: as the framework's manual does it, on two of its own."""
         self._model = model  # owns the weights whose addresses the graph holds
-        self._inputs = [x.clone() for x in inputs]
+        with torch.inference_mode(mode=False), torch.no_grad():  # what that mode makes cannot be written outside of it
+            self._inputs = [x.clone() for x in inputs]
         self._lease = lease
         mine = lease.streams(1)[0] if lease is not None else None
         stream = mine or torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -198,9 +199,13 @@ class Captured:
             if given.device != mine.device:
                 problem = f"expected a tensor on {mine.device}, got {given.device}"
                 raise InputError(position=position, problem=problem)
+        device = self._inputs[0].device if self._inputs else None
+        with torch.cuda.device(device), torch.no_grad():
+            return self._run(inputs)
+
+    def _run(self, inputs: Tensors) -> Tensors:
         if torch.cuda.is_current_stream_capturing():
-            with torch.no_grad():
-                return self._model(*inputs)
+            return self._model(*inputs)
         with self._lock:
             self._turns.take()
             for mine, given in zip(self._inputs, inputs, strict=True):
