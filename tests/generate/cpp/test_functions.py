@@ -140,6 +140,24 @@ def test_floats_of_8_bits_are_declined(dtype: DType) -> None:
         )
 
 
+@pytest.mark.parametrize("source", [DType.F32, DType.F64, DType.F16])
+@pytest.mark.parametrize("target", [DType.U8, DType.I8, DType.I16])
+def test_a_cast_to_few_bits_leaves_no_more_than_those(source: DType, target: DType) -> None:
+    given = np.array([-1.9, 255.0, 256.0, 300.0, -129.0, 128.0, -40000.0, 65000.0] * 5 + [-2.0], source.numpy)
+    b = GraphBuilder()
+    x = b.input(TensorType(source, given.shape))
+    batch = trials(
+        Problem(
+            b.build([b.cast(b.cast(x, target), DType.F32)]), f"few-{source}-{target}", (Format.ROW,), (Format.ROW,)
+        ),
+        [given],
+    )
+    found = build(batch)
+    want = given.astype(np.int32).astype(target.numpy).astype(np.float32)
+    for t in batch:
+        assert np.array_equal(run(t, found[t.source.entry])[0], want), t.source.entry
+
+
 def test_integers_never_trap() -> None:
     least = np.array([-(2**31), -(2**31), 7, 0] * 5, np.int32)
     other = np.array([-1, 0, 0, 0] * 5, np.int32)

@@ -85,6 +85,26 @@ def runtime_header() -> str:
     return Path(__file__).with_name("weft_simd.h").read_text()
 
 
+def narrow_casts(graph: Graph) -> list[str]:
+    """Casts of floats to integers of 8 or 16 bits, by way of 32, which wraps where C++ leaves the value undefined.
+
+    Without it a compiler may keep a number that the integer cannot hold, such as -1 in a byte, for what reads it.
+    Outside of 32 bits the value stays undefined. Empty for graphs without such a cast.
+    """
+    nodes = [n for n in graph.nodes if n.prim is Prim.CAST and n.type.dtype in _NARROW]
+    if not any(graph.type_of(n.inputs[0]).dtype.is_float for n in nodes):
+        return []
+    lines = []
+    for kind, source in itertools.product(_NARROW.values(), ("f32", "f64")):
+        wide = "__builtin_convertvector(x, w_i32v)"
+        lines += [
+            f"W_FN w_{kind} w_to_{kind}(w_{source} x) {{ return (w_{kind})(w_i32)x; }}",
+            f"W_FN w_{kind}v w_to_{kind}v(w_{source}v x) {{ return __builtin_convertvector({wide}, w_{kind}v); }}",
+        ]
+    return lines
+
+
+_NARROW = {DType.I16: "i16", DType.I8: "i8", DType.U8: "u8"}
 SUM_BLOCK = 256
 """Terms of a column's sum that go into one accumulator before it is added to the total; a power of two."""
 
@@ -159,6 +179,7 @@ class KernelText:
             [
                 f"#define WL {self.form.lanes}",
                 runtime_header().rstrip(),
+                *narrow_casts(self.graph),
                 *self.statics,
                 *body.lines(),
                 f'extern "C" void {self.entry}({SIGNATURE}) {{',
