@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.generate.cuda.tensor_emulator import _record
-from tests.nn.emulation import Compiler, install, libraries, start
+from tests.nn.emulation import Compiler, install, launched, libraries, start
 from torch import nn
 
 from weft.device.cuda.facts import profile
@@ -23,7 +23,7 @@ from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, TensorMap
-from weft.nn import fused_mlp, kernels, layered
+from weft.nn import FusedMLP, FusedNetwork, fused_mlp, kernels, layered
 from weft.nn.autograd import by_composite, fused
 from weft.nn.layers import Layers, layers_of
 
@@ -120,6 +120,84 @@ def test_gradients_of_wide_layers(
     assert float((second.double() - wanted_second).norm()) < 2e-2 * float(wanted_second.norm()) + 1e-6
 
 
+class Joined(nn.Module):
+    """Two inputs, values side by side, one that two layers read and one that is added, at odd widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(11, 24), nn.Linear(24, 24)
+        self.third, self.fourth = nn.Linear(24 + 11, 19), nn.Linear(19 + 5 + 24, 16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one = torch.tanh(self.first(x))
+        two = torch.relu(self.second(one) + one)
+        three = self.third(torch.cat([two, x], -1))
+        four = nn.functional.silu(self.fourth(torch.cat([three, y, one], -1)))
+        result: torch.Tensor = torch.sigmoid(self.last(four))
+        return result
+
+
+class Residual(nn.Module):
+    """Values that are added behind activations, to the last layer too; columns of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16 + 6, 16)
+        self.fourth = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x[..., :16]
+        one = torch.relu(self.first(given)) + given
+        two = nn.functional.gelu(self.second(one)) + one
+        three = torch.sigmoid(self.third(torch.cat([two, x[..., 16:]], -1))) + two
+        result: torch.Tensor = torch.tanh(self.fourth(three)) + three
+        return result
+
+
+class Linearly(nn.Module):
+    """A value without activation that is read and added by one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(9, 13), nn.Linear(13, 8), nn.Linear(8 + 9, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = torch.sin(self.first(x))
+        two = self.second(one)
+        result: torch.Tensor = self.third(torch.cat([x, two], -1)) + two
+        return result
+
+
+@pytest.mark.parametrize(("kind", "widths"), [(Joined, (11, 5)), (Residual, (22,)), (Linearly, (9,))])
+@pytest.mark.parametrize("inputs", [True, False])
+def test_gradients_of_skips_by_layers(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], widths: tuple[int, ...], inputs: bool
+):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    torch.manual_seed(2)
+    module = kind().half()
+    net = FusedNetwork(module)
+    points = [torch.randn(37, n).half().requires_grad_(inputs) for n in widths]
+    assert net.why_not(*points) is None and net.why_no_fused_backward(*points) is None
+    leaves = [*(points if inputs else []), *module.parameters()]
+    dy = torch.randn_like(module(*points))
+    ran: list[str] = []
+    plain = layered.Chosen.run
+    monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (ran.append(""), plain(self, *a))[1])
+    for _ in range(2):
+        y = net(*points)
+        found = torch.autograd.grad(y, leaves, dy)
+    assert len(ran) > 2 * 3 * len(list(module.children())) - 3
+    double = copy.deepcopy(module).double()
+    exact = [p.detach().double().requires_grad_(inputs) for p in points]
+    truth = double(*exact)
+    wanted = torch.autograd.grad(truth, [*(exact if inputs else []), *double.parameters()], dy.double())
+    torch.testing.assert_close(y.detach().double(), truth.detach(), rtol=1e-2, atol=4e-3)
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.double() - b).norm()) < 4e-3 * float(b.norm()) + 1e-6
+
+
 def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
@@ -144,6 +222,65 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
     monkeypatch.setattr(fused_mlp, "least", lambda call: 1.0)
     fused(third, x, list(net.parameters())).sum().backward()
     assert third.kernels.training_refused(9) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "best"), [((1.0, 2.0, 3.0), "layers"), ((2.0, 1.0, 3.0), "chain"), ((2.0, 3.0, 1.0), "torch")]
+)
+def test_the_fastest_way_to_train_is_taken(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str
+):
+    monkeypatch.setattr(kernels, "CONTESTED", 16)
+    net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    plain = copy.deepcopy(nn.Sequential(*net))
+    left = iter(times)
+    monkeypatch.setattr(fused_mlp, "least", lambda call: (call(), next(left))[1])
+    x = torch.randn(9, 16).half()
+    wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
+    products: list[str] = []
+    run = layered.Chosen.run
+    for step in range(3):
+        found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        if not step:  # what comes after the contest
+            monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (products.append(""), run(self, *a))[1])
+            launched.clear()
+    assert next(left, None) is None
+    assert bool(products) == (best == "layers")
+    assert any(e.endswith("_chain") for e in launched) == (best == "chain")
+    reason = net.why_no_fused_backward(x)
+    assert reason is None if best != "torch" else reason is not None and "faster one by one for 9 rows" in reason
+    with torch.no_grad():
+        assert net.why_not(x) is None
+    assert net.why_no_fused_backward(x[:8]) is None
+
+
+def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "CONTESTED", 16)
+    net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    monkeypatch.setattr(layered.ByLayers, "_weights", lambda self, *a: a[-1].fill_(7.0))
+    x = torch.randn(9, 16).half()
+    plain = nn.Sequential(*copy.deepcopy(net))
+    wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
+    found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert any(e.endswith("_chain") for e in launched) and net.why_no_fused_backward(x) is None
+
+
+def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "CONTESTED", 16)
+    net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    run = net._run(torch.zeros(9, 16).half(), net._known(), trains=True)
+    assert isinstance(run, fused_mlp._Run) and run.kernels.in_contest
+    x = torch.randn(9, 16).half()
+    with torch.no_grad():
+        wanted = net(x)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    launched.clear()
+    assert torch.equal(net(x), wanted)
+    assert launched and not run.kernels.ways
 
 
 def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -469,6 +470,8 @@ class _Run:
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """The same for training: where a kernel takes one layer, the values between layers are kept."""
         layers = self.kernels.by_layers()
+        if layers is not None and self.kernels.in_contest:
+            layers = self._fastest_way(layers, x, parameters, facts)
         if layers is None:
             return self.forward(x, parameters, facts), ()
         make_current(x.device)
@@ -515,10 +518,10 @@ class _Run:
         addresses, facts = self._reads_again(parameters, facts)
         inputs, wanted, kind = needs[0], True in needs[1:], facts.kind
         key = x.shape[0], inputs, wanted, kind
-        call = self._backs.get(key)
+        call = self._backs.get(key) if not kept else None
         if call is None:
             layers = self.kernels.by_layers()
-            if layers is not None:
+            if layers is not None and (kept or not self.kernels.in_contest):
                 return None if not kept else self._by_layers(layers, dy, x, parameters, needs, kept, addresses, facts)
             made = self._made(dy, x, parameters, addresses, inputs=inputs, wanted=wanted, kind=kind)
             if isinstance(made, Declined):
@@ -591,22 +594,107 @@ class _Run:
         facts: _Facts,
     ) -> list[torch.Tensor | None] | None:
         """Kernels for each layer; None where there are none."""
-        kind, inputs, wanted = facts.kind, needs[0], any(needs[1:])
-        dtype = DTYPES[kind]
-
-        def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
-            dx = torch.empty_like(x) if inputs else None
-            sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
-            memory = self._memory_of_layers
-            refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, sums, dtype)
-            return (dx, sums) if refused is None else refused
-
-        if layers.unknown(len(x), inputs=inputs, parameters=wanted, dtype=dtype):
+        run = self._passes(layers, x, needs, kept, addresses, facts)
+        if layers.unknown(len(x), inputs=needs[0], parameters=any(needs[1:]), dtype=DTYPES[facts.kind]):
             self._judge(layers, run, dy, x, parameters, needs)
         if isinstance(layers.refused(len(x)), Declined):
             return None
         found = run(dy)
         return None if isinstance(found, Declined) else self._parts(*found, parameters, needs)
+
+    def _passes(
+        self,
+        layers: ByLayers,
+        x: torch.Tensor,
+        needs: Sequence[bool],
+        kept: Sequence[torch.Tensor],
+        addresses: Sequence[int],
+        facts: _Facts,
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None] | Declined]:
+        """From dy to the gradients of x and of the parameters, as far as they are needed."""
+        inputs, wanted, kind = needs[0], any(needs[1:]), facts.kind
+
+        def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
+            dx = torch.empty_like(x) if inputs else None
+            sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+            memory = self._memory_of_layers
+            refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, sums, DTYPES[kind])
+            return (dx, sums) if refused is None else refused
+
+        return run
+
+    def _fastest_way(
+        self, layers: ByLayers, x: torch.Tensor, parameters: Sequence[torch.Tensor], facts: _Facts | None
+    ) -> ByLayers | None:
+        """`layers` where they train so many rows faster than the kernel of all layers does; measured once."""
+        needs = x.requires_grad, *(p.requires_grad for p in parameters)
+        key = len(x), needs[0], any(needs[1:])
+        with self._lock:
+            if key not in self.kernels.ways and not torch.cuda.is_current_stream_capturing():
+                self.kernels.ways[key] = self._contest(layers, x, parameters, needs, facts)
+        best = self.kernels.ways.get(key, False) and layers.refused(len(x)) is None
+        return layers if best else None
+
+    def _contest(
+        self,
+        layers: ByLayers,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        facts: _Facts | None,
+    ) -> bool:
+        """Whether a kernel for each product is faster, and right. Where torch is faster than both, both are refused."""
+        make_current(x.device)
+        layered = self._layers_tried(layers, x, parameters, needs, facts)
+        if isinstance(layered, Declined):
+            layers.refuse(len(x), layered)
+            return False
+        try:
+            dy = normal_like(self.forward(x, parameters, facts))
+
+            def chained() -> list[torch.Tensor | None] | None:
+                self.forward(x, parameters, facts)
+                return self._in_kernels(dy, x, parameters, needs, (), facts)
+
+            ours = least(lambda: layered(dy))
+            chain = math.inf if chained() is None else least(chained)
+            theirs = least(lambda: by_composite(self, dy, x, parameters, needs))
+        except torch.OutOfMemoryError:  # the training under way leaves none for a second pass beside it
+            return False
+        if theirs < min(ours, chain):
+            widest = max(self.layers.widths)
+            reason = f"layers of {widest} columns, which are faster one by one for {len(x)} rows"
+            self.kernels.refuse(len(x), Declined(reason))
+        return ours < chain
+
+    def _layers_tried(
+        self,
+        layers: ByLayers,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        facts: _Facts | None,
+    ) -> Callable[[torch.Tensor], object] | Declined:
+        """A step by layers, from dy; or why there is none that is right."""
+        facts = facts or self.facts(parameters)
+        addresses = self.reads(parameters, facts)
+        memory, stamp = self._memory_of_layers, self._stamp
+        try:
+            found = layers.forward(x, addresses, memory, stamp)
+            if isinstance(found, Declined):
+                return found
+            run = self._passes(layers, x, needs, found[1], addresses, facts)
+            wrong = self._tried(run, found[0], x, parameters, needs)
+        except torch.OutOfMemoryError:
+            return Declined("gradients by layers that there is no memory to compare with those of torch")
+        layers.unknown(len(x), inputs=needs[0], parameters=any(needs[1:]), dtype=DTYPES[facts.kind])
+
+        def step(dy: torch.Tensor) -> object:
+            found = layers.forward(x, addresses, memory, stamp)
+            assert not isinstance(found, Declined)
+            return self._passes(layers, x, needs, found[1], addresses, facts)(dy)
+
+        return step if wrong is None else wrong
 
     def _judge(
         self,

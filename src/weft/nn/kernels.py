@@ -37,6 +37,8 @@ KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 _ALIGNED = 256
 """Of what stands in one buffer."""
+CONTESTED = 128
+"""Columns from which training in one kernel for all layers is measured against a kernel for each product."""
 _SPILLED = 64
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
@@ -256,6 +258,10 @@ class Kernels:
         self._asked = False
         self._backward_refused: Declined | None = None
         self._by_layers: ByLayers | None = None
+        self._chains = True
+        self.ways: dict[tuple[int, bool, bool], bool] = {}
+        """(rows, with the gradient of x, with those of parameters) -> whether training them is fastest by layers."""
+        self._slow: dict[int, Declined] = {}
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
@@ -264,7 +270,7 @@ class Kernels:
     @property
     def changes(self) -> int:
         """How often something was refused or forgotten: what was found before is to be asked for again."""
-        return self._changes if self._by_layers is None else self._by_layers.changes
+        return self._changes + (0 if self._by_layers is None else self._by_layers.changes)
 
     @in_turn
     def refused(self, rows: int) -> Declined | None:
@@ -373,10 +379,21 @@ class Kernels:
         return self._backward_refused
 
     def by_layers(self) -> ByLayers | None:
-        """What trains the network a layer at a time; None where one kernel takes all layers, or nothing does."""
+        """What trains the network a layer at a time; None where one kernel surely takes all layers, or nothing does."""
         if not self._asked:
             self._ask()
         return self._by_layers
+
+    @property
+    def in_contest(self) -> bool:
+        """Whether one kernel could train all layers as well as one for each product of a layer."""
+        return self.by_layers() is not None and self._chains
+
+    @in_turn
+    def refuse(self, rows: int, reason: Declined) -> None:
+        """So many rows are not trained by kernels from now on."""
+        self._slow[rows] = reason
+        self._changes += 1
 
     @in_turn
     def _ask(self) -> None:
@@ -384,19 +401,22 @@ class Kernels:
             return
         found = gradient(self.net, self.facts)
         refused = found if isinstance(found, Declined) else None
-        if refused is not None and self.facts.capability >= 80:
-            refused = layered.refused(self.net)
-            if refused is None:
+        self._chains = refused is None
+        widest = max(self.net.of(v) for v in range(1 - max(1, len(self.net.parts)), self.net.depth + 1))
+        if self.facts.capability >= 80 and (refused is not None or widest >= CONTESTED):
+            none = layered.refused(self.net)
+            if none is None:
                 self._by_layers = ByLayers(self.net, self.facts, self.nvrtc, self._cache)
+            refused = none if refused is not None else None
         self._backward_refused = refused
         self._asked = True
 
     def training_refused(self, rows: int) -> Declined | None:
         """Why forward and backward pass of so many rows are no kernels, as far as is known without compiling one."""
         layers = self.by_layers()
-        if layers is not None:
+        if layers is not None and not self._chains:
             return layers.refused(rows)
-        return self.refused(rows) or self.backward_refused()
+        return self._slow.get(rows) or self.refused(rows) or self.backward_refused()
 
     def _built(
         self,

@@ -22,7 +22,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.training import Network
 from weft.generate.cuda.training import layered as text
 from weft.generate.cuda.training.gradient import Entry
-from weft.generate.cuda.training.layered import Layered, Product, padded
+from weft.generate.cuda.training.layered import Layered, Product, Ref, padded
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
@@ -114,7 +114,7 @@ class Beside:
 
     def __init__(self, plan: Layered, module: Module) -> None:
         self.plan = plan
-        entries = plan.pack, plan.take, plan.ending, plan.columns, plan.total
+        entries = plan.pack, *plan.joins.values(), plan.ending, plan.columns, plan.total
         self._functions: dict[str, Function] = {e.name: module.function(e.name) for e in entries}
 
     def launch(self, entry: Entry, blocks: int, *arguments: int) -> None:
@@ -136,6 +136,7 @@ class ByLayers:
         self.changes = 0
         """How often something was refused."""
         self._known: set[tuple[int, bool, bool, DType]] = set()
+        self._kept = text.kept(net)
 
     @in_turn
     def unknown(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> bool:
@@ -273,45 +274,33 @@ class ByLayers:
         if memory.lacks(plan) and torch.cuda.is_current_stream_capturing():
             return Declined(_CAPTURED)
         image = self.pack(beside, addresses, memory, stamp)
-        h = x
-        kept: list[torch.Tensor] = []
-        if text.takes(net):
-            h = self._empty(rows, padded(net.widths[0]))
-            chunks = -(-rows * h.shape[1] // 2048)
-            beside.launch(beside.plan.take, chunks, x.data_ptr(), h.data_ptr(), rows)
-            kept.append(h)
-        for layer, (_, kernel) in enumerate(plan):
-            last = layer == net.depth - 1
-            shape = rows, net.widths[-1] if last else padded(net.widths[layer + 1])
-            places = beside.plan.image
-            ins = [h.data_ptr(), image + places.weights[layer]]
+        held = {Ref("given"): x}
+        for layer, (product, kernel) in enumerate(plan):
+            places, added = beside.plan.image, net.adds(layer)
+            ins = [self._joined(beside, held, net.reads(layer)), image + places.weights[layer]]
             ins += [image + places.biases[layer]] if net.biases[layer] else []
-            h = self._empty(*shape)
-            outs = [h]
-            if net.acts[layer].keeps == 2:
-                outs.insert(0, self._empty(*shape))
-            kernel.run(ins, [t.data_ptr() for t in outs], memory.state(kernel))
-            kept += outs[:-1] if last and net.acts[layer].keeps != 1 else outs
-        return h, kept
+            ins += [] if added is None else [self._joined(beside, held, (added.value,))]
+            columns = net.widths[-1] if layer == net.depth - 1 else padded(net.widths[layer + 1])
+            made = {r: self._empty(rows, columns) for r in text.results(net, layer)}
+            kernel.run(ins, [t.data_ptr() for t in made.values()], memory.state(kernel))
+            held |= made
+            for ref in product.spent:
+                del held[ref]
+        return held[Ref("value", (net.depth,))], [held[r] for r in self._kept]
+
+    def _joined(self, beside: Beside, held: dict[Ref, torch.Tensor], reads: tuple[int, ...]) -> int:
+        """Address of values side by side."""
+        ref = text.operand(self.net, reads)
+        if ref not in held:
+            rows, columns = len(held[Ref("given")]), sum(padded(self.net.of(v)) for v in reads)
+            made = held[ref] = self._empty(rows, columns)
+            ins = [held[Ref("value", (v,)) if v > 0 else Ref("given")] for v in text.given(reads)]
+            chunks = -(-rows * columns // 2048)
+            beside.launch(beside.plan.joins[reads], chunks, *(t.data_ptr() for t in ins), made.data_ptr(), rows)
+        return held[ref].data_ptr()
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=TORCH[self.net.dtype], device=torch.cuda.current_device())
-
-    def _values(
-        self, x: torch.Tensor, kept: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """(input, what its activation keeps) of each layer."""
-        left = iter(kept)
-        inputs = [next(left) if text.takes(self.net) else x]
-        marks: list[torch.Tensor | None] = []
-        for layer, act in enumerate(self.net.acts):
-            last = layer == self.net.depth - 1
-            sums = next(left) if act.keeps == 2 else None
-            result = None if last and act.keeps != 1 else next(left)
-            marks.append(sums if act.keeps == 2 else result if act.keeps == 1 else None)
-            if result is not None:
-                inputs.append(result)
-        return inputs, marks
 
     @in_turn
     def backward(
@@ -342,38 +331,69 @@ class ByLayers:
             return Declined(_CAPTURED)
         plan = beside.plan
         image = self.pack(beside, addresses, memory, stamp)
-        inputs, marks = self._values(x, kept)
+        held = {Ref("given"): x, **dict(zip(self._kept, kept, strict=True)), Ref("gradient", (net.depth,)): dy}
+        last = text.mark(net, net.depth - 1)
+        held[Ref("dz", (net.depth - 1,))] = self._last(beside, dy, None if last is None else held[last])
         shares = max(1, min(plan.columns.blocks, rows // _ROWS_OF_A_SHARE))
         partial = torch.empty(plan.partial_floats * shares, dtype=torch.float32, device=x.device)
-        dz = self._last(beside, dy, marks[-1])
-        totals: torch.Tensor | None = None
+        totals: dict[int, torch.Tensor] = {}
         for product, kernel in products:
             layer, state = product.layer, memory.state(kernel)
-            turned = image + plan.image.turned[layer]
             if product.role == "weights":
                 assert sums is not None
+                dz = held[Ref("dz", (layer,))]
                 if net.biases[layer]:
                     place = partial.data_ptr() + 4 * shares * plan.partial[layer]
-                    summed, count = (dz, rows) if totals is None else (totals, len(totals))
-                    kind = int(totals is not None)
-                    beside.launch(plan.columns, shares, summed.data_ptr(), place, count, dz.shape[1], kind)
-                self._weights(kernel, state, layer, dz, inputs[layer], sums)
-            elif product.role == "below":
-                mark = marks[layer - 1]
-                below = self._empty(rows, padded(net.widths[layer]))
-                ins = [dz.data_ptr(), turned, *([] if mark is None else [mark.data_ptr()])]
-                outs, totals = [below.data_ptr()], None
-                if kernel.sum_rows:
-                    totals = torch.empty(kernel.sum_rows, below.shape[1], dtype=torch.float32, device=x.device)
-                    outs.append(totals.data_ptr())
-                kernel.run(ins, outs, state)
-                dz = below
+                    summed = totals.pop(layer, None)
+                    given, kind = (dz, 0) if summed is None else (summed, 1)
+                    beside.launch(plan.columns, shares, given.data_ptr(), place, len(given), dz.shape[1], kind)
+                self._weights(kernel, state, layer, dz, held[text.operand(net, net.reads(layer))], sums)
             else:
-                assert dx is not None
-                kernel.run([dz.data_ptr(), turned], [dx.data_ptr()], state)
+                turned = image + plan.image.turned[layer] + 2 * product.row * padded(net.widths[layer + 1])
+                held |= self._values(product, kernel, state, held, turned, totals, dx)
+            for ref in product.spent:
+                held.pop(ref, None)
         if sums is not None and any(net.biases):
             beside.launch(plan.total, plan.total.blocks, partial.data_ptr(), sums.data_ptr(), shares)
         return None
+
+    def _values(
+        self,
+        product: Product,
+        kernel: Chosen,
+        state: int,
+        held: dict[Ref, torch.Tensor],
+        turned: int,
+        totals: dict[int, torch.Tensor],
+        dx: torch.Tensor | None,
+    ) -> dict[Ref, torch.Tensor]:
+        """A product for the gradient of a value; `totals`: sums over rows, by layer, are put there."""
+        net, value, dz = self.net, product.value, held[Ref("dz", (product.layer,))]
+        mark = text.mark(net, value - 1) if product.role == "below" else None
+        read = [held[r] for r in (*product.addends, *([] if mark is None else [mark]))]
+        made = self._places(product, len(dz), dx)
+        outs = list(made.values())
+        if kernel.sum_rows:
+            shape = kernel.sum_rows, padded(net.of(value))
+            totals[value - 1] = torch.empty(shape, dtype=torch.float32, device=dz.device)
+            outs.append(totals[value - 1])
+        kernel.run([dz.data_ptr(), turned, *(t.data_ptr() for t in read)], [t.data_ptr() for t in outs], state)
+        if product.role == "input" and net.parts and dx is not None:
+            at, width = net.parts[-value]
+            dx[:, at : at + width].copy_(outs[0])
+        return made
+
+    def _places(self, product: Product, rows: int, dx: torch.Tensor | None) -> dict[Ref, torch.Tensor]:
+        """Where a product of the backward pass leaves its results, in their order."""
+        net, value = self.net, product.value
+        columns = padded(net.of(value)) if value > 0 else net.of(value)
+        if product.role == "input" and not net.parts:
+            assert dx is not None
+            return {Ref("share", (value,)): dx}
+        if product.role != "below":
+            return {Ref("share", (value,)): self._empty(rows, columns)}
+        found = [Ref("dz", (value - 1,)), Ref("gradient", (value,))]
+        return {r: self._empty(rows, columns) for r in found[: len(product.problem.graph.outputs)]}
 
     def _last(self, beside: Beside, dy: torch.Tensor, mark: torch.Tensor | None) -> torch.Tensor:
         """The gradient of the last layer's sums, from that of the result."""
@@ -398,7 +418,10 @@ class ByLayers:
             return
         found = torch.empty(dz.shape[1], h.shape[1], dtype=sums.dtype, device=sums.device)
         kernel.run(ins, [found.data_ptr()], state)
-        sums[place.offset : place.offset + place.size].view(n, k).copy_(found[:n, :k])
+        to = sums[place.offset : place.offset + place.size].view(n, k)
+        for value, at, column in text.segments(self.net, layer):
+            width = self.net.of(value)
+            to[:, column : column + width].copy_(found[:n, at : at + width])
 
 
 def candidates(p: Product, schedules: Sequence[Schedule]) -> list[tuple[CudaSource, int]]:
@@ -436,7 +459,8 @@ class Trial:
         rows = min(_COMPARED, len(self.inputs[0]))
         few = text.forward(net, rows) if p.role == "forward" else text.backward(
             net, rows, inputs=True, parameters=False, dtype=DType.F32)  # fmt: skip
-        problem = next(x.problem for x in few if x.role == p.role and x.layer == p.layer)
+        own = p.role, p.layer, p.value, p.row
+        problem = next(x.problem for x in few if (x.role, x.layer, x.value, x.row) == own)
         return [torch.from_numpy(y) for y in _evaluated(problem, self.inputs)]
 
     def of(self, source: CudaSource, made: CompiledCubin, sums: int = 0) -> tuple[float, Chosen | None]:

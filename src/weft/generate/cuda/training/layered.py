@@ -11,6 +11,11 @@ dz the gradient of a layer's sums,
 so that equal inputs give equal bits. All products are problems of the templates for products. In memory columns are
 padded to eights with zeros of weights: what an activation makes of them is multiplied by zeros.
 
+With skips, what a layer reads side by side is joined in memory before its product, each value at a multiple of eight
+columns; a value that is added comes in behind the product. Backward nothing is joined: each value that a layer reads
+has the gradient dz W[:, its columns], and the product that comes last takes in what other readers gave, in 16 bits, and
+the derivative.
+
 Source: note on fused MLPs, section 4.
 """
 
@@ -20,7 +25,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.mlp_text import mlp_header
@@ -45,7 +50,19 @@ SLICES = 4
 _LINE = 128
 _THREADS = 256
 
-Role = Literal["forward", "below", "input", "weights"]
+Role = Literal["forward", "below", "share", "input", "weights"]
+
+
+class Ref(NamedTuple):
+    """A tensor of rows.
+
+    given: x as it is; joined: the values `of` side by side, each padded; value: a result; act: a layer's result before
+    a value was added to it; sums: those of a layer; dz: the gradient of a layer's sums; gradient: that of a value;
+    share: what some readers of a value give to it.
+    """
+
+    kind: Literal["given", "joined", "value", "act", "sums", "dz", "gradient", "share"]
+    of: tuple[int, ...] = ()
 
 
 def padded(columns: int) -> int:
@@ -57,55 +74,162 @@ def padded(columns: int) -> int:
 class Product:
     """One kernel, with inputs and outputs of its problem in this order.
 
-    forward: input of the layer, weights, bias if there is one -> sums if they are kept, result;
-    below: dz, turned weights, what is kept of the layer below if anything -> dz of the layer below;
-    input: dz of the first layer, turned weights -> gradient of x;
+    forward: input of the layer, weights, bias if there is one, what is added if anything -> `results`;
+    below: dz, turned weights, `addends`, what is kept of the layer of `value` if anything -> dz of that layer, and the
+    gradient of `value` where that is added to another;
+    share: dz, turned weights, `addends` -> what they sum up to of the gradient of `value`;
+    input: the same -> the gradient of what is given;
     weights: dz, input of the layer -> gradient of the weights.
     """
 
     role: Role
     layer: int
     problem: Problem
+    value: int = 0
+    """Whose gradient it is."""
+    row: int = 0
+    """Of the turned weights, where the columns of that value begin."""
+    addends: tuple[Ref, ...] = ()
+    spent: tuple[Ref, ...] = ()
+    """What nothing reads afterwards."""
 
 
 def refused(net: Network, rows: int = 1) -> Declined | None:
     """Why a network is not trained like this."""
-    if not net.plain:
-        return Declined("skips beside weights that no kernel holds")
+    declined = None if net.plain else _skips_refused(net)
+    if declined is not None:
+        return declined
     for act in net.acts:
         declined = act.no_gradient()
         if declined is not None:
             return declined
     if max(net.widths[1:]) > WIDEST:
         return Declined(f"a layer of {max(net.widths[1:])} columns; gradients are for {WIDEST} at most")
-    if net.widths[0] > WIDEST_INPUT:
-        return Declined(f"an input of {net.widths[0]} columns; gradients are for {WIDEST_INPUT} at most")
-    if rows * padded(max(net.widths)) >= 1 << 31:
-        return Declined(f"{rows} rows of {max(net.widths)} columns, which are too many to be trained at once")
+    if net.columns > WIDEST_INPUT:
+        return Declined(f"an input of {net.columns} columns; gradients are for {WIDEST_INPUT} at most")
+    widest = max(*net.widths, net.columns, *(_reads(net, layer) for layer in range(net.depth)))
+    if rows * padded(widest) >= 1 << 31:
+        return Declined(f"{rows} rows of {widest} columns, which are too many to be trained at once")
     return None
 
 
-def takes(net: Network) -> bool:
-    """Whether the input is copied, to be rounded or padded, before the first product reads it."""
-    return net.given is not net.dtype or net.widths[0] % ALIGNMENT != 0
+def _skips_refused(net: Network) -> Declined | None:
+    """What has no place in the order of products."""
+    readers = {v: layer for layer in range(net.depth - 1, -1, -1) for v in net.reads(layer)}
+    for layer in range(net.depth):
+        added = net.adds(layer)
+        if added is None:
+            continue
+        columns = net.widths[layer + 1]
+        if (added.value <= 0 or layer == net.depth - 1) and columns % ALIGNMENT:
+            return Declined(f"a sum of {columns} columns, which are no multiple of {ALIGNMENT}, in a network by layers")
+        if readers.get(added.value, net.depth) > layer:
+            return Declined("a value that is added before a layer reads it, in a network by layers")
+    if any(v not in readers for v in range(1 - max(1, len(net.parts)), net.depth)):
+        return Declined("a value that no layer reads")
+    return None
+
+
+def operand(net: Network, reads: tuple[int, ...]) -> Ref:
+    """What values are in memory as the left side of a product."""
+    if len(reads) == 1 and reads[0] > 0:
+        return Ref("value", reads)
+    whole = reads == (0,) and not net.parts
+    return Ref("given") if whole and net.given is net.dtype and net.of(0) % ALIGNMENT == 0 else Ref("joined", reads)
+
+
+def joins(net: Network) -> list[tuple[int, ...]]:
+    """Values that are copied side by side, rounded and padded, before a product reads them."""
+    found = []
+    for layer in range(net.depth):
+        found.append(net.reads(layer))
+        added = net.adds(layer)
+        found += [(added.value,)] if added is not None else []
+    return [r for r in dict.fromkeys(found) if operand(net, r).kind == "joined"]
+
+
+def results(net: Network, layer: int) -> list[Ref]:
+    """What the product of a layer leaves: what its derivative reads, and the value."""
+    act, added = net.acts[layer], net.adds(layer)
+    found = [Ref("sums", (layer,))] if act.keeps == 2 else []
+    if act.keeps == 1 and added is not None and not added.before:
+        found.append(Ref("act", (layer,)))
+    return [*found, Ref("value", (layer + 1,))]
+
+
+def mark(net: Network, layer: int) -> Ref | None:
+    """What the derivative of a layer's activation reads."""
+    return results(net, layer)[0] if net.acts[layer].keeps else None
+
+
+def kept(net: Network) -> list[Ref]:
+    """What the backward pass reads of the forward pass, besides x as it is."""
+    found = [r for i in range(net.depth) for r in (operand(net, net.reads(i)), mark(net, i)) if r is not None]
+    return [r for r in dict.fromkeys(found) if r.kind != "given"]
+
+
+def segments(net: Network, layer: int) -> list[tuple[int, int, int]]:
+    """(value, its first column in what the layer reads as it lies in memory, in the layer's weights)."""
+    found = []
+    at = column = 0
+    for v in net.reads(layer):
+        found.append((v, at, column))
+        at, column = at + padded(net.of(v)), column + net.of(v)
+    return found
+
+
+def _reads(net: Network, layer: int) -> int:
+    """Columns that a layer reads as they lie in memory."""
+    return sum(padded(net.of(v)) for v in net.reads(layer))
 
 
 def forward(net: Network, rows: int) -> list[Product]:
     """The products of the forward pass, by layer."""
-    return [Product("forward", layer, _forward(net, rows, layer)) for layer in range(net.depth)]
+    last: dict[Ref, int] = {}
+    for layer in range(net.depth):
+        added = net.adds(layer)
+        for reads in (net.reads(layer), *([] if added is None else [(added.value,)])):
+            last |= dict.fromkeys((operand(net, reads), *(Ref("value", (v,)) for v in reads if v > 0)), layer)
+        last |= dict.fromkeys(results(net, layer), layer)
+    held = {*kept(net), Ref("given"), Ref("value", (net.depth,))}
+    found = []
+    for layer in range(net.depth):
+        spent = tuple(r for r, at in last.items() if at == layer and r not in held)
+        found.append(Product("forward", layer, _forward(net, rows, layer), spent=spent))
+    return found
 
 
 def backward(net: Network, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> list[Product]:
     """The products of the backward pass in the order in which they are run; `dtype`: of the parameters' gradients."""
-    found = []
+    found: list[Product] = []
+    shares: dict[int, tuple[Ref, ...]] = {}
+    first = {v: layer for layer in range(net.depth - 1, -1, -1) for v in net.reads(layer)}
     for layer in range(net.depth - 1, -1, -1):
+        added = net.adds(layer)
+        if added is not None:
+            shares[added.value] = (*shares.get(added.value, ()), _passed(net, layer))
         if parameters:
             found.append(Product("weights", layer, _weights(net, rows, layer, dtype)))
-        if layer > 0:
-            found.append(Product("below", layer, _below(net, rows, layer)))
-        elif inputs:
-            found.append(Product("input", layer, _input(net, rows)))
-    return found
+        for value, row, _ in segments(net, layer):
+            if value <= 0 and not inputs:
+                continue
+            last = first[value] == layer
+            addends = shares.pop(value, ())
+            role: Role = "share" if not last else "below" if value > 0 else "input"
+            problem = _below(net, rows, layer, value, len(addends), role)
+            found.append(Product(role, layer, problem, value, row, addends))
+            shares |= {} if last else {value: (Ref("share", (value,)),)}
+    read = {r: i for i, p in enumerate(found) for r in (Ref("dz", (p.layer,)), *p.addends)}
+    return [replace(p, spent=tuple(r for r, at in read.items() if at == i)) for i, p in enumerate(found)]
+
+
+def _passed(net: Network, layer: int) -> Ref:
+    """What a value that is added to a layer has for its gradient from there."""
+    added = net.adds(layer)
+    assert added is not None
+    if added.before:
+        return Ref("dz", (layer,))
+    return Ref("gradient", (layer + 1,)) if net.acts[layer].keeps or layer == net.depth - 1 else Ref("dz", (layer,))
 
 
 def _columns(net: Network, value: int) -> int:
@@ -119,42 +243,46 @@ def _problem(b: GraphBuilder, outputs: list[NodeId]) -> Problem:
 
 
 def _forward(net: Network, rows: int, layer: int) -> Problem:
-    k, n = _columns(net, layer), _columns(net, layer + 1)
+    k, n = _reads(net, layer), _columns(net, layer + 1)
     b = GraphBuilder()
     h = b.input(TensorType(net.dtype, (rows, k)))
     w = b.input(TensorType(net.dtype, (n, k)))
     z = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
     if net.biases[layer]:
         z = b.apply(Prim.ADD, z, b.input(TensorType(net.dtype, (n,))))
-    act = net.acts[layer]
-    y = act.apply(b, z)
-    return _problem(b, [z, y] if act.keeps == 2 else [y])
+    added = net.adds(layer)
+    more = None if added is None else b.input(TensorType(net.dtype, (rows, n)))
+    if added is not None and more is not None and added.before:
+        z = b.apply(Prim.ADD, z, more)
+    y = a = net.acts[layer].apply(b, z)
+    if added is not None and more is not None and not added.before:
+        y = b.apply(Prim.ADD, a, more)
+    left = {"sums": z, "act": a, "value": y}
+    return _problem(b, [left[r.kind] for r in results(net, layer)])
 
 
-def _below(net: Network, rows: int, layer: int) -> Problem:
-    n, k = padded(net.widths[layer + 1]), padded(net.widths[layer])
+def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: Role) -> Problem:
+    n, k = padded(net.widths[layer + 1]), padded(net.of(value)) if value > 0 else net.of(value)
     b = GraphBuilder()
     dz = b.input(TensorType(net.dtype, (rows, n)))
     turned = b.input(TensorType(net.dtype, (k, n)))
     g = b.add(Prim.MATMUL, dz, b.transpose(turned, (1, 0)))
-    act = net.acts[layer - 1]
+    for _ in range(addends):
+        g = b.apply(Prim.ADD, g, b.input(TensorType(net.dtype, (rows, k))))
+    if role == "input" and not net.parts:
+        return _problem(b, [b.cast(g, net.given)])
+    if role != "below":
+        return _problem(b, [g])
+    act, added, whole = net.acts[value - 1], net.adds(value - 1), g
     if act.keeps:
-        kept = b.input(TensorType(net.dtype, (rows, k)))
+        held = b.input(TensorType(net.dtype, (rows, k)))
         wide = net.dtype if act.whole else DType.F32  # fewer steps leave more registers for what is read ahead
-        g = b.cast(act.slope(b, b.cast(g, wide), b.cast(kept, wide)), net.dtype)
-    return _problem(b, [g])
-
-
-def _input(net: Network, rows: int) -> Problem:
-    n, k = padded(net.widths[1]), net.widths[0]
-    b = GraphBuilder()
-    dz = b.input(TensorType(net.dtype, (rows, n)))
-    turned = b.input(TensorType(net.dtype, (k, n)))
-    return _problem(b, [b.cast(b.add(Prim.MATMUL, dz, b.transpose(turned, (1, 0))), net.given)])
+        g = b.cast(act.slope(b, b.cast(g, wide), b.cast(held, wide)), net.dtype)
+    return _problem(b, [g, whole] if act.keeps and added is not None and not added.before else [g])
 
 
 def _weights(net: Network, rows: int, layer: int, dtype: DType) -> Problem:
-    n, k = padded(net.widths[layer + 1]), padded(net.widths[layer])
+    n, k = padded(net.widths[layer + 1]), _reads(net, layer)
     b = GraphBuilder()
     dz = b.input(TensorType(net.dtype, (rows, n)))
     h = b.input(TensorType(net.dtype, (rows, k)))
@@ -179,7 +307,10 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Offsets in bytes of each layer's weights, as (out, in) and turned, and of its bias; columns are padded."""
+    """Offsets in bytes of each layer's weights, as (out, in) and turned, and of its bias.
+
+    Columns are padded, those of each value that a layer reads by themselves.
+    """
 
     weights: tuple[int, ...]
     turned: tuple[int, ...]
@@ -192,7 +323,7 @@ class Image:
         places: list[list[int]] = [[], [], []]
         at = 0
         for layer in range(net.depth):
-            k, n = padded(net.widths[layer]), padded(net.widths[layer + 1])
+            k, n = _reads(net, layer), padded(net.widths[layer + 1])
             for place, size in zip(places, (k * n, k * n, n), strict=True):
                 place.append(at)
                 at += -(-2 * size // _LINE) * _LINE
@@ -203,14 +334,15 @@ class Image:
 class Layered:
     """What stands beside the products, for any number of rows. Entries take addresses, and numbers as if they were.
 
-    pack(each parameter, image), take(x, input of the first layer, rows), ending(dy, what the last activation keeps, dz,
-    rows), columns(dz, partial, rows, padded columns, 0): a block for each share of the rows, which with a 1 at the end
-    are sums of rows already, in float32; total(partial of all layers, gradients of the parameters, shares).
+    pack(each parameter, image), joins[values](x if one of them is given, the others, they side by side, rows),
+    ending(dy, what the last activation keeps, dz, rows), columns(dz, partial, rows, padded columns, 0): a block for
+    each share of the rows, which with a 1 at the end are sums of rows already, in float32; total(partial of all layers,
+    gradients of the parameters, shares).
     """
 
     text: str
     pack: Entry
-    take: Entry
+    joins: dict[tuple[int, ...], Entry]
     ending: Entry
     columns: Entry
     total: Entry
@@ -229,15 +361,16 @@ def _header() -> str:
 @lru_cache(maxsize=64)
 def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     """The kernels of a network for a device of so many multiprocessors."""
-    seed = hashlib.sha256(f"{net}|{dtype}|{sms}".encode()).hexdigest()[:16]
-    names = {what: f"k{seed}_{what}" for what in ("pack", "take", "ending", "columns", "total")}
+    seed = hashlib.sha256(f"{net}{net.skips}|{dtype}|{sms}".encode()).hexdigest()[:16]
+    names = {what: f"k{seed}_{what}" for what in ("pack", "ending", "columns", "total")}
+    side = {reads: f"k{seed}_join{i}" for i, reads in enumerate(joins(net))}
     image, act = Image.of(net), net.acts[-1]
     partial, floats = [], 0
     for width in net.widths[1:]:
         partial.append(floats)
         floats += padded(width)
     packing, blocks = _pack(net, image, names["pack"])
-    last, x = net.widths[-1], storage(net.given)
+    last = net.widths[-1]
     parts = [
         prelude(),
         mlp_header(),
@@ -245,8 +378,7 @@ def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
         _header().replace("W_KIND", net.dtype.value),
         act.text("Last", net.dtype),
         packing,
-        _each(names["take"], "const void* x_, void* h_, const void* rows_"),
-        f"w_take<{net.widths[0]}, {padded(net.widths[0])}>((const {x}*)x_, (u16*)h_, {_LOOP}); }}\n",
+        *(_join(net, reads, name) for reads, name in side.items()),
         _each(names["ending"], "const void* dy_, const void* kept_, void* dz_, const void* rows_"),
         f"w_ending<Last, {last}, {padded(last)}>((const u16*)dy_, (const u16*)kept_, (u16*)dz_, {_LOOP}); }}\n",
         _column_sums(net, names["columns"]),
@@ -255,7 +387,7 @@ def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     return Layered(
         "".join(parts),
         Entry(names["pack"], _THREADS, blocks),
-        Entry(names["take"], _THREADS, 8 * sms),
+        {reads: Entry(name, _THREADS, 8 * sms) for reads, name in side.items()},
         Entry(names["ending"], _THREADS, 8 * sms),
         Entry(names["columns"], _THREADS, SLICES * sms),
         Entry(names["total"], _THREADS, sum(-(-w // 32) for w in net.widths[1:])),
@@ -272,6 +404,36 @@ def _each(name: str, parameters: str) -> str:
     return f'extern "C" __global__ void __launch_bounds__({_THREADS}) {name}({parameters}) {{\nw_wait(); w_release();\n'
 
 
+def given(reads: tuple[int, ...]) -> list[int]:
+    """The values whose addresses a kernel that joins takes: 0 for x, whichever of its parts are read."""
+    return [*([0] if any(v <= 0 for v in reads) else []), *dict.fromkeys(v for v in reads if v > 0)]
+
+
+def _join(net: Network, reads: tuple[int, ...], name: str) -> str:
+    """A thread copies eight columns of a row at a time."""
+    held = given(reads)
+    columns = sum(padded(net.of(v)) for v in reads)
+    lines = [
+        _each(name, f"{', '.join(f'const void* v{v}' for v in held)}, void* h_, const void* rows_"),
+        f"const u32 count = (u32)(u64)rows_ * {columns // ALIGNMENT}u;",
+        "for (u32 i = blockIdx.x * 256u + threadIdx.x; i < count; i += gridDim.x * 256u) {",
+        f"const w_rows r = i / {columns // ALIGNMENT}u; const int c = (int)(i % {columns // ALIGNMENT}u) * 8;",
+        "uint4 v = make_uint4(0u, 0u, 0u, 0u);",
+    ]
+    at = 0
+    for v in reads:
+        start, width = (0, net.of(v)) if v > 0 else net.parts[-v] if net.parts else (0, net.columns)
+        row, kind = (padded(width), "u16") if v > 0 else (net.columns, storage(net.given))
+        whole = row % ALIGNMENT == 0 == start % ALIGNMENT and start + padded(width) <= row
+        aligned = 8 if whole else 2 if (row | start | width) % 2 == 0 else 1
+        lines += [
+            f"if (c >= {at} && c < {at + padded(width)})",
+            f"v = w_eight<{width}, {aligned}>((const {kind}*)v{max(v, 0)} + r * {row} + {start}, c - {at});",
+        ]
+        at += padded(width)
+    return "\n".join((*lines, f"*(uint4*)((u16*)h_ + r * {columns} + c) = v; }}\n}}\n"))
+
+
 def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
     """(kernel that makes the image, its blocks): a block for each tile of weights, and one for each bias."""
     kind = storage(net.masters or net.dtype)
@@ -282,16 +444,20 @@ def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
     ]
     blocks = number = 0
     for layer in range(net.depth):
-        n, k = net.widths[layer + 1], net.widths[layer]
-        np, kp = padded(n), padded(k)
-        tiles = -(-np // 32) * -(-kp // 32)
-        places = f"(u16*)(image + {image.weights[layer]}), (u16*)(image + {image.turned[layer]})"
-        lines += [
-            f"if (b < {tiles}) {{",
-            f"w_images<{n}, {k}, {np}, {kp}>((const {kind}*)p{number}, {places}, b, held, t); return; }}",
-            f"b -= {tiles};",
-        ]
-        blocks, number = blocks + tiles, number + 1
+        n, across = net.widths[layer + 1], _reads(net, layer)
+        np, columns = padded(n), sum(net.of(v) for v in net.reads(layer))
+        for value, at, column in segments(net, layer):
+            k, kp = net.of(value), padded(net.of(value))
+            tiles = -(-np // 32) * -(-kp // 32)
+            plain, turned = image.weights[layer] + 2 * at, image.turned[layer] + 2 * at * np
+            shape = f"{n}, {k}, {np}, {kp}, {columns}, {across}"
+            lines += [
+                f"if (b < {tiles}) {{ w_images<{shape}>((const {kind}*)p{number} + {column},",
+                f"(u16*)(image + {plain}), (u16*)(image + {turned}), b, held, t); return; }}",
+                f"b -= {tiles};",
+            ]
+            blocks += tiles
+        number += 1
         if net.biases[layer]:
             lines += [
                 "if (b == 0) {",

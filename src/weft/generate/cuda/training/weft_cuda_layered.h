@@ -2,32 +2,53 @@
 // to eights. W_KIND is f16 or bf16. Includes nothing.
 W_FN u16 w_short(u16 x) { return x; }
 W_FN u16 w_short(float x) { return (u16)w_narrow2_W_KIND(x, 0.0f); }
-// Weights, N by K, as NP by KP with zeros around them, and the same turned: a tile of 32 by 32.
-template <int N, int K, int NP, int KP, class M>
+// N by K of a layer's weights, whose rows have FROM columns, as NP by KP with zeros around them in rows of TO, and the same
+// turned: a tile of 32 by 32.
+template <int N, int K, int NP, int KP, int FROM, int TO, class M>
 W_FN void w_images(const M* w, u16* plain, u16* turned, int tile, u16 (*held)[33], int t) {
   constexpr int ACROSS = (KP + 31) / 32;
   const int n0 = tile / ACROSS * 32, k0 = tile % ACROSS * 32, x = t % 32;
   for (int y = t / 32; y < 32; y += 8) {
     const int n = n0 + y, k = k0 + x;
     u16 v = 0;
-    if (n < N && k < K) v = w_short(w[n * K + k]);
+    if (n < N && k < K) v = w_short(w[n * FROM + k]);
     held[y][x] = v;
-    if (n < NP && k < KP) plain[n * KP + k] = v;
+    if (n < NP && k < KP) plain[n * TO + k] = v;
   }
   __syncthreads();
   for (int y = t / 32; y < 32; y += 8)
     if (n0 + x < NP && k0 + y < KP) turned[(k0 + y) * NP + n0 + x] = held[x][y];
 }
-// Rows of the input, rounded and padded.
-template <int K, int KP, class X> W_FN void w_take(const X* x, u16* h, u32 rows, u32 first, u32 step) {
-  constexpr u32 CHUNKS = KP / 8;
-  for (u32 i = first; i < rows * CHUNKS; i += step) {
-    const w_rows r = i / CHUNKS;
-    const int c = (int)(i % CHUNKS) * 8;
-    const X* const from = x + r * K;
-    *(uint4*)(h + r * KP + c) =
-        make_uint4(w_pair<K>(from, c), w_pair<K>(from, c + 2), w_pair<K>(from, c + 4), w_pair<K>(from, c + 6));
+// Eight of the W columns of a row, rounded, zeros behind the last; ALIGNED: elements at whose multiples all of it lies,
+// 8 for rows with room behind.
+template <int W, int ALIGNED> W_FN uint4 w_eight(const u16* p, int c) {
+  if constexpr (ALIGNED == 8) {
+    uint4 v = *(const uint4*)(p + c);
+    if constexpr (W % 8 != 0) {
+      const int left = W - c;
+      if (left < 8) v.w = left < 7 ? 0u : v.w & 0xffffu;
+      if (left < 6) v.z = left < 5 ? 0u : v.z & 0xffffu;
+      if (left < 4) v.y = left < 3 ? 0u : v.y & 0xffffu;
+      if (left < 2) v.x = left < 1 ? 0u : v.x & 0xffffu;
+    }
+    return v;
   }
+  constexpr int PAIRS = ALIGNED == 1 ? W | 1 : W;
+  u32 v[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) v[e] = c + 2 * e < W ? w_pair<PAIRS>(p, c + 2 * e) : 0u;
+  return make_uint4(v[0], v[1], v[2], v[3]);
+}
+template <int W, int ALIGNED> W_FN uint4 w_eight(const float* p, int c) {
+  constexpr bool PAIRS = ALIGNED != 1 && W % 2 == 0;
+  u32 v[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int at = c + 2 * e;
+    if constexpr (PAIRS) v[e] = w_pair<W>(p, at);
+    else v[e] = w_narrow2_W_KIND(at < W ? p[at] : 0.0f, at + 1 < W ? p[at + 1] : 0.0f);
+  }
+  return make_uint4(v[0], v[1], v[2], v[3]);
 }
 // From the gradient of the result to that of the last layer's sums; `kept` is what its activation keeps.
 template <class A, int N, int NP> W_FN void w_ending(const u16* dy, const u16* kept, u16* dz, u32 rows, u32 first, u32 step) {
