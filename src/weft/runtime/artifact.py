@@ -1,7 +1,8 @@
 """Saved plans: one file with a manifest, the plan as JSON, weights as safetensors, sources and objects by SHA-256.
 
-A saved plan with generated kernels, or with recorded algorithms of a native library, is code. It loads only when the
-SHA-256 of its manifest is trusted: given by the caller, or recorded by this user's own `save`. Nothing is unpacked to
+A saved plan with generated kernels, recorded algorithms of a native library, or operators that do not check what they
+are given (`admitted`), is code. It loads only when the SHA-256 of its manifest is trusted: given by the caller, or
+recorded by this user's own `save`. Nothing is unpacked to
 names from the file; sizes and counts are capped; every member is checked against the manifest before it is looked at.
 """
 
@@ -24,7 +25,6 @@ from safetensors.numpy import save as save_tensors
 from weft.device.files import publish
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ArtifactError, DeviceError
-from weft.generate.library.algorithm import names_algorithm
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.text import parse_graph, print_graph
@@ -34,6 +34,7 @@ from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_
 from weft.kernels.formats import Format
 from weft.kernels.plan import MOST_BRANCHES, Plan, SolverReport, Step
 from weft.kernels.source import CudaSource, KernelSource
+from weft.runtime.admitted import needs_trust
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 
@@ -209,7 +210,7 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
     except (KeyError, ValueError, RecursionError) as error:
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
     sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource | CudaSource)]
-    native = sources or any(names_algorithm(s.kernel) for s in plan.steps)  # bytes that a library takes as they are
+    native = any(needs_trust(s.kernel) for s in plan.steps)
     if native and trust is None and not _is_trusted(cache_dir, digest):
         raise _refuse(
             path,

@@ -12,7 +12,8 @@ import torch
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.files import publish
 from weft.errors import ArtifactError, DeviceError
-from weft.generate.library.algorithm import chosen
+from weft.generate.library.algorithm import Engine, chosen
+from weft.generate.library.conv_call import engines
 from weft.generate.library.lt_call import library
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -34,7 +35,8 @@ def link(
 
     Raises:
         DeviceError: no GPU here, one that lacks what a kernel needs, or no compiler for another architecture [W301].
-        ArtifactError: a product's algorithm is of another version of cuBLASLt, or was chosen for another GPU [W401].
+        ArtifactError: a product's algorithm is of another version of cuBLASLt, or a convolution's engine of another
+            cuDNN, or one was chosen for another GPU [W401].
     """
     if not torch.cuda.is_available():
         raise DeviceError(where=path.name, problem="the plan was made for an NVIDIA GPU, and torch sees none here")
@@ -56,11 +58,19 @@ def link(
 
 def _check_algorithms(path: Path, plan: Plan) -> None:
     """Another algorithm may add up in another order: what is recorded runs, or the plan is refused."""
+    remedy = "compile the model again on this machine"
     for algorithm in (x for step in plan.steps for x in chosen(step.kernel)):
+        if isinstance(algorithm, Engine):
+            cudnn = engines()
+            if isinstance(cudnn, Declined):
+                problem = f"its convolutions name engines of cuDNN, but {cudnn.reason}"
+                raise ArtifactError(where=path.name, problem=problem, remedy=remedy)
+            cudnn.check(algorithm, path.name)
+            continue
         found = library()
         if isinstance(found, Declined):
             problem = f"its products name algorithms of cuBLASLt, but {found.reason}"
-            raise ArtifactError(where=path.name, problem=problem, remedy="compile the model again on this machine")
+            raise ArtifactError(where=path.name, problem=problem, remedy=remedy)
         found.check(algorithm, path.name)
 
 

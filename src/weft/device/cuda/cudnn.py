@@ -164,9 +164,10 @@ class Cudnn:
                 _CONFIG, (300, _DESCRIPTOR, [named]), *([(302, _DESCRIPTOR, choices)] if choices else [])
             )
             plan = self._plan(config)
+            in_order = self.as_asked(named, asked)
         except DeviceError as error:
             return Declined(f"cuDNN does not take this algorithm: {error}")
-        return ConvAlgorithm(self, asked, operations, plan, engine, knobs, [named, *choices, config])
+        return ConvAlgorithm(self, asked, operations, plan, engine, knobs, [named, *choices, config], in_order=in_order)
 
     def _configurations(self, operations: _Operations, mode: int) -> list[_Held]:
         heuristic = self.make(_HEURISTIC, (201, _DESCRIPTOR, [operations.graph]), (200, _HEUR_MODE, [mode]))
@@ -180,10 +181,7 @@ class Cudnn:
         try:
             engine = self._new(_ENGINE)
             self._fill(config, 300, [engine])
-            notes = set(self.get(engine, 1303, _NOTE, MOST_KNOBS))
-            if notes & {_DOWN_CONVERT, _REDUCED_SUMS, _ANY_ORDER} and asked.dtype != "tf32":
-                return None
-            if _ANY_ORDER in notes or (asked.dtype == "f32" and _TENSOR_CORE in notes):
+            if not self.as_asked(engine, asked):
                 return None
             (number,) = self.get(engine, 1301, _INT64, 1)
             choices = [self._new(_KNOB_CHOICE) for _ in range(MOST_KNOBS)]
@@ -197,6 +195,13 @@ class Cudnn:
             return made if made.workspace <= workspace else None
         except DeviceError:
             return None
+
+    def as_asked(self, engine: _Held, asked: Convolution) -> bool:
+        """Whether an engine adds up in one order and rounds nothing on the way to less than what was asked for."""
+        notes = set(self.get(engine, 1303, _NOTE, MOST_KNOBS))
+        if _ANY_ORDER in notes or (asked.dtype == "f32" and _TENSOR_CORE in notes):
+            return False
+        return asked.dtype == "tf32" or not notes & {_DOWN_CONVERT, _REDUCED_SUMS}
 
     def _plan(self, config: _Held) -> _Held:
         return self.make(_PLAN, (400, _HANDLE, [self._handle]), (401, _DESCRIPTOR, [config]))
@@ -358,6 +363,8 @@ class ConvAlgorithm:
     kept: list[_Held] = field(default_factory=list)
     number: int = 0
     """Place in the heuristic's order."""
+    in_order: bool = True
+    """See `Cudnn.as_asked`."""
 
     @property
     def workspace(self) -> int:

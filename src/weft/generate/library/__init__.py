@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.library import lt_call as _steps  # noqa: F401 - makes its step known to whoever runs calls
-from weft.generate.library.algorithm import FORM
+from weft.generate.library import conv_call as _convolutions  # noqa: F401 - makes its step known to whoever runs calls
+from weft.generate.library import lt_call as _products  # noqa: F401
+from weft.generate.library.algorithm import ENGINE_FORM, FORM
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
@@ -26,10 +27,11 @@ def _schedule(form: str, **params: bool | str) -> Schedule:
     return Schedule("library", tuple(sorted([*params.items(), ("form", form)])))
 
 
-CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm", FORM})
+CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm", FORM, ENGINE_FORM})
 
 
 def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    from weft.generate.library.convolution import engine_call
     from weft.generate.library.fused_cuda import attention, cublaslt_linear, cudnn_conv
     from weft.generate.library.lt import lt_product
     from weft.generate.library.scaled_mm import scaled_mm
@@ -40,6 +42,7 @@ def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall |
         "attention": attention,
         "scaled_mm": scaled_mm,
         FORM: lt_product,
+        ENGINE_FORM: engine_call,
     }
     return forms[form](problem, schedule)
 
@@ -73,6 +76,10 @@ class LibraryGenerator:
             found.append(_schedule("operator"))
         if len(prims) <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
+        if isinstance(facts, GpuFacts) and Prim.CONV in prims:
+            from weft.generate.library.convolution import engine_schedules
+
+            found += engine_schedules(problem, facts)
         if isinstance(facts, GpuFacts) and Prim.MATMUL in prims:
             from weft.generate.library.lt import lt_schedules
 

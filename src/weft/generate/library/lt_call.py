@@ -208,13 +208,13 @@ def run(
         residual.data_ptr() if residual is not None else 0,
         workspace=room.data_ptr() if room is not None and chosen.workspace else 0,
     )
-    with found.lock, _current(x.device):
+    with found.lock, on_device(x.device):
         launch = found.algorithm(product, chosen).bind(addresses)
         launch(torch.cuda.current_stream(x.device).cuda_stream)
     return result
 
 
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The handle belongs to the device, which has to be the thread's."""
     other = device.type == "cuda" and torch.cuda.current_device() != device.index
     return torch.cuda.device(device) if other else contextlib.nullcontext()

@@ -1,0 +1,47 @@
+"""Which library calls of a saved plan run without trust: those of operators that check whatever they are given.
+
+`generate.library.execute` refuses operators with effects outside their results. That is not enough for a file from
+elsewhere: some operators of the framework, its fast paths for sparse tensors above all, believe their arguments, and
+read or write wherever those point. So only names of this list pass; a plan with another one is code, as one with
+kernels is.
+"""
+
+from __future__ import annotations
+
+from weft.kernels.source import CallStep, Kernel, LibraryCall
+
+CHECKED = frozenset(
+    """
+    abs acos acosh adaptive_avg_pool2d add addmm amax amin arange argmax argmin asin asinh atan atan2 atanh avg_pool2d
+    baddbmm bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm cat ceil clamp
+    clone constant_pad_nd convolution cos cosh div elu eq erf exp expand expm1 flip floor fmod full gather ge gelu
+    group_norm gt hardsigmoid hardswish index index_select isinf isnan layer_norm le leaky_relu linear log log1p lt matmul
+    max_pool2d max_pool2d_with_indices maximum mean minimum mish mm mul native_layer_norm ne neg permute pow prelu prod
+    reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu remainder replication_pad1d replication_pad2d
+    replication_pad3d reshape round rsqrt sigmoid sign silu sin sinh slice softplus sqrt sub sum t tan tanh trunc unfold
+    unsqueeze where _log_softmax _softmax _to_copy
+    """.split()
+)
+"""Operators of `aten` that the library generator writes, each of which checks shapes, indices and sizes."""
+
+
+_NAMED = {"dtype": "dtype:", "memory_format": "format:"}
+"""Keywords whose values the framework looks up in a table without looking at the number, so that none may be given."""
+_OPEN = frozenset({"layout", "device", "pin_memory", "out"})
+
+
+def needs_trust(kernel: Kernel) -> bool:
+    """Whether a kernel is code, or a call of what would take any argument for true."""
+    if not isinstance(kernel, LibraryCall):
+        return True
+    return not all(_is_checked(step) for step in (*kernel.prepare, *kernel.run))
+
+
+def _is_checked(step: CallStep) -> bool:
+    namespace, _, rest = step.target.partition(".")
+    if step.target != "weft.tensor" and (namespace != "aten" or rest.partition(".")[0] not in CHECKED):
+        return False
+    for name, value in step.kwargs:
+        if name in _OPEN or (name in _NAMED and not (isinstance(value, str) and value.startswith(_NAMED[name]))):
+            return False
+    return True
