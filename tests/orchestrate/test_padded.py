@@ -30,14 +30,17 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Net:
-    def __init__(self, dtype: DType = DType.F16, seed: int = 0) -> None:
+    def __init__(self, dtype: DType = DType.F16, seed: int = 0, *, positive: bool = False) -> None:
         self.b, self.dtype, self.rng = GraphBuilder(), dtype, np.random.default_rng(seed)
+        self.positive = positive
+        """Weights leave an infinity one: with both signs it becomes NaN anyway."""
 
     def input(self, *shape: int) -> NodeId:
         return self.b.input(TensorType(self.dtype, shape))
 
     def weight(self, *shape: int) -> NodeId:
         data = self.rng.standard_normal(shape) / max(1, np.prod(shape[1:])) ** 0.5
+        data = np.abs(data) + 1e-3 if self.positive else data
         return self.b.constant(data.astype(self.dtype.numpy), self.dtype)
 
     def linear(self, x: NodeId, out: int) -> NodeId:
@@ -207,6 +210,120 @@ def test_minus_infinity_that_a_relu_makes_zero_is_zero() -> None:
     ((extra, original),) = found.classes.items()
     assert (values[original] == 0).all()
     assert (values[extra] == 0).all()
+
+
+def repeated() -> Graph:
+    """One number of each row in all its columns, behind rows that a product writes."""
+    net = Net(positive=True)
+    b = net.b
+    x = net.relu(net.linear(net.input(70, 16), 35))
+    one = b.broadcast(net.exp(net.input(6, 1)), (6, 35))
+    return b.build([net.linear(b.add(Prim.CONCAT, x, one, attrs=a.ConcatAttrs(0)), 24)])
+
+
+def repeated_alone() -> Graph:
+    """A product reads nothing else."""
+    net = Net(positive=True)
+    b = net.b
+    x = b.reshape(b.broadcast(net.exp(net.input(70, 1, 1)), (70, 1, 35)), (70, 35))
+    return b.build([net.linear(x, 24)])
+
+
+def counted() -> Graph:
+    """Rows of indices behind rows that a product writes."""
+    net = Net(positive=True)
+    b = net.b
+    x = net.linear(net.input(70, 16), 35)
+    return b.build([net.linear(b.add(Prim.CONCAT, x, b.iota((6, 35), 1, net.dtype), attrs=a.ConcatAttrs(0)), 24)])
+
+
+def empty_windows() -> Graph:
+    """Largest numbers of windows of which some lie beside the image: minus infinity in every channel."""
+    net = Net(positive=True)
+    x = net.conv(net.input(2, 16, 32, 2), 35)
+    x = net.b.add(Prim.WINDOW_MAX, x, attrs=a.WindowAttrs((1, 2), (1, 1), (0, 1), (0, 2), (1, 3)))
+    return net.b.build([net.conv(x, 24, 1)])
+
+
+SPREADING = (repeated, repeated_alone, counted, empty_windows)
+
+
+@pytest.mark.parametrize("made", SPREADING, ids=lambda f: f.__name__)
+def test_lanes_that_are_no_zeros_by_themselves_do_not_spoil_sums(made: Callable[[], Graph]) -> None:
+    """What is repeated along the channels, or no maximum at all, is infinite behind the last channel, too."""
+    graph = made()
+    found = found_in(graph)
+    inputs = random_inputs(graph)
+    inputs[-1].reshape(-1)[:2] = np.inf, -np.inf  # of which one leaves a finite number
+    compare(found, inputs)
+    assert any(channels_read(found.graph, i) == 40 for i in extras(found, *PRODUCTS))
+
+
+def compare(found: Alternatives, inputs: list[np.ndarray]) -> int:
+    """Every alternative is what it stands for, infinities and NaN included; how many numbers were none."""
+    values, strange = values_of(found.graph, inputs), 0
+    for extra, original in found.classes.items():
+        np.testing.assert_allclose(values[extra], values[original], rtol=1e-9, atol=1e-9, equal_nan=True)
+        strange += int((~np.isfinite(values[original])).sum())
+    return strange
+
+
+class Random(Net):
+    """Steps on an image of odd channels, or on rows of them, of any kind that keeps or moves lanes."""
+
+    def step(self, x: NodeId) -> NodeId:
+        b, shape = self.b, self.b.type_of(x).shape
+        match self.rng.integers(9):
+            case 0:
+                return self.relu(x)
+            case 1:
+                return b.apply(Prim.SUB, b.apply(Prim.MUL, x, x), x)
+            case 2:
+                return b.apply(Prim.DIV, 1.0, self.relu(x))
+            case 3:
+                return self.pool(x)
+            case 4:
+                axis = int(self.rng.choice([0, 2, 3]))
+                other = tuple(
+                    1 if i == 1 or (i != axis and self.rng.random() < 0.5) else n for i, n in enumerate(shape)
+                )
+                one = b.apply(Prim.DIV, 1.0, self.relu(self.input(*other)))
+                return b.add(Prim.CONCAT, x, b.broadcast(one, shape), attrs=a.ConcatAttrs(axis))
+            case 5:
+                turned = b.transpose(x, (0, 2, 1, 3))
+                turned = b.add(Prim.PAD, turned, attrs=a.PadAttrs((0, 1, 0, 1), (0, 0, 0, 1), "edge"))
+                return b.transpose(turned, (0, 2, 1, 3))
+            case 6:
+                gate = b.apply(Prim.DIV, b.reduce(Prim.REDUCE_MAX, x, (1,)), b.reduce(Prim.REDUCE_SUM, x, (2, 3)))
+                return b.apply(Prim.MUL, x, gate)
+            case 7:
+                return b.apply(Prim.ADD, x, b.apply(Prim.DIV, 1.0, self.relu(self.input(shape[0], 1, 1, 1))))
+            case _:
+                return self.conv(x, shape[1], groups=shape[1])
+
+
+def random_net(seed: int) -> Graph:
+    net = Random(seed=seed, positive=seed % 4 > 0)
+    channels = int(net.rng.choice([3, 11, 35]))
+    x = net.conv(net.input(2, 8, 7, 7), channels, 1)
+    for _ in range(int(net.rng.integers(2, 6))):
+        x = net.step(x)
+        if net.rng.random() < 0.4:
+            x = net.conv(x, channels, int(net.rng.choice([1, 3])))
+    return net.b.build([net.conv(x, 8, 1)])
+
+
+def test_padded_networks_are_right_about_numbers_that_are_none() -> None:
+    strange = 0
+    for seed in range(60):
+        graph = random_net(seed)
+        found = found_in(graph)
+        inputs, rng = random_inputs(graph, seed), np.random.default_rng(seed)
+        for x in inputs:
+            few = rng.random(x.shape) < 0.01
+            x[few] = rng.choice([np.inf, -np.inf, np.nan, 0.0], size=few.sum())
+        strange += compare(found, inputs)
+    assert strange > 10_000
 
 
 # ---- the program

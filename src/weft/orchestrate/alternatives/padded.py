@@ -257,12 +257,40 @@ class _Padding:
         """Which forms end with a select: those that a contraction reads, or what carries their lanes there."""
         wanted = set(self.readers.values())
         for form in sorted(kept, reverse=True):
-            if form not in wanted or not self.direct[form]:
+            if form not in wanted or self._zeros(form):
                 continue
-            if self.m.graph.nodes[form.node].prim in _CARRIED:
+            if self.direct[form] and self._carries(form.node):
                 wanted.update(self._needs(form) or ())
             else:
                 self.clean.add(form)
+
+    def _zeros(self, form: _Form) -> bool:
+        """Whether there are zeros in the lanes of a form that no contraction makes: in copies, and behind constants.
+
+        What is repeated along the channels is in the lanes, too.
+        """
+        if self.direct[form]:
+            return False
+        if not self._still(form) or self.m.graph.nodes[form.node].prim is Prim.CONSTANT:
+            return True
+        needs = self._needs(form) or ()
+        return bool(needs) and all(self._zeros(x) for x in needs)
+
+    def _carries(self, i: NodeId) -> bool:
+        """Whether a node leaves zeros zeros; the largest number of a window without any is minus infinity."""
+        node = self.m.graph.nodes[i]
+        if node.prim is not Prim.WINDOW_MAX:
+            return node.prim in _CARRIED
+        w = cast("a.WindowAttrs", node.attrs)
+        spatial = zip(
+            self.m.graph.type_of(node.inputs[0]).shape[-len(w.kernel) :], node.type.shape[-len(w.kernel) :],
+            w.kernel, w.strides, w.pads_lo, w.dilations, strict=True,
+        )  # fmt: skip
+        return all(
+            any(0 <= o * stride - lo + k * dilation < size for k in range(taps))
+            for size, results, taps, stride, lo, dilation in spatial
+            for o in range(results)
+        )
 
     # Nodes
 
