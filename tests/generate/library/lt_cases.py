@@ -64,7 +64,13 @@ def inputs_of(problem: Problem, seed: int = 0, device: str = "cpu") -> list[torc
     return [torch.randn(t.shape, generator=chance, device=device).to(TORCH_DTYPE[t.dtype]) for t in types]
 
 
-def launcher(problem: Problem, call: LibraryCall, inputs: list[torch.Tensor], room: torch.Tensor | None = None) -> Any:
+def launcher(
+    problem: Problem,
+    call: LibraryCall,
+    inputs: list[torch.Tensor],
+    room: torch.Tensor | None = None,
+    order: torch.memory_format = torch.contiguous_format,
+) -> Any:
     """What runs the call, and the result that it writes."""
     graph = problem.graph
     weights = {
@@ -73,7 +79,7 @@ def launcher(problem: Problem, call: LibraryCall, inputs: list[torch.Tensor], ro
         if isinstance(at := graph.nodes[i].attrs, a.InputAttrs) and at.is_weight
     }
     t = graph.type_of(graph.outputs[0])
-    out = torch.full(t.shape, torch.nan, device=inputs[0].device).to(TORCH_DTYPE[t.dtype])
+    out = torch.full(t.shape, torch.nan, device=inputs[0].device).to(TORCH_DTYPE[t.dtype], memory_format=order)
     if room is not None:
         call = with_room(call, len(inputs))
     given = [*inputs, *([room] if room is not None else [])]
