@@ -113,6 +113,9 @@ def network(widths: tuple[int, ...], act: Activation, *, given: DType = DType.BF
 NARROW = network((5, 24, 40, 3), SILU, given=DType.F32)
 
 
+LAYERED = Network((37, 264, 300, 9), (SILU, RELU, SILU), (True,) * 3, DType.F16, DType.F32, DType.F32)
+
+
 def skipping() -> Network:
     """Two given values, one read again, and a residual."""
     return Network(
@@ -155,6 +158,46 @@ def gradients(net: Network, rows: int, shape: Shape, facts: GpuFacts, *, chunk: 
     return Training(g.text, buffers, tuple(steps))
 
 
+def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
+    """What stands beside the products of training by layers; there are sums of rows for all but the last."""
+    plan = layers.layered(net, facts.sms)
+    places = [f"p{i}" for i in range(len(net.places()))]
+    buffers: dict[str, TensorType | int] = {
+        name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.places(), strict=True)
+    }
+    last = layers.padded(net.widths[-1])
+    shares = min(plan.columns.blocks, 5)
+    buffers |= {
+        "image": plan.image.bytes,
+        "x": TensorType(net.given, (rows, net.columns)),
+        "dy": TensorType(net.dtype, (rows, net.widths[-1])),
+        "kept": TensorType(net.dtype, (rows, net.widths[-1])),
+        "dz": 2 * rows * last,
+        "partial": 4 * plan.partial_floats * shares,
+        "gradients": 4 * net.elements,
+    }
+    steps = [Step(plan.pack, plan.pack.blocks, (*places, "image"))]
+    for number, (reads, entry) in enumerate(plan.joins.items()):
+        columns = sum(layers.padded(net.of(v)) for v in reads)
+        for v in reads:
+            if v > 0:
+                buffers[f"h{v}"] = TensorType(net.dtype, (rows, layers.padded(net.of(v))))
+        buffers[f"joined{number}"] = 2 * rows * columns
+        held = [f"h{v}" if v > 0 else "x" for v in layers.given(reads)]
+        steps.append(Step(entry, -(-rows * columns // 2048), (*held, f"joined{number}", rows)))
+    steps.append(Step(plan.ending, -(-rows * last // 2048), ("dy", "kept", "dz", rows)))
+    for layer, width in enumerate(net.widths[1:]):
+        columns = layers.padded(width)
+        summed = int(layer < net.depth - 1)
+        if summed:
+            buffers[f"sums{layer}"] = TensorType(DType.F32, (rows, columns))
+        of = f"sums{layer}" if summed else "dz"
+        partial = ("partial", 4 * shares * plan.partial[layer])
+        steps.append(Step(plan.columns, shares, (of, partial, rows, columns, summed)))
+    steps.append(Step(plan.total, plan.total.blocks, ("partial", "gradients", shares)))
+    return Training(plan.text, buffers, tuple(steps))
+
+
 def trainings(facts: GpuFacts) -> Mapping[str, Training]:
     """Everything that is no problem, by label."""
     wide = network((40, 256, 144, 24), RELU)
@@ -165,6 +208,8 @@ def trainings(facts: GpuFacts) -> Mapping[str, Training]:
         "training, streamed": gradients(wide, 50, Shape(1, 8, 1, 4), facts),
         "training, skips": gradients(skipping(), 45, Shape(1, 4, 1, 0), facts),
         "training, skips, sums inside": gradients(skipping(), 150, Shape(1, 8, 1, 0, inside=True), facts),
+        "training, beside the layers": beside(LAYERED, 70, facts),
+        "training, beside the layers, skips": beside(skipping(), 33, facts),
     }
 
 

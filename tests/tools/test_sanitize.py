@@ -18,7 +18,7 @@ from tests.generate.cuda.gradients import Text, error_of, exact, normal
 from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, small_integers, to_memory
 from tests.generate.cuda.tensor_emulator import run as emulate
 from tools.sanitize import PLANTED, PLANTED_ENTRY, PLANTED_TEXT, cases, findings, print_table, sources
-from tools.sanitize_training import NARROW, Training, contents, run, skipping, trainings
+from tools.sanitize_training import LAYERED, NARROW, Training, contents, run, skipping, trainings
 
 from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
@@ -143,8 +143,8 @@ def test_products_are_launched_in_every_way_that_their_blocks_work_together() ->
 def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], Emulated]) -> None:
     """In the emulation, in buffers between guard zones: gradients are those of float64."""
     made, emulated = trained
-    for label, case in made.items():
-        net = NETWORKS[label]
+    for label, net in NETWORKS.items():
+        case = made[label]
         rows = cast("TensorType", case.buffers["x"]).shape[0]
         x, dy, parameters = normal(net, rows)
         buffers = {name: Buffer(len(contents(t, sanitize.values))) for name, t in case.buffers.items()}
@@ -162,6 +162,27 @@ def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], E
         assert error <= 1.2 * own + 2.0**-9, (label, error, own)
 
 
+def test_what_stands_beside_layers_adds_up(trained: tuple[dict[str, Training], Emulated]) -> None:
+    """Gradients of biases are sums over rows of what the last steps are given; nothing beyond a buffer is written."""
+    made, emulated = trained
+    net, case = LAYERED, made["training, beside the layers"]
+    buffers = {name: Buffer(len(contents(t, sanitize.values))) for name, t in case.buffers.items()}
+    for name, t in case.buffers.items():
+        buffers[name].data[:] = np.frombuffer(contents(t, sanitize.values), np.uint8)
+    run(case, {name: b.address for name, b in buffers.items()}, partial(Started, emulated, buffers), 0)
+    assert all(b.intact() for b in buffers.values())
+    assert {f"p{i}" for i in range(6)} <= set(buffers) and len(case.entries) == 5
+    gradients = buffers["gradients"].data.view(np.float32)
+    for layer in range(net.depth - 1):
+        (_, bias), given = net.place(layer), buffers[f"sums{layer}"].data.view(np.float32).reshape(70, -1)
+        assert bias is not None
+        found = gradients[bias.offset : bias.offset + bias.size]
+        np.testing.assert_allclose(found, given.sum(0)[: bias.size], rtol=1e-4, atol=1e-4)
+    joined = from_memory(buffers["joined0"].data.copy(), net.dtype, (70, 40), Format.ROW)
+    x = from_memory(buffers["x"].data.copy(), net.given, (70, 37), Format.ROW)
+    np.testing.assert_array_equal(joined, np.pad(x, ((0, 0), (0, 3))).astype(np.float16))
+
+
 NETWORKS = {
     "training, in two parts": NARROW, "training, sums inside": NARROW, "training, skips": skipping(),
     "training, skips, sums inside": skipping(),
@@ -170,7 +191,11 @@ NETWORKS = {
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[dict[str, Training], Emulated]:
-    made = {label: case for label, case in trainings(GpuFacts()).items() if label in NETWORKS}
+    made = {
+        label: case
+        for label, case in trainings(GpuFacts()).items()
+        if label in (*NETWORKS, "training, beside the layers")
+    }
     texts = []
     for case in made.values():
         steps = {s.entry.name: s for s in case.steps}.values()
