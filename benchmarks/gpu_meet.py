@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu_meet [TEXT ...] [--seconds 80] [--dry]
 
-For the norms of `benchmarks.memory_cases`: the best forms of the rules, then threads, columns and blocks to a row of
-meeting blocks. Of the first of these also kernels that leave something out, whose results are not looked at: `no-wait`
-takes what lies in the state as it is, `no-leave` also leaves it there. Times as in `benchmarks.gpu_memory`: of one of
-many launches in a graph. A line per case and form is printed, the fastest first; nothing is recorded. `--dry` writes
-and compiles without a GPU.
+For the norms of `benchmarks.memory_cases`: the best forms of the rules, these with results that are stored from where
+they are computed, then threads, columns and blocks to a row of meeting blocks, likewise. Of the first of the meeting
+blocks also kernels that leave something out, whose results are not looked at: `no-wait` takes what lies in the state as
+it is, `no-leave` also leaves it there. Times as in `benchmarks.gpu_memory`: of one of many launches in a graph. A line
+per case and form is printed, the fastest first; nothing is recorded. `--dry` writes and compiles without a GPU.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from benchmarks.memory_cases import Case
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.outward import outward
 from weft.generate.cuda.parts import long_reductions
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 
 RULES = 5
 SHARES = (64 << 10, 32 << 10, 128 << 10)
@@ -96,10 +98,20 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     return found
 
 
+def outwards(problem: Problem, facts: GpuFacts, most: int) -> list[Schedule]:
+    """Forms that store from where they compute, where a problem has pads or resizes; then all others."""
+    forms = forms_of(problem, facts)[:most]
+    if outward(problem) is None:
+        return [form.schedule() for form in forms]
+    schedules = CudaGenerator().schedules(problem, facts)
+    ruled = [] if isinstance(schedules, Declined) else [Form.of(s) for s in schedules[:RULES]]
+    return [replace(form, outward=True).schedule() for form in [*ruled, *forms]]
+
+
 def prepare(case: Case, cache: str, most: int) -> Made | str:
     """Kernels of rules and of so many forms, and what is left out of one; a text says what failed."""
     facts = GpuFacts()
-    made = prepare_kernels(case, facts, RULES, cache, lambda p, f: (x.schedule() for x in forms_of(p, f)[:most]))
+    made = prepare_kernels(case, facts, RULES, cache, lambda p, f: outwards(p, f, most))
     nvrtc = find_nvrtc()
     if isinstance(made, str):
         return made

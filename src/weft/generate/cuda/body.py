@@ -15,6 +15,7 @@ from weft.generate.cpp.body import Access, Body, Place, Placed
 from weft.generate.cpp.index import Index, Loaded, Var, index_of
 from weft.generate.cpp.memory import Buffer
 from weft.generate.cpp.nest import Nest
+from weft.generate.cuda.outward import OUT, Outward
 from weft.generate.cuda.rough import FUNCTIONS, NARROW, is_rough, times_inverse
 from weft.generate.expr import Value, c_type
 from weft.ir.graph import Graph, NodeId
@@ -113,7 +114,7 @@ class CudaBody(Body):
     ) -> None:
         super().__init__(graph, buffers, nest)
         self.wide = accesses
-        self.pending: list[tuple[Buffer, Index, Value]] = []
+        self.pending: list[tuple[Buffer, Index, Value, str]] = []
         """Stores that wait for their neighbours."""
         self.asked: set[tuple[NodeId, Place]] = set()
         """Values that were read or computed since the set was last emptied, wherever they came from."""
@@ -125,6 +126,8 @@ class CudaBody(Body):
         """Whether the machine's own functions are exact enough."""
         self.noted: dict[NodeId, list[Place]] | None = None
         """Where to note outermost gathers and the places of their results, if anybody asks."""
+        self.outward: Outward | None = None
+        """How the result shows what is stored, if not element by element."""
         self.nested = False
         """Whether a noted gather reads another one."""
         self._inside = False
@@ -261,20 +264,20 @@ class CudaBody(Body):
         before, rounded = self._before_rounding.get(value.name, (value, None))
         if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
             value = before
-        self.pending.append((buffer, address, value))
+        shown = self.outward.at(place) if self.outward is not None and buffer.name == OUT else ""
+        self.pending.append((buffer, address, value, shown))
 
     def flush(self, guard: str = "") -> None:
         """Write what is pending, neighbours together; `guard`: only where this condition holds."""
-        groups: dict[tuple[str, tuple[object, ...]], dict[int, tuple[Buffer, Index, Value]]] = {}
-        for item in self.pending:
-            buffer, address, _ = item
-            groups.setdefault((buffer.name, address.terms), {})[address.const] = item
+        groups: dict[tuple[str, tuple[object, ...], str], dict[int, tuple[Buffer, Index, Value]]] = {}
+        for buffer, address, value, shown in self.pending:
+            groups.setdefault((buffer.name, address.terms, shown), {})[address.const] = buffer, address, value
         self.pending = []
         with self.block(f"if ({guard})" if guard else ""):
-            for group in groups.values():
-                self._store_group(group)
+            for (_, _, shown), group in groups.items():
+                self._store_group(group, shown)
 
-    def _store_group(self, group: dict[int, tuple[Buffer, Index, Value]]) -> None:
+    def _store_group(self, group: dict[int, tuple[Buffer, Index, Value]], shown: str) -> None:
         most = self.wide.max_bytes if self.wide is not None else 1
         left = dict(group)
         for const in sorted(group):
@@ -289,14 +292,15 @@ class CudaBody(Body):
                 and all(const + k in left for k in range(2 * width))
             ):
                 width *= 2
-            if width == 1:
+            if width == 1 and not shown:
                 self.nest.put(f"w_st({_element(buffer, address)}, {value.name});")
             else:
                 self.arrays += 1
                 name = f"q{self.arrays}"
                 values = ", ".join(left[const + k][2].name for k in range(width))
                 self.nest.put(f"const {c_type(buffer.dtype)} {name}[{width}] = {{{values}}};")
-                self.nest.put(f"w_stv<{width}>({_element(buffer, address)}, {name});")
+                call, more = ("w_show", f", {shown}") if shown else ("w_stv", "")
+                self.nest.put(f"{call}<{width}>({_element(buffer, address)}, {name}{more});")
             for k in range(width):
                 del left[const + k]
 

@@ -47,6 +47,8 @@ class Form:
     """Mean and variance by one pass over a row, see `moments`."""
     meet: int = 1
     """Blocks that share one row and, where mean and variance take one pass, meet through memory; then no cluster."""
+    outward: bool = False
+    """Results are stored from where they are computed, to all places of pads and resizes that show them."""
 
     def schedule(self) -> Schedule:
         """The schedule with these parameters; those that came later stand in it only where they matter."""
@@ -60,5 +62,5 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1}
+LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1, "outward": False}
 """Parameters that schedules of old do not have, and what they mean by that."""

@@ -20,6 +20,7 @@ from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
 from weft.generate.cuda.meeting import factors_together
 from weft.generate.cuda.moments import Moments, meet_header, moments_header
+from weft.generate.cuda.outward import Outward, outward, outward_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
 from weft.generate.cuda.rough import may_be_rough, rough_header
@@ -65,7 +66,9 @@ class CudaText:
         self.problem = problem
         self.form = form
         self.entry = entry
-        self.graph: Graph = separate_windows(problem.graph, live_nodes(problem.graph))
+        self.outward: Outward | None = outward(problem) if form.outward else None
+        graph = problem.graph if self.outward is None else self.outward.inner(problem.graph)
+        self.graph: Graph = separate_windows(graph, live_nodes(graph))
         if form.parts > 1:
             last = Format.LAST in problem.input_formats
             self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
@@ -180,6 +183,8 @@ class CudaText:
                 self.pointers[name] = (Pointer("out", position), storage_type(t.dtype))
                 strides = self.problem.output_formats[position].strides(t.shape)
                 found[root] = dense(name, t.dtype, t.shape, strides)
+                if self.outward is not None:  # rows and columns of the result are found when it is stored
+                    found[root] = dense(name, t.dtype, t.shape[:2], self.outward.strides[:2])
             elif any(root in self.reads[r] and segment_of[r] != segment_of[root] for r in self.roots):
                 name = self.allocate(t.size, t.dtype.accumulator)
                 found[root] = dense(name, t.dtype.accumulator, t.shape, fmt.strides(t.shape))
@@ -207,6 +212,7 @@ class CudaText:
         entry = f"{self.entry}_{number}" if number else self.entry
         body = CudaBody(self.graph, scene.readable, nest, self.accesses)
         body.rough = self.rough
+        body.outward = self.outward
         return Draft(entry, threads, nest, body)
 
     @property
@@ -237,7 +243,10 @@ class CudaText:
         tables: set[str] = set()
         for number, draft in enumerate(self.drafts):
             lines = [line for item in draft.nest.stack for line in item.lines()]
-            names = sorted(set(_NAME.findall("\n".join(lines))), key=_natural)
+            if self.outward is not None and any("w_show<" in line for line in lines):
+                draft.shared += self.outward.shared()
+                draft.prologue += self.outward.prologue(draft.threads)
+            names = sorted(set(_NAME.findall("\n".join([*draft.prologue, *lines]))), key=_natural)
             tables |= {n for n in names if n.startswith("table")}
             bodies.append(self._function(draft, lines, names, first=number == 0))
             arguments: tuple[CudaArgument, ...] = tuple(self.pointers[n][0] for n in names if n in self.pointers)
@@ -261,6 +270,8 @@ class CudaText:
             texts.append(moments_header().rstrip())
         if any("w_meet<" in body for body in bodies):
             texts.append(meet_header().rstrip())
+        if any("w_show<" in body for body in bodies):
+            texts.append(outward_header().rstrip())
         texts += [self.tables[t] for t in sorted(tables, key=_natural)]
         return CudaSource(
             schedule,
@@ -285,13 +296,14 @@ class CudaText:
                 locals_.append(f"  const {c}* const {name} = (const {c}*){name}_words;")
                 continue
             pointer, c = self.pointers[name]
-            written = pointer.kind == "state" or re.search(rf"w_stv?(?:<\d+>)?\({name} ", text) is not None
+            written = pointer.kind == "state" or re.search(rf"w_(?:stv?|show)(?:<\d+>)?\({name} ", text) is not None
             parameters.append(f"{c}* __restrict__ {name}" if written else f"const {c}* {name}")
         return "\n".join(
             [
                 f"W_KERNEL({draft.threads}) {draft.entry}({', '.join(parameters)}) {{",
                 *(f"  {line}" for line in draft.shared),
                 *locals_,
+                *(f"  {line}" for line in draft.prologue),
                 *(f"  {line}" if not line.startswith("#") else line for line in with_wait(lines[1:-1], shared)),
                 "}",
             ]

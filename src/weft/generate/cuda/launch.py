@@ -20,6 +20,8 @@ class Draft:
     cluster: int = 1
     shared: list[str] = field(default_factory=list)
     """Declarations of shared arrays."""
+    prologue: list[str] = field(default_factory=list)
+    """Lines before all others: they read weights alone, and wait for nothing."""
     serial: int = 0
 
     def name(self, prefix: str) -> str:
