@@ -1,13 +1,14 @@
 """What activations cost in fully fused networks, and what hides them: variants of one kernel side by side, on a GPU.
 
-    python -m benchmarks.gpu_mlp_acts [--only TEXT] [--seconds S] [--dry]
+    python -m benchmarks.gpu_mlp_acts [--set SET] [--only TEXT] [--seconds S] [--dry]
 
 Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
 its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
 `no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
-activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. `bent` is
-GELU with an operation less, and less exact. `two blocks` share a tile of few rows. The first lines count operations per
-clock of one multiprocessor. Errors are norms of the error over the norm of the result, against float64 on the first
+activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. `two blocks`
+share a tile of few rows. The first lines count operations per clock of one multiprocessor. `--set ways` and `--set
+memory` compare other ways of a few shapes, in brackets (`benchmarks.mlp_texts`); `clocks` prints where those of a layer
+of a tile went. Errors are norms of the error over the norm of the result, against float64 on the first
 4096 rows; `ratio` is the time over that of the fastest ReLU network of that size so far. A kernel that does not end
 within 12 seconds ends the program.
 """
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks import mlp_texts
 from benchmarks.gpu_mlp import CHECKED, ROUNDS, error_of, launches_for
 from benchmarks.gpu_time import Kernel
 from benchmarks.mlp_cases import TORCH, Case, network, problem_of
@@ -36,7 +38,6 @@ from weft.errors import WeftError
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp_pair
 from weft.generate.cuda.templates.mlp_shapes import Shape
-from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
@@ -46,17 +47,15 @@ RATES = {
     "ex2": "ex2.approx.ftz.f32 f, f;",
     "rcp": "rcp.approx.ftz.f32 f, f;",
     "fma": "fma.rn.f32 f, f, f, f;",
+    "fma with numbers": "fma.rn.f32 f, f, 0f3F800001, 0f3F800000;",
+    "product": "mul.rn.f32 f, f, f;",
+    "copy of a sum": "add.s32 u, u, 1; mov.b32 f, u;",
     "narrow one": "cvt.rn.bf16.f32 h, f; mov.b32 f, {h, h};",
     "narrow two": "cvt.rn.bf16x2.f32 u, f, f; mov.b32 f, u;",
     "fma of pairs": "mov.b32 u, f; fma.rn.bf16x2 u, u, u, u; mov.b32 f, u;",
     "product of pairs": "mov.b32 u, f; mul.rn.bf16x2 u, u, u; mov.b32 f, u;",
     "tanh of pairs": "mov.b32 u, f; tanh.approx.bf16x2 u, u; mov.b32 f, u;",
 }
-BENT = """W_FN w_f32 w_mlp_gelu_bent(w_f32 h, w_f32 c) {
-  return fmaf(h, w_mlp_tanh_bf16(h * fmaf(fabsf(h), 0.8089258f * c * c, 2.0789502f * c)), h);
-}
-"""
-"""GELU with an operation less, off by 2.3e-3 instead of 3e-4: not taken, for what it makes of small values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class Variant:
     shape: Shape | mlp_pair.Shape
     without: str = ""
     """An ablation: its results are wrong."""
-    way: str = ""
-    """Another way to the same result."""
+    words: frozenset[str] = frozenset()
+    """Other ways to the same result, or more ablations: `benchmarks.mlp_texts`."""
 
     @property
     def name(self) -> str:
@@ -78,11 +77,17 @@ class Variant:
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
         words += ["near"] * s.near + ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
-        return " ".join([*words, *([self.way] if self.way else []), f"[{self.without}]" if self.without else ""])
+        words += [f"({', '.join(sorted(self.words))})"] * bool(self.words)
+        return " ".join([*words, f"[{self.without}]" if self.without else ""]).strip()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether its results are not those of the network."""
+        return bool(self.without or self.words & (mlp_texts.WRONG | {"clocks"}))
 
 
 def variants(facts: GpuFacts) -> Iterator[Variant]:
-    """The most telling first: what the template offers, and some beside."""
+    """What the template offers, and some beside."""
     group = Shape(True, 1, 16, 0, 0, 1, facts.sms)
     acts = ("relu", "silu", "gelu", "tanh")
     cases = [
@@ -103,11 +108,60 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
             shapes += [group, replace(group, flow=1, pace=1), replace(group, warps=12, flow=1, pace=1)]
         for shape in dict.fromkeys(shapes):
             yield Variant(case, shape)
-            if case.act == "gelu" and (shape.turns if case.width > 128 else shape.warps == 12):
-                yield Variant(case, shape, way="bent")
         if case.act == "silu" and case.width >= 128 and case.depth == 4:
             yield Variant(case, shapes[0], "no products")
             yield Variant(replace(case, act="none"), shapes[0])
+
+
+def ways(facts: GpuFacts) -> Iterator[Variant]:
+    """The same few shapes in other ways, those first that tell most."""
+    of = frozenset
+    for act in ("relu", "gelu", "silu", "tanh"):
+        case = Case(18, 128, 4, act)
+        shape = Shape(True, 1, 12, 0, 0, 1, facts.sms)
+        turns, two = replace(shape, turns=True), replace(shape, warps=8)
+        words = ["", "clocks", "bias wide", "staggered", "near memory"]
+        yield from (Variant(case, shape, words=of({w} - {""})) for w in words)
+        yield from (Variant(case, turns, words=of({w} - {""})) for w in ("", "clocks", "exclusive", "tail"))
+        yield Variant(case, turns, words=of({"exclusive", "clocks"}))
+        yield from (Variant(case, replace(two, turns=True), words=of({w} - {""})) for w in ("", "exclusive"))
+        yield from (Variant(case, replace(two, flow=f, pace=1)) for f in (1, 2))
+        yield Variant(case, replace(two, flow=1, pace=1), words=of({"bias wide"}))
+        yield Variant(case, turns, words=of({"exclusive", "bias wide"}))
+        if act == "gelu":
+            yield from (Variant(case, shape, words=of({w})) for w in ("f16", "bf16", "short"))
+            yield Variant(case, shape, words=of({"short", "bias wide"}))
+            yield Variant(case, turns, words=of({"short", "bias wide", "exclusive"}))
+    for width in (256, 192):
+        for act in ("relu", "gelu", "silu", "tanh"):
+            case = Case(18, width, 4, act)
+            shapes = [s for s in offered(case, facts)[1] if s.group]
+            yield from (Variant(case, s) for s in shapes)
+            turns = next(s for s in shapes if s.turns)
+            words = ["clocks", "exclusive", "tail", "near memory"]
+            words += [] if act == "relu" else ["early", "early,bias wide", "early,bias wide,exclusive"]
+            words += ["short", "short,early,bias wide", "f16"] if act == "gelu" else []
+            yield from (Variant(case, turns, words=of(w.split(","))) for w in words)
+            yield Variant(case, turns, words=of({"exclusive", "clocks"}))
+
+
+def memory(facts: GpuFacts) -> Iterator[Variant]:
+    """Loads and stores of two and four narrow layers."""
+    for case in (Case(18, 64, 2), Case(18, 64, 4), Case(18, 128, 2), Case(20, 64, 2)):
+        shapes = [s for s in offered(case, facts)[1] if s.group]
+        yield from (Variant(case, s) for s in shapes)
+        best = next((s for s in shapes if s.flow), shapes[0])
+        kinds = ["-", ".cs", "first", "last", ".L1::no_allocate"]
+        hints = [f"hints {a} {b}" for a in kinds for b in kinds[:4] if a != b]
+        if case.width == 64:
+            few = replace(best, warps=4, near=False)
+            for flow, resident in ((1, 4), (1, 5), (0, 5)):
+                yield Variant(case, replace(few, flow=flow, pace=flow, resident=resident, blocks=resident * facts.sms))
+        words = ["near memory", "bias wide", *hints]
+        yield from (Variant(case, best, words=frozenset({w})) for w in words[: None if case.depth == 2 else 12])
+
+
+SETS = {"offered": variants, "ways": ways, "memory": memory}
 
 
 def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.Shape], list[Shape]]:
@@ -121,19 +175,28 @@ def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.Shape], list[Sha
 
 def made(v: Variant) -> CudaSource | None:
     """Its kernel."""
-    source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
+    with mlp_texts.emitting(v.words):
+        source = templates.emit(problem_of(v.case, DType.BF16), v.shape.schedule())
     if not isinstance(source, CudaSource):
         return None
-    text = source.text
-    if v.way == "bent":
-        head = mlp_header()
-        text = text.replace(head, head + BENT).replace("= w_mlp_gelu_of_half(", "= w_mlp_gelu_bent(")
+    text = mlp_texts.changed(source.text, v.words) if v.words else source.text
     if v.without == "no products":
         sink = 'asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "f"(d[0]));\n'
         text = re.sub(
             r"asm volatile\(\"\{ \.reg \.pred p; setp[^;]*;[^;]*;.*?\);\n#endif", sink + "#endif", text, flags=re.S
         )
     return replace(source, text=text)
+
+
+def counted(v: Variant, out: torch.Tensor) -> str:
+    """Clocks of a layer of a tile, by what they were spent on."""
+    assert isinstance(v.shape, Shape)
+    blocks, owners = v.shape.blocks, v.shape.owners
+    words = out.view(torch.int32).flatten()[: blocks * 16].view(blocks, 4, 4)[:, :owners].double()
+    tiles = v.case.rows / 64 / (blocks * owners)
+    mean = words.mean((0, 1)) / tiles
+    layers = (v.case.depth, v.case.depth, v.case.depth - 1, 1)
+    return ", ".join(f"{name} {float(x) / n:.0f}" for name, x, n in zip(mlp_texts.COUNTED, mean, layers, strict=True))
 
 
 def rates(nvrtc: Nvrtc, arch: str) -> None:
@@ -174,6 +237,7 @@ def main() -> int:
     """Compile all, then measure; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--set", default="offered", choices=SETS, help="which variants")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
@@ -190,7 +254,7 @@ def main() -> int:
         rates(nvrtc, facts.arch)
     except WeftError as problem:
         print(f"rates: {problem}")
-    wanted = [(v, s) for v in variants(facts) if given.only in v.case.name and (s := made(v)) is not None]
+    wanted = [(v, s) for v in SETS[given.set](facts) if given.only in v.case.name and (s := made(v)) is not None]
     results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in wanted])
     print(f"{len(wanted)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
     relu: dict[tuple[int, int, int], float] = {}
@@ -227,9 +291,10 @@ def main() -> int:
             watch.cancel()
         error = error_of(out, exact)
         key = (v.case.log_rows, v.case.width, v.case.depth)
-        if v.case.act == "relu" and not v.without and error < 2 * own:
+        if v.case.act == "relu" and not v.wrong and error < 2 * own:
             relu[key] = min(us, relu.get(key, math.inf))
-        verdict = "" if v.without else f"error {error:.4f} eager {own:.4f}{'' if error < 1.2 * own else ' WRONG'}"
+        verdict = counted(v, out) if "clocks" in v.words else ""
+        verdict = verdict if v.wrong else f"error {error:.4f} eager {own:.4f}{'' if error < 1.2 * own else ' WRONG'}"
         share = v.case.floor_us / us
         print(
             f"{v.case.name:26} {v.name:40} {us:8.2f} us share {share:.2f} ratio {us / relu.get(key, math.nan):.2f}"
