@@ -25,6 +25,7 @@ class Graph(TorchDispatchMode):
         super().__init__()
         self.does: list[Callable[[], None]] = []
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.written: dict[int, torch.Tensor] = {}
         self.replays = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,6 +35,7 @@ class Graph(TorchDispatchMode):
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self.before += [(t, t.clone()) for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+                self.written |= {id(t): t for t in tree_leaves(value) if isinstance(t, torch.Tensor)}
         found = func(*args, **kwargs)
         fresh = all(r.alias_info is None for r in func._schema.returns)
         places = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)] if fresh else []
@@ -54,8 +56,10 @@ class Graph(TorchDispatchMode):
         self.before.clear()
 
     def replay(self) -> None:
+        """Nobody on the host hears of what is written."""
         self.replays += 1
-        with torch.no_grad():
+        versions = torch.autograd._unsafe_preserve_version_counter(tuple(self.written.values()))
+        with torch.no_grad(), versions:
             for does in self.does:
                 does()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,135 @@ def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]):
         step(*given[2])
     with pytest.raises(ValueError, match="an input requires gradients"):
         step(given[0][0].requires_grad_(), given[0][1])
+
+
+def recorded(net: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> GraphedStep:
+    """A step that was."""
+    step = GraphedStep(loss_of(net), optimizer, warmup=1, **options)
+    for batch in batches(2):
+        step(*batch)
+    assert step.recorded
+    return step
+
+
+def unchanged(net: nn.Module, step: GraphedStep, message: str) -> None:
+    """The next step is refused and changes nothing."""
+    before = [p.clone() for p in net.parameters()]
+    for batch in (batches(1)[0], ()):
+        with pytest.raises(ValueError, match=message):
+            step(*batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_a_state_that_was_replaced_is_an_error(graphs: list[recording.Graph]):
+    net = network()
+    optimizer = optimizer_of(net)
+    step = recorded(net, optimizer)
+    state = optimizer.state[net[2].bias]
+    state["momentum_buffer"] = state["momentum_buffer"].clone()
+    unchanged(net, step, "the optimizer's state was replaced")
+    step = recorded(net, optimizer)
+    optimizer.state.clear()
+    unchanged(net, step, "the optimizer's state was replaced")
+    step = recorded(net, optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())  # the same tensors
+    step(*batches(1)[0])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    unchanged(net, step, "the optimizer's state was replaced")
+
+
+def test_parameters_that_come_later_are_trained_or_an_error(graphs: list[recording.Graph]):
+    net, plain = network(), network()
+    given = batches(4)
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.05, momentum=0.9)
+    step = GraphedStep(loss_of(net), optimizer, warmup=1)
+    optimizer.add_param_group({"params": list(net[2].parameters())})
+    for batch in given:
+        step(*batch)
+    trained(plain, given)
+    assert step.recorded and same(net, plain)
+    more = nn.Parameter(torch.zeros(3))
+    optimizer.add_param_group({"params": [more]})
+    unchanged(net, step, "the optimizer has other groups")
+    optimizer.param_groups.pop()
+    step(*given[0])
+    optimizer.param_groups[0]["params"].append(more)
+    unchanged(net, step, "the optimizer has other parameters")
+
+
+def test_parameters_that_are_frozen_later_are_an_error(graphs: list[recording.Graph]):
+    net = network()
+    step = recorded(net, optimizer_of(net))
+    net[0].requires_grad_(False)
+    unchanged(net, step, "whether parameters require gradients is another")
+    net[0].requires_grad_(True)
+    step(*batches(1)[0])
+
+
+def test_groups_that_cannot_be_recorded_are_refused_when_they_come_later(graphs: list[recording.Graph]):
+    net = network()
+    optimizer = optimizer_of(net)
+    step = GraphedStep(loss_of(net), optimizer, warmup=1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "capturable": False})
+    step(*batches(1)[0])
+    with pytest.raises(ValueError, match="group 1 of SGD cannot be recorded"):
+        step(*batches(1)[0])
+
+
+class Counting(torch.optim.SGD):
+    """Steps are counted on the host, and the rate falls with them."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                count = self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                p.data.sub_(p.grad, alpha=group["lr"] / count)
+
+
+def test_an_optimizer_that_counts_on_the_host_is_refused(graphs: list[recording.Graph]):
+    net = network()
+    step = GraphedStep(loss_of(net), Counting(net.parameters(), lr=0.1), warmup=1)
+    step(*batches(1)[0])
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match="Counting keeps its 'count' on the host"):
+        step(*batches(1)[0])
+    assert not step.recorded and all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_numbers_of_a_scaler_are_part_of_a_recording(graphs: list[recording.Graph]):
+    net = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, fused=True)
+    step = recorded(net, optimizer, scaler=scaler)
+    scaler.update(512.0)
+    step(*batches(1)[0])
+    scaler.set_growth_factor(4.0)
+    unchanged(net, step, r"the scaler's growth factor was 2\.0 when the step was recorded")
+
+
+def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch):
+    """Averages of parameters: torch says nothing of what a replay writes to them."""
+    emulation.install(monkeypatch)
+    recording.install(monkeypatch)
+    net = FusedMLP(network().half())
+    average = torch.optim.swa_utils.AveragedModel(net, avg_fn=lambda mean, new, count: mean + 0.5 * (new - mean))
+    average.requires_grad_(False)
+
+    def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            average.module[0].weight.lerp_(net[0].weight, 0.5)
+        return loss_of(net)(x, wanted)
+
+    step = GraphedStep(loss, optimizer_of(net, 0.5), warmup=1)
+    seen = []
+    for x, wanted in [(x.half(), y) for x, y in batches(5)]:
+        step(x, wanted)
+        with torch.no_grad():
+            found, modules = average(x), nn.Sequential(*copy.deepcopy(average.module))(x)
+        torch.testing.assert_close(found, modules, rtol=5e-3, atol=2e-3)
+        seen.append(average.module[0].weight.clone())
+    assert step.recorded and all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
+    assert average.module.why_not(batches(1)[0][0].half()) is None
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording.Graph]):

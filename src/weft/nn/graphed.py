@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from weft.nn.timing import on_gpu
+from weft.nn.timing import on_gpu, replayed
 
 KEPT_GRAPHS = 8
 """Shapes of inputs whose steps are recorded; those of others are run as they are."""
 _Shape = tuple[torch.Size, torch.dtype, torch.device]
+_AGAIN = "when the step was recorded: make a new GraphedStep"
 _NOTE = (
     "while a training step was recorded into a CUDA graph: what it calls must not wait for the device (.item(), "
     ".cpu(), printing a tensor) and must be the same in every step"
@@ -31,12 +33,14 @@ class _Step:
     loss: torch.Tensor | None = None
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     """Where it leaves them."""
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    """That it changes."""
     settings: list[dict[str, object]] = field(default_factory=list)
-    """Of the optimizer, as they were recorded."""
-    places: list[int] = field(default_factory=list)
-    """Addresses of the parameters."""
-    state: object = None
-    """The optimizer's."""
+    """Of the optimizer's groups, and of the scaler behind them, as they were recorded."""
+    places: list[tuple[int, bool]] = field(default_factory=list)
+    """Addresses of the parameters, and whether they require gradients."""
+    state: list[object] = field(default_factory=list)
+    """The optimizer's: what it is of each parameter, where its tensors lie."""
 
 
 class GraphedStep:
@@ -59,8 +63,11 @@ class GraphedStep:
             step(x, wanted)
 
     What is recorded stays as it is: numbers that are to change, a learning rate above all, have to be tensors on the
-    device; a module that is put into evaluation trains on. Numbers of the optimizer that have changed, and an
-    optimizer's state or parameters that lie elsewhere, are errors.
+    device; a module that is put into evaluation trains on. Numbers of the optimizer or the scaler that have changed,
+    parameters and states that were replaced (`load_state_dict` of the optimizer), added or frozen since, and an
+    optimizer that counts its steps on the host, are errors. An average of the parameters that is made in a step
+    (`swa_utils.AveragedModel.update_parameters` in the loss or behind the optimizer) is made in every replay;
+    `FusedMLP` and `FusedNetwork` read their parameters again after each.
     """
 
     def __init__(
@@ -80,11 +87,10 @@ class GraphedStep:
             raise ValueError(f"warmup={warmup}: at least one step is run before it can be recorded")
         self._loss, self._optimizer, self._warmup = loss, optimizer, warmup
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._parameters: list[torch.Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self._steps: dict[tuple[_Shape, ...], _Step] = {}
         self._last: _Step | None = None
         self._side: torch.cuda.Stream | None = None
-        if any(on_gpu(p) for p in self._parameters):
+        if any(on_gpu(p) for p in self._parameters()):
             self._check()
 
     def _check(self) -> None:
@@ -111,8 +117,9 @@ class GraphedStep:
         """One step; returns the loss, which the next call may overwrite.
 
         Raises:
-            ValueError: numbers or the state of the optimizer have changed since they were recorded, parameters lie
-                elsewhere, an input requires gradients, or there is nothing to take without arguments.
+            ValueError: numbers or the state of the optimizer have changed since they were recorded, parameters are
+                others, lie elsewhere or were frozen, the optimizer cannot be recorded, an input requires gradients, or
+                there is nothing to take without arguments.
             RuntimeError: the step cannot be recorded.
         """
         if not inputs:
@@ -165,9 +172,11 @@ class GraphedStep:
 
     def _record(self, step: _Step, inputs: Sequence[torch.Tensor]) -> None:
         """Nothing is computed by that."""
+        self._check()
         with torch.inference_mode(mode=False):
             step.inputs = [x.detach().clone() for x in inputs]
-        step.settings, step.places, step.state = self._settings(), self._places(), self._optimizer.state
+        step.parameters, step.settings, step.places = self._parameters(), self._settings(), self._places()
+        numbers = self._numbers()
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -176,7 +185,9 @@ class GraphedStep:
         except RuntimeError as error:
             error.add_note(_NOTE)
             raise
-        step.gradients = [p.grad for p in self._parameters]
+        self._check_numbers(numbers)
+        step.state = self._state()
+        step.gradients = [p.grad for p in step.parameters]
         step.graph = graph
 
     def _replayed(self, step: _Step) -> torch.Tensor:
@@ -184,17 +195,45 @@ class GraphedStep:
         assert step.loss is not None
         if self._settings() != step.settings:
             raise ValueError(self._changed(step.settings))
-        if self._places() != step.places:
-            raise ValueError("parameters lie elsewhere than when the step was recorded: make a new GraphedStep")
-        if self._optimizer.state is not step.state:
-            raise ValueError("the optimizer's state was replaced since the step was recorded: make a new GraphedStep")
-        for p, gradient in zip(self._parameters, step.gradients, strict=True):
+        if not _same(self._parameters(), step.parameters):
+            raise ValueError(f"the optimizer has other parameters than {_AGAIN}")
+        if (places := self._places()) != step.places:
+            frozen = [at for at, _ in places] == [at for at, _ in step.places]
+            what = "whether parameters require gradients is another" if frozen else "parameters lie elsewhere"
+            raise ValueError(f"{what} than {_AGAIN}")
+        if self._state() != step.state:
+            raise ValueError(f"the optimizer's state was replaced: it is another than {_AGAIN}")
+        for p, gradient in zip(step.parameters, step.gradients, strict=True):
             p.grad = gradient
+        replayed()
         step.graph.replay()
         return step.loss
 
-    def _places(self) -> list[int]:
-        return [p.data_ptr() for p in self._parameters]
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for g in self._optimizer.param_groups for p in g["params"]]
+
+    def _places(self) -> list[tuple[int, bool]]:
+        return [(p.data_ptr(), p.requires_grad) for p in self._parameters()]
+
+    def _state(self) -> list[object]:
+        """Of each parameter that has one."""
+        state = self._optimizer.state
+        return [{k: _place(v) for k, v in state[p].items()} if p in state else None for p in self._parameters()]
+
+    def _numbers(self) -> list[dict[str, object]]:
+        """What the optimizer keeps on the host of each parameter, and of its groups."""
+        state = self._optimizer.state
+        held = [state.get(p, {}) for p in self._parameters()]
+        return [*({k: _setting(v) for k, v in of.items() if not _moves(v)} for of in held), *self._settings()]
+
+    def _check_numbers(self, before: list[dict[str, object]]) -> None:
+        """What a step changed on the host while it was recorded, no replay changes."""
+        for old, new in zip(before, self._numbers(), strict=False):
+            for name in [n for n in {**old, **new} if old.get(n) != new.get(n)]:
+                raise ValueError(
+                    f"{type(self._optimizer).__name__} keeps its {name!r} on the host, where a replay does not change"
+                    " it: it cannot be recorded"
+                )
 
     def _settings(self) -> list[dict[str, object]]:
         """What is part of a recording; a GPU's tensors are read when it is replayed, wherever they lie now."""
@@ -202,12 +241,14 @@ class GraphedStep:
         for group in self._optimizer.param_groups:
             kept = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
             found.append({k: _setting(v) for k, v in kept.items()})
-        return found
+        return found if self._scaler is None else [*found, _scaling(self._scaler)]
 
     def _changed(self, before: list[dict[str, object]]) -> str:
         """What has."""
         for number, (old, new) in enumerate(zip(before, self._settings(), strict=False)):
             for name in [n for n in {**old, **new} if old.get(n) != new.get(n)]:
+                if number >= len(self._optimizer.param_groups):
+                    return f"the scaler's {name} was {old.get(name)} when the step was recorded: make a new GraphedStep"
                 group, was, now = f"{name} of group {number}", old.get(name), new.get(name)
                 given = self._optimizer.param_groups[number].get(name)
                 if isinstance(given, torch.Tensor) and on_gpu(given):
@@ -216,7 +257,7 @@ class GraphedStep:
                     f"{group} was {was} when the step was recorded and is {now} now: make it a tensor on the device"
                     f" ({name}=torch.tensor({now}, device=...))"
                 )
-        return "the optimizer has other groups than when the step was recorded: make a new GraphedStep"
+        return f"the optimizer has other groups than {_AGAIN}"
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -228,6 +269,32 @@ class GraphedStep:
         with torch.cuda.stream(self._side):
             yield
         main.wait_stream(self._side)
+
+
+def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _moves(value: object) -> bool:
+    """Whether a replay changes it."""
+    return isinstance(value, torch.Tensor) and on_gpu(value)
+
+
+def _place(value: object) -> object:
+    """Where a tensor lies; a number."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return value if isinstance(value, int | float | str | None) else id(value)
+
+
+def _scaling(scaler: torch.amp.GradScaler) -> dict[str, object]:
+    """Numbers of a scaler that are part of a recording, and where its scale lies."""
+    return {
+        "growth factor": scaler.get_growth_factor(),
+        "backoff factor": scaler.get_backoff_factor(),
+        "growth interval": scaler.get_growth_interval(),
+        "scale": _place(scaler._scale),
+    }
 
 
 def _setting(value: object) -> object:

@@ -25,6 +25,22 @@ def make_current(device: torch.device) -> None:
         torch.cuda.mem_get_info(device)
 
 
+class _Replays:
+    """How often recorded steps were replayed, which changes tensors without new versions."""
+
+    count = 0
+
+
+def replays() -> int:
+    """How often recorded steps were replayed."""
+    return _Replays.count
+
+
+def replayed() -> None:
+    """A step was."""
+    _Replays.count += 1
+
+
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
