@@ -271,15 +271,15 @@ def best_solutions(
 ) -> list[Solution]:
     """Up to `count` plans, best first; each differs from every better one in a tenth of its kernels, at least one.
 
-    `seconds` is for all of them. With `core` options that lift the relaxation least are solved for by themselves,
-    then more of them, until a plan is within the gap: as exact, and faster where many options are nearly equal. (Not
-    with a limit on memory.) `start` is a plan to do better than.
+    `seconds` is for all of them, once the program is written down and its relaxation solved. With `core` options that
+    lift the relaxation least are solved for by themselves, then more of them, until a plan is within the gap: as exact,
+    and faster where many options are nearly equal. (Not with a limit on memory.) `start` is a plan to do better than.
 
     Raises:
         InvalidGraphError: no choice of options produces the results [W901].
     """
-    started = time.perf_counter()
     model = _Model.of(instance)
+    started = time.perf_counter()
 
     def left() -> float:
         return max(0.0, seconds - (time.perf_counter() - started))

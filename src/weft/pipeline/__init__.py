@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from weft.device.cuda.nvrtc import Nvrtc
 
 Tensors = Sequence[torch.Tensor]
+USES_AT_ONCE = 4000
+"""On a GPU, places of kernels in formats of which all are cut out before the first plan is made (0.2 ms each); where
+there are more, that plan is made with channels-last images alone. With a limit on memory it might not exist."""
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -146,8 +150,12 @@ def compile_imported(
     with opened(setting) as bench:
         found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives)
         stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
-        problems = stages.run("extract", collect, graph, found.candidates, alternatives, setting.facts)
-        stages.note(f"{len(problems.entries)} distinct problems")
+        most = USES_AT_ONCE if setting.on_gpu and not options.memory_limit_bytes else math.inf
+        problems = stages.run(
+            "extract", collect, graph, found.candidates, alternatives, setting.facts, most_at_once=most
+        )
+        left_out = " before the first plan" if problems.rest is not None else ""
+        stages.note(f"{len(problems.entries)} distinct problems{left_out}")
         known = stages.run(
             "measure", measure, bench, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +26,7 @@ from weft.kernels.source import Kernel, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
-from weft.orchestrate.extract import Extracted, extract, format_choices
+from weft.orchestrate.extract import Extracted, FormatChoice, extract, format_choices
 
 FIRST = 1
 """Kernels of each generator that are made and measured before it is known whether the problem matters."""
@@ -57,16 +60,26 @@ class Entry:
     more: bool = False
     """Whether a generator may make more than `kernels` for the asking."""
     on_gpu: bool = False
+    hurried: bool = False
+    """Whether one kernel is enough for now, because time is short."""
+    made: int = 0
+    """Kernels that each generator was asked for."""
 
     @property
     def is_made(self) -> bool:
         """Whether all kernels are there that are to be measured as things stand."""
-        return self.kernels is not None and not (self.widened and self.more)
+        if self.kernels is None or (self.widened and self.more):
+            return False
+        return self.widened or self.made >= self.first_few or not (self.more or self.first < len(self.kernels))
+
+    @property
+    def first_few(self) -> int:
+        """Kernels of each generator that are measured first, at most."""
+        return FIRST_ON_GPU if self.on_gpu and not self.hurried else FIRST
 
     def most(self, options: Options) -> int:
         """Kernels to ask each generator for."""
-        first = FIRST_ON_GPU if self.on_gpu else FIRST
-        return options.keep_per_problem if self.widened else min(first, options.keep_per_problem)
+        return options.keep_per_problem if self.widened else min(self.first_few, options.keep_per_problem)
 
     @property
     def asked(self) -> list[tuple[Schedule, Kernel]]:
@@ -125,6 +138,10 @@ class Entry:
         return f"{categories} {mixed} 2^{size // 3 * 3}"
 
 
+Use = tuple[Candidate, FormatChoice]
+"""A candidate in one choice of formats."""
+
+
 @dataclass
 class Problems:
     """All distinct problems of a graph, by key."""
@@ -132,12 +149,85 @@ class Problems:
     entries: dict[str, Entry]
     declined: Counter[str] = field(default_factory=Counter)
     dropped_schedules: int = 0
+    rest: Callable[[Callable[[], bool]], Problems] | None = None
+    """Collects what was left out so far, to be adopted; gives up where its argument says so. It may be called in a
+    thread of its own."""
+
+    def adopt(self, others: Problems) -> None:
+        """Take in what `rest` found. No `Entry.formats` of before may be in use."""
+        for key, entry in others.entries.items():
+            mine = self.entries.setdefault(key, entry)
+            if mine is not entry:
+                mine.uses += entry.uses
+                mine.__dict__.pop("formats", None)
+        self.rest = None
 
 
-def collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
-    """Cut every candidate out in each of its format choices; equal ones become one entry."""
+def collect(
+    graph: Graph,
+    candidates: Iterable[Candidate],
+    alternatives: Alternatives,
+    facts: DeviceFacts,
+    *,
+    most_at_once: float = math.inf,
+) -> Problems:
+    """Cut every candidate out in each of its format choices; equal ones become one entry.
+
+    Above `most_at_once` uses, groups of images that do not lie channels-last throughout are left for later: seldom is
+    one in the best plan, and a first plan is there sooner.
+    """
+    uses = [(c, format_choices(graph, c)) for c in candidates]
+    late = sum(len(choices) for _, choices in uses) > most_at_once
+    now: list[Use] = []
+    later: list[Use] = []
+    for candidate, choices in uses:
+        first = choices[1:2] if late and candidate.kind is Kind.GROUP and len(choices) > 1 else choices
+        now += [(candidate, choice) for choice in first]
+        later += [(candidate, choice) for choice in choices if choice not in first]
+    found = Problems({})
     with without_collection():
-        return _collect(graph, candidates, alternatives, facts)
+        _collect(found, now, graph, alternatives, facts, {})
+    if later:
+        before = dict(found.entries)
+
+        def rest(stop: Callable[[], bool]) -> Problems:
+            def go_on(_: Use) -> bool:
+                time.sleep(0)  # those who write kernels need the interpreter for a moment, and often
+                return not stop()
+
+            more = Problems({})
+            with without_collection():
+                _collect(more, itertools.takewhile(go_on, later), graph, alternatives, facts, before)
+            return more
+
+        found.rest = rest
+    return found
+
+
+def _collect(
+    found: Problems,
+    uses: Iterable[Use],
+    graph: Graph,
+    alternatives: Alternatives,
+    facts: DeviceFacts,
+    before: Mapping[str, Entry],
+) -> None:
+    known = {key: entry.problem for key, entry in before.items()}
+    for candidate, choice in uses:
+        cut = extract(graph, candidate, choice.inputs, choice.outputs, alternatives, known)
+        known[cut.problem.key] = cut.problem
+        entry = found.entries.get(cut.problem.key)
+        if entry is None:
+            entry = _entry(cut.problem, before.get(cut.problem.key), facts)
+            found.entries[cut.problem.key] = entry
+        entry.uses.append((candidate, cut))
+
+
+def _entry(problem: Problem, same: Entry | None, facts: DeviceFacts) -> Entry:
+    if same is not None:
+        return Entry(problem, [], same.estimate_us, same.bound_us, on_gpu=same.on_gpu)
+    bound, estimate = lower_bound_us(problem, facts), estimate_us(problem, facts)
+    return Entry(problem, [], estimate, bound, on_gpu=isinstance(facts, GpuFacts))
 
 
 @contextmanager
@@ -150,22 +240,6 @@ def without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _collect(graph: Graph, candidates: Iterable[Candidate], alternatives: Alternatives, facts: DeviceFacts) -> Problems:
-    found = Problems({})
-    known: dict[str, Problem] = {}
-    for candidate in candidates:
-        for choice in format_choices(graph, candidate):
-            cut = extract(graph, candidate, choice.inputs, choice.outputs, alternatives, known)
-            known[cut.problem.key] = cut.problem
-            entry = found.entries.get(cut.problem.key)
-            if entry is None:
-                bound, estimate = lower_bound_us(cut.problem, facts), estimate_us(cut.problem, facts)
-                entry = Entry(cut.problem, [], estimate, bound, on_gpu=isinstance(facts, GpuFacts))
-                found.entries[cut.problem.key] = entry
-            entry.uses.append((candidate, cut))
-    return found
 
 
 def make_kernels(
@@ -182,6 +256,7 @@ def make_kernels(
 def take_kernels(entry: Entry, problems: Problems, found: Sequence[Offer]) -> None:
     """Note what each generator made for an entry, in the order of the generators."""
     again = entry.kernels is not None
+    entry.made = entry.first_few
     counts = _first_of(entry, found)
     first = [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[:n]]
     entry.kernels = first + [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[n:]]
@@ -199,6 +274,8 @@ def _first_of(entry: Entry, found: Sequence[Offer]) -> list[int]:
         return [FIRST] * len(found)
     library = [any(isinstance(kernel, LibraryCall) for _, kernel in offer.kernels) for offer in found]
     generated = any(offer.kernels for offer, its in zip(found, library, strict=True) if not its)
+    if entry.hurried:
+        return [0 if its and generated else FIRST for its in library]
     worth = entry.sort.startswith("product") and entry.estimate_us >= LIBRARY_FROM_US
     calls = 1 if worth else 0 if generated else FIRST_CALLS_ON_GPU
     return [calls if its else FIRST_ON_GPU for its in library]

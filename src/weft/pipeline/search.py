@@ -50,7 +50,8 @@ class Known:
         tried = [m for k in keys if (m := self.measurements.get(k)) is not None]
         times = [m.median_us for m in tried if m.verdict is Verdict.OK]
         if not times and (entry.more or len(tried) < len(keys)):
-            entry.widened = entry.widened or len(tried) >= entry.first  # none of the first was right
+            if len(tried) >= entry.first:  # none of the first was right
+                entry.widened, entry.hurried = entry.widened or not entry.hurried, False
             return  # or time ran out before it was its turn
         self.best_us[entry.problem.key] = min(times, default=math.inf)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from weft.errors import OptionError
 from weft.kernels.record import StageRecord
 from weft.options import Options
 
@@ -47,5 +48,9 @@ class Stages:
         self.say(last.name, detail)
 
     def _dump(self, folder: Path, name: str, result: object) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{len(self.records):02d}-{name.replace(' ', '-')}.txt").write_text(str(result))
+        path = folder / f"{len(self.records):02d}-{name.replace(' ', '-')}.txt"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(result))
+        except OSError as error:
+            raise OptionError(option="dump_dir", problem=f"{path} cannot be written: {error.strerror}") from None

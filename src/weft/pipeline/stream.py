@@ -41,6 +41,10 @@ GAP, SOLVER_S = 0.015, 1.5
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
+TRIAL_S, HURRIED = 0.1, 4.0
+"""On a GPU, seconds per problem that is measured for the first time, what building it takes included. Where all of the
+plan's would take more than the part of the time that is left, one kernel of each is measured until all of a plan's are:
+what nobody measured is in no plan, and costs it more than a second kernel gains."""
 LATE_PRICE, LAST_PRICE = 1.4, math.inf
 """Factors of plans made first when time gets short; with the second, groups that nobody measured are out."""
 
@@ -56,6 +60,8 @@ class Pace:
     last: float = math.inf
     """Share after which they are first made as they are in the end: of what was measured, and of library calls whose
     guesses are dear. Then the dearest of these calls are measured."""
+    hurries: bool = False
+    """Whether one kernel of each problem is measured first where time is short, see `HURRIED`."""
 
     def prices(self, spent: float) -> tuple[float, ...]:
         """Factors on predictions in their order, when that share of the budget is gone."""
@@ -64,7 +70,7 @@ class Pace:
         return (*last, *late, *PRICES)
 
 
-ON_GPU = Pace(batch=24, late=0.8)
+ON_GPU = Pace(batch=24, late=0.8, hurries=True)
 ON_CPU = Pace(batch=12, late=0.4, last=0.75)
 """A CPU measures some three problems a second, and large networks have hundreds in their plans."""
 
@@ -169,17 +175,20 @@ def place(p: Priced) -> _Place:
     return p.candidate.members, p.candidate.outputs + p.candidate.inputs, p.input_formats, p.output_formats
 
 
+ONE, FEW, ALL = range(3)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A problem to measure."""
 
     entry: Entry
-    wide: bool
-    """All of its kernels."""
+    depth: int
+    """How many of its kernels: `ONE`, `FEW` or `ALL`."""
 
     @property
-    def key(self) -> tuple[str, bool]:
-        return self.entry.problem.key, self.wide
+    def key(self) -> tuple[str, int]:
+        return self.entry.problem.key, self.depth
 
 
 @final
@@ -205,7 +214,7 @@ class Asking:
         self._options, self._pace, self._solver = options, pace, solver
         self._out_of_time, self._spent, self._say = out_of_time, spent, say
         self._flying: dict[str, Entry] = {}
-        self._asked: set[tuple[str, bool]] = set()
+        self._asked: set[tuple[str, int]] = set()
         self._queue: list[_Wish] = []
         self._prices: tuple[float, ...] = PRICES
         self._level = 0
@@ -215,6 +224,8 @@ class Asking:
         self._stale = True
         """Whether something was learned since the last plan was begun."""
         self._solving: tuple[Future[Solution], Sequence[Priced], Sequence[Entry]] | None = None
+        self._rest: Future[Problems] | None = None
+        """Problems that the first plan was made without."""
 
     def batches(self) -> Iterator[Sequence[Entry]]:
         """What to measure next, asked for while what was given before is built and measured."""
@@ -222,10 +233,10 @@ class Asking:
             self.settle()
             if self._solving is not None and self._solving[0].done():
                 self._plan()
-            if self._stale and self._solving is None:
+            if self._solving is None and self._all_known() and self._stale:
                 self._begin()
             wishes = self._ready()
-            if len(wishes) < self._pace.batch and self._solving is not None:
+            if not wishes and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
             if not wishes and not self._stale and not self._dare():
@@ -259,7 +270,7 @@ class Asking:
         self._say(f"batch {self.number}: {len(wishes)} problems to measure, plan at {self._plan_us:.0f} us")
         for wish in wishes:
             self._asked.add(wish.key)
-            wish.entry.widened = wish.wide
+            wish.entry.widened, wish.entry.hurried = wish.depth == ALL, wish.depth == ONE
             wish.entry.library_near = self.known.library_near(wish.entry)
             self._flying[wish.entry.problem.key] = wish.entry
         return [w.entry for w in wishes]
@@ -302,10 +313,33 @@ class Asking:
         saving = savings(known, offers, owners)
         dear = math.isinf(known.weight)
         first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
-        self._queue = [_Wish(e, e.widened) for e in first]
+        hurried = self._pace.hurries and self._left_s < HURRIED * TRIAL_S * len(wanted)
+        self._queue = [_Wish(e, self._depth(e, hurried=hurried)) for e in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
-        slow = [self._problems.entries[k] for k, us in share.items() if us >= WIDEN_SHARE * found.cost_us]
-        more = [e for e in slow if not e.widened and (e.more or len(e.kernels or ()) > e.first)]
-        more.sort(key=lambda e: -share[e.problem.key])
-        self._queue += [_Wish(e, True) for e in more]
+        measured = sorted((self._problems.entries[k] for k in share), key=lambda e: -share[e.problem.key])
+        self._queue += [_Wish(e, FEW) for e in measured if e.hurried]
+        slow = [e for e in measured if share[e.problem.key] >= WIDEN_SHARE * found.cost_us]
+        more = [e for e in slow if not (e.widened or e.hurried) and (e.more or len(e.kernels or ()) > e.first)]
+        self._queue += [_Wish(e, ALL) for e in more]
+        if self._problems.rest is not None and self._rest is None:
+            self._rest = self._solver.submit(self._problems.rest, self._out_of_time)
+
+    def _depth(self, entry: Entry, *, hurried: bool) -> int:
+        if entry.widened:
+            return ALL
+        return ONE if hurried and (entry.problem.key, ONE) not in self._asked else FEW
+
+    @property
+    def _left_s(self) -> float:
+        return (1.0 - self._spent()) * self._options.budget_s
+
+    def _all_known(self) -> bool:
+        """Whether no problems are left out any more; waits for them where nothing else is to be asked."""
+        if self._rest is None:
+            return True
+        if not self._rest.done() and self._ready():
+            return False
+        self._problems.adopt(self._rest.result())
+        self._rest, self._stale = None, True
+        return True

@@ -24,9 +24,9 @@ import math
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as futures_wait
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -56,7 +56,7 @@ MAX_GROUP = 24
 and little was built in vain when the time is up."""
 MARGIN = 0.02
 LOOK_S = 0.005
-"""How long the next trial's kernels are waited for before new trials are looked for."""
+"""How long kernels are waited for before new trials are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class _Work:
         return [k for k in range(len(self.trial.kernels)) if k not in self.done]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Build:
     """A trial whose kernels are being compiled."""
 
@@ -183,9 +183,10 @@ class _Build:
     futures: Mapping[int, Future[Built | Refused | None]]
     """By position in its kernels."""
 
-    def is_done(self, wait_s: float) -> bool:
-        """Whether all are, within so many seconds."""
-        return not futures_wait(self.futures.values(), timeout=wait_s).not_done
+    @property
+    def is_done(self) -> bool:
+        """Whether all are."""
+        return all(f.done() for f in self.futures.values())
 
     def take(self) -> _Work:
         """The trial with its paths and refusals, once all are there."""
@@ -196,6 +197,15 @@ class _Build:
             elif result is not None:
                 self.work.paths[number], self.work.compile_s[number] = result.path, result.seconds
         return self.work
+
+
+def _first_built(builds: Sequence[_Build]) -> _Build | None:
+    """The earliest whose kernels are all there; None: for a moment nothing was finished."""
+    found = next((b for b in builds if b.is_done), None)
+    if found is None:
+        left = [f for b in builds for f in b.futures.values() if not f.done()]
+        futures_wait(left, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+    return found
 
 
 @contextlib.contextmanager
@@ -380,7 +390,7 @@ class Tuner:
             yield from group
 
     def _rolling(self, trials: Iterable[ProblemTrial], deadline: float | None) -> Iterator[_Work]:
-        """Trials in their order, each when its kernels are built, while the next ones are taken and built."""
+        """Trials when their kernels are built, the earliest first, while the next ones are taken and built."""
         jobs = max(1, self._site.jobs)
         with (
             ThreadPoolExecutor(jobs) as pool,
@@ -388,16 +398,17 @@ class Tuner:
             contextlib.closing(_Feeder(trials, self._ahead)) as feeder,
         ):
             known: Futures = {}
-            waiting: deque[_Build] = deque()
+            waiting: list[_Build] = []
             while True:
-                for trial in feeder.take(wait=not waiting, most=self._ahead - len(waiting)):
-                    waiting.append(self._start_build(self._look_up(trial), pool, known, deadline))
+                taken = feeder.take(wait=not waiting, most=self._ahead - len(waiting))
+                waiting += [self._start_build(self._look_up(trial), pool, known, deadline) for trial in taken]
                 if not waiting:
                     return
                 with self._waiting("build"):
-                    done = waiting[0].is_done(LOOK_S)
-                if done:
-                    yield waiting.popleft().take()
+                    built = _first_built(waiting)
+                if built is not None:
+                    waiting.remove(built)
+                    yield built.take()
 
     @contextlib.contextmanager
     def _waiting(self, part: str) -> Iterator[None]:
