@@ -379,7 +379,7 @@ def built(
         declined = gate(made, source.launches[0], facts)
         if isinstance(declined, Declined):
             return f"{g.name} {name}: {declined.reason}"
-        return name, source, made, label not in WRONG and label not in RACES, promotion
+        return name, source, made, label.split(",")[0] not in (*WRONG, *RACES), promotion
 
     with ThreadPoolExecutor(14 if cache else 1) as pool:
         found = list(pool.map(one, variants))
@@ -393,11 +393,12 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
     if hasattr(s, "short"):  # a class of this module, which may be there twice
         return str(s.short)
     if isinstance(s, swap.Shape):
-        return f"swap {s.bm}x{s.bn}x{s.stages}" + f" split{s.split}" * (s.split > 1)
+        return f"swap {s.bm}x{s.bn}x{s.stages}" + f" split{s.split}" * (s.split > 1) + f" pair{s.pair}" * (s.pair > 0)
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
+    parts += ["mutual"] * s.mutual
     usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
     for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
@@ -532,6 +533,10 @@ def chosen(given: argparse.Namespace) -> Iterator[tuple[Gemm, list[Variant]]]:
         from benchmarks import gemm_parts_weak
 
         return gemm_parts_weak.weak()
+    if given.local:
+        from benchmarks import gemm_parts_local
+
+        return gemm_parts_local.local()
     if given.places:
         return places()
     return promotions() if given.promotions else targets() if given.targets else cases()
@@ -574,6 +579,7 @@ def watch(given: argparse.Namespace, end: float) -> bool:
     command = [sys.executable, "-m", "benchmarks.gpu_gemm_parts", "--child", "--out", given.out]
     command += ["--promotions"] * given.promotions + ["--targets"] * given.targets + ["--places"] * given.places
     command += ["--few"] * given.few + ["--stores"] * given.stores + ["--weak"] * given.weak
+    command += ["--local"] * given.local
     case = name = ""
     with Child([*command, "--cache", given.cache, "--only", given.only]) as child_process:
         while True:
@@ -615,6 +621,7 @@ def main() -> None:
     parser.add_argument("--few", action="store_true", help="products with few rows, transposed, instead")
     parser.add_argument("--stores", action="store_true", help="results by the copy engine or by threads, instead")
     parser.add_argument("--weak", action="store_true", help="products that lose, by tiles of any width, instead")
+    parser.add_argument("--local", action="store_true", help="what bounds copies, and newer ways to share, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)

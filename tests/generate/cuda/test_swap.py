@@ -47,6 +47,13 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "odd columns of results": (product((10, 136), (136, 27)), shape(16, 64)),
     "stored as f32": (product((10, 136), (136, 24), out=F32), shape(16, 64)),
     "residual": (convolution(1, 64, 3, 3, 40, 1, residual=True), shape(16, 64)),
+    "104 rows, nn": (product((230, 200), (200, 200), weight=False), shape(104, 128, stages=4)),
+    "one below the other": (product((230, 264), (264, 200), weight=False), shape(104, 128, pair=1)),
+    "side by side, packed": (product((100, 264), (264, 128)), shape(40, 64, pair=2)),
+    "two by two, nt": (product((100, 264), (200, 264), weight=False, turn_right=True), shape(40, 64, pair=3)),
+    "two by four": (product((100, 520), (520, 328), weight=False), shape(24, 64, pair=7)),
+    "four by two, packed": (product((100, 264), (264, 256)), shape(24, 64, pair=6)),
+    "four below, one of them has rows": (product((20, 264), (264, 256)), shape(24, 64, pair=4)),
     "residual, several vectors of a thread": (convolution(1, 64, 7, 8, 40, 1, residual=True), shape(56, 64)),
 }
 
@@ -106,7 +113,10 @@ def test_large_tiles_compile_without_spills():
 @pytest.mark.parametrize(
     ("problem", "s", "reason"),
     [
-        (product((65, 64), (64, 64)), shape(64, 64), "65 rows"),
+        (product((300, 64), (64, 64)), shape(264, 64, stages=4), "rows by eights"),
+        (product((300, 64), (64, 256)), shape(256, 256, stages=2), "do not fit"),
+        (product((65, 264), (264, 64)), shape(16, 64, split=2, pair=1), "share operands and the sum"),
+        (product((65, 264), (264, 64)), shape(16, 64, pair=2), "no cluster divides"),
         (product((8, 64), (64, 64), dtype=F32), shape(8, 64), "16-bit"),
         (product((8, 65), (64, 65), weight=False, turn_right=True), shape(8, 64), "chunks of 16 bytes"),
         (convolution(1, 64, 4, 4, 24, 3, 1, 1), shape(16, 64), "windows"),
@@ -128,6 +138,8 @@ def test_a_schedule_is_read_back():
     s = shape(24, 128, stages=6, split=4)
     assert Shape.of(s.schedule()) == s
     assert s.schedule().param("template") == "swap"
+    assert "pair" not in dict(s.schedule().params)
+    assert Shape.of(replace(s, pair=7, split=1).schedule()).pair == 7
 
 
 def offered(m: int, facts: GpuFacts, **more: object) -> list[Shape]:

@@ -16,16 +16,17 @@ from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.tma import header, instruction
-from weft.generate.cuda.templates.tma_operands import STEP, Operand, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.templates.tma import header, instruction, pair_header
+from weft.generate.cuda.templates.tma_operands import STEP, Operand, Share, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.templates.tma_pack import pack_panels
+from weft.generate.cuda.templates.tma_shape import PAIRS
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Schedule
 
-MOST_ROWS = 64
-"""Up to here sums of a tile fit into two stages."""
+MOST_ROWS = 256
+"""Columns of a warpgroup product."""
 _GROUP = 64
 """Columns of a warpgroup product's left operand."""
 _PAD = 4
@@ -43,10 +44,20 @@ class Shape(Parameters):
     stages: int
     split: int
     """Blocks of a cluster that share the sum of a tile."""
+    pair: int = 0
+    """Tiles one below the other, and side by side, whose blocks copy for each other: see the tma template. They take
+    turns at whole boxes, so that rows of a tile need not be divided."""
 
     def schedule(self) -> Schedule:
-        """As a schedule of the cuda generator."""
-        return self.named("cuda", template="swap")
+        """As a schedule of the cuda generator; pairs are told where there are some."""
+        named = self.named("cuda", template="swap")
+        return Schedule(named.generator, tuple(x for x in named.params if x != ("pair", 0)))
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        below, beside = PAIRS[self.pair]
+        return below * beside if self.pair else self.split
 
     @property
     def groups(self) -> int:
@@ -71,8 +82,6 @@ class Shape(Parameters):
 
 def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
-    if p.m > MOST_ROWS:
-        return Declined(f"{p.m} rows; the transposed template for few takes {MOST_ROWS}")
     if p.dtype not in (DType.F16, DType.BF16):
         return Declined("the transposed template takes 16-bit numbers")
     if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.parts is not None:
@@ -92,7 +101,10 @@ def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
-    a, w = left(p, rows, s.bm, STEP, (1, 1, s.bm)), right(p, s.bn, STEP)
+    below, beside = PAIRS[s.pair]
+    of_a = Share(1, "0", f"{(1 << beside) - 1} << down * {beside}") if beside > 1 else None
+    of_w = Share(1, "0", f"{sum(1 << i * beside for i in range(below))} << aside") if below > 1 else None
+    a, w = left(p, rows, s.bm, STEP, (1, 1, s.bm), share=of_a), right(p, s.bn, STEP, share=of_w)
     if isinstance(a, Declined):
         return a
     return w if isinstance(w, Declined) else (a, w)
@@ -103,8 +115,12 @@ def refused(p: Product, s: Shape) -> Declined | None:
     kt = stages_of_sum(p, STEP)
     if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
         return Declined("rows by eights, columns by 64, two stages or more")
-    if kt < s.split:
-        return Declined("blocks of a cluster without a step of the sum")
+    if s.bm * (s.bn + _PAD) * 4 > s.stages * s.stage_bytes:
+        return Declined("sums that do not fit where the stages were")
+    if kt < s.split or (s.pair and s.split > 1):
+        return Declined("blocks of a cluster without a step of the sum, or that share operands and the sum")
+    if p.w_load == "packed" and -(-p.n // s.bn) % PAIRS[s.pair][1]:
+        return Declined("a number of tiles of packed columns that no cluster divides")
     return None
 
 
@@ -119,7 +135,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     args = epilogue.arguments(p, packed, False, False)
     maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
-    mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), stages_of_sum(p, STEP)
+    below, beside = PAIRS[s.pair]
+    mt, nt, kt = -(-p.m // (s.bm * below)), -(-p.n // (s.bn * beside)), stages_of_sum(p, STEP)
     batches = p.z // p.c.groups
     barriers = s.shared_bytes - 16 * s.stages
     lines = [
@@ -131,17 +148,15 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"enum {{ STAGE = {s.stage_bytes}, FULL = {barriers}, EMPTY = FULL + {8 * s.stages} }};",
         "const u32 sb = w_shared(sm);",
         "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
-        f"const int rank = blockIdx.x % {s.split}, tile = blockIdx.x / {s.split};",
-        f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
-        # tiles of the same columns are neighbours
-        f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn}, i0 = tile % {mt} * {s.bm};",
+        *_places(s, mt, nt, kt),
         f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
-        _tile_of_weights(p, s, nt) if packed else "",
+        _tile_of_weights(p, s, nt * beside) if packed else "",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups}); }} w_bar_ready(); }}"
+            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (below + beside - 1)}); }} w_bar_ready(); }}"
         ),
         "__syncthreads();",
+        "w_cluster_sync();" if s.pair else "",
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(s, a, w),
         "} else {",
@@ -152,16 +167,21 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         *_end(p, s, w, args.names),
         "} }",
     ]
-    text = prelude() + header() + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
+    text = (
+        prelude()
+        + header()
+        + (pair_header() if s.pair else "")
+        + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
+    )
     text += args.constants + "\n".join(x for x in lines if x) + "\n"
     packing = pack_panels(p, f"{entry}_pack", s.bn, STEP) if packed else None
     launch = Launch(
         entry,
-        (mt * nt * p.z * s.split, 1, 1),
+        (mt * nt * p.z * s.cluster, 1, 1),
         (s.threads, 1, 1),
         (*(m for _, m in maps), *args.pointers),
         s.shared_bytes,
-        (s.split, 1, 1),
+        (s.cluster, 1, 1),
     )
     return CudaSource(
         schedule=schedule,
@@ -173,6 +193,28 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         capability=90,
         exact_arch=True,
     )
+
+
+def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
+    """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
+    if not s.pair:
+        return [
+            f"const int rank = blockIdx.x % {s.split}, tile = blockIdx.x / {s.split};",
+            f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
+            (
+                f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn},"
+                f" i0 = tile % {mt} * {s.bm};"
+            ),
+        ]
+    below, beside = PAIRS[s.pair]
+    return [
+        f"const int rank = 0, together = blockIdx.x % {s.cluster}, tile = blockIdx.x / {s.cluster};",
+        f"const int down = together / {beside}, aside = together % {beside}, first = 0, last = {kt};",
+        (
+            f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {beside} + aside, n0 = tn * {s.bn},"
+            f" i0 = (tile % {mt} * {below} + down) * {s.bm};"
+        ),
+    ]
 
 
 def _tile_of_weights(p: Product, s: Shape, nt: int) -> str:
@@ -189,10 +231,13 @@ def _walk(stages: int) -> str:
 def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
     """The warp that copies."""
     packed = w.map is None
+    below, beside = PAIRS[s.pair]
     one = f"if (t == {128 * s.groups}) {{"
-    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed else "0u"
+    load_a = f"if (it % {beside} == aside) {{ {a.load} }}" if beside > 1 else a.load
+    load_w = f"if (it % {below} == down) {{ {w.load} }}" if below > 1 else w.load
+    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and below == 1 else "0u"
     lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
-    if packed:
+    if packed and below == 1:
         lines += [
             f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
             f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
@@ -202,11 +247,12 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
         "__syncwarp(); w_wait(); w_release();",
         f"{one}\n{_walk(s.stages)}",
         "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
-        f"if (it >= {early}) {{" if packed else "{",
+        f"if (it >= {early}) {{" if packed and below == 1 else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {s.stage_bytes}u);",
-        f"const u32 to = at; {w.load} }}",
-        f"const u32 to = at + {s.bn * STEP * 2}; {a.load} }} }}",
+        f"const u32 to = at; {load_w} }}",
+        f"const u32 to = at + {s.bn * STEP * 2}; {load_a} }} }}",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.pair else "",
     ]
     return lines
 
@@ -228,10 +274,20 @@ def _products(p: Product, s: Shape, w: Operand) -> list[str]:
         f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | q);",
         "w_group_commit(); w_group_wait<1>();",
         # the products before these are complete: their stage is free
-        f"if (it > 0 && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? {s.stages - 1} : slot - 1));",
+        f"if (it > 0 && {_given(s, f'slot == 0 ? {s.stages - 1} : slot - 1')}",
         "}",
         "w_group_wait<0>();",
     ]
+
+
+def _given(s: Shape, slot: str) -> str:
+    """Which lanes give a stage back, and how: to every block that copies into this one, or for which it copies."""
+    below, beside = PAIRS[s.pair]
+    at = f"sb + EMPTY + 8 * ({slot})"
+    if not s.pair:
+        return f"lane == 0) w_bar_arrive({at});"
+    who = f"lane < {beside} ? down * {beside} + lane : (lane - {beside} + (lane - {beside} >= down)) * {beside} + aside"
+    return f"lane < {below + beside - 1}) w_bar_arrive_at({at}, {who});"
 
 
 def _vectors(p: Product, s: Shape) -> int:
@@ -273,8 +329,9 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         read = f"*(const float4*)((const float*)sm + {at} + e)"
     vectors = _vectors(p, s)
     given = {slot: f"(const {storage(p.c.body[slot].dtype)}*)&given{slot}" for slot in _early(p, s)}
-    guard = [f"m < {p.m}"] if p.m % s.bm and p.m > s.bm else []
-    guard += [f"n < {p.n}"] if p.n % s.bn else []
+    below, beside = PAIRS[s.pair]
+    guard = [f"m < {p.m}"] if p.m % (s.bm * below) and (p.m > s.bm or below > 1) else []
+    guard += [f"n < {p.n}"] if p.n % (s.bn * beside) else []
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     parts = []
     for e in range(0, 8, width):
@@ -295,5 +352,5 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         "v[e + 2] = more ? v[e + 2] + x.z : x.z; v[e + 3] = more ? v[e + 3] + x.w : x.w; }",
         *parts,
         "}",
-        "__syncwarp(); w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.split > 1 or s.pair else "",
     ]

@@ -9,6 +9,7 @@ Source: note on matrix products, sections 2 and 11.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ from weft.generate.cuda.templates.tma_pack import pack_panels
 from weft.generate.cuda.templates.tma_shape import (
     MOST_APART,
     MOST_SHARES,
+    Even,
     Shape,
     even_of,
     pairs_of,
@@ -212,7 +214,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         launches=launches,
         pack=packing.launches if packing else (),
         workspace_bytes=before + (moved.bytes if isinstance(moved, Aligned) else 0),
-        state_bytes=grid * 4 * s.groups * 4 if s.even else 0,
+        state_bytes=_state(p, rows, s, grid),
         packed_bytes=packing.bytes if packing else (),
         replaces_weights=packing.replaces if packing else (),
         capability=90,
@@ -225,6 +227,13 @@ def _workspace(p: Product, rows: Rows, s: Shape) -> int:
     if not s.even:
         return 0
     return even_of(p, rows, s, _steps(p, s)).units * s.cluster * s.bm * s.bn * 4
+
+
+def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
+    """Bytes of flags: one for each warp, and for each block that reads what it leaves."""
+    if not s.even:
+        return 0
+    return grid * 4 * s.groups * 4 * (even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1)
 
 
 def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
@@ -244,10 +253,14 @@ def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
 def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
     """Why steps cannot be divided evenly."""
     if not s.even:
-        return None
+        return Declined("blocks finish a tile together where they share its steps") if s.mutual else None
     if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
         return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
     e = even_of(p, rows, s, _steps(p, s))
+    if s.mutual and (
+        s.bn % 32 or not 2 <= e.sharers <= s.rows // 64 * s.bn // 32 or s.store or p.parts or p.column_sums
+    ):
+        return Declined("tiles that blocks cannot finish together: equal shares, and whole pieces for each")
     if e.units > MOST_SHARES * e.shared:
         return Declined("more shares of a tile than lanes that wait for them, or tiles that fill the grid")
     if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
@@ -453,14 +466,19 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     left = ", ".join(narrow.carried(f"acc[i][4 * c{x}]", integers=p.integers) for x in ("", " + 1", " + 2", " + 3"))
     kind, part = ("int", "__float_as_int(part.{})") if p.integers else ("float", "part.{}")
     adds = " ".join(f"d[{x}] += {part.format(f)};" for x, f in enumerate("xyzw"))
+    flags = warps * (e.sharers if s.mutual else 1)
 
     def mine(unit: str) -> str:
         block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
         return (
             f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
-            f" unsigned* const flag = (unsigned*)state + {block} * {warps} + warp;"
+            f" unsigned* const flag = (unsigned*)state + {block} * {flags} + warp;"
         )
 
+    if s.mutual:
+        read = f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});"
+        add = f"{{ {read} {kind}* const d = acc[i] + 4 * c; {adds} }}"
+        return [*_exchanged(s, e, mine, f"sums{place} = make_float4({left});", add), *end]
     return [
         f"if (last < {e.steps}) {{ {mine('unit')}\n{each}",
         f"sums{place} = make_float4({left});",
@@ -476,6 +494,36 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
         *end,
         "}",
     ]
+
+
+def _exchanged(s: Shape, e: Even, mine: Callable[[str], str], put: str, add: str) -> list[str]:
+    """Each block of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
+
+    Pieces are 64 rows by 32 columns, dealt out by turns. Blocks of a tile are neighbours in the grid: all but one tile
+    are whole at any time, so that waiting ends as long as a few multiprocessors are free.
+    """
+    high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.groups
+
+    def pieces(of: int) -> str:
+        unroll = "#pragma unroll\nfor (int"
+        loops = f"{unroll} v = {of}; v < {count}; v += {e.sharers})\n{unroll} q = 0; q < 4; ++q)"
+        return f"{loops} {{ const int i = v % {high}, c = v / {high} * 4 + q;"
+
+    lines = [f"const int share = unit % {e.sharers};", f"{{ {mine('unit')}"]
+    lines += [f"if (share != {of}) {{\n{pieces(of)} {put} }} }}" for of in range(e.sharers)]
+    lines += [
+        f"__syncwarp(); if (lane < {e.sharers} && lane != share) w_raise(flag + lane * {warps}); }}",
+        (
+            f"if (lane < {e.sharers} && lane != share) {{ {mine('(unit - share + lane)')} (void)sums;"
+            f" w_await(flag + share * {warps}); }}\n__syncwarp();"
+        ),
+    ]
+    for of in range(e.sharers):
+        lines.append(f"if (share == {of}) {{")
+        for other in (x % e.sharers for x in range(of + 1, of + e.sharers)):
+            lines.append(f"{{ {mine(f'(unit + {other - of})')} (void)flag;\n{pieces(of)} {add} }} }}")
+        lines.append("}")
+    return lines
 
 
 def _stages_apart(s: Shape, product: str, free: str) -> list[str]:
@@ -553,7 +601,8 @@ def _products(
         release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
         stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, turned=w.turned)
     freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
-    first, end = finish(p, rows, s, w, width, to)
+    sharers = even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1
+    first, end = finish(p, rows, s, w, width, to, sharers)
     if s.even:
         end = _handed(p, rows, s, end)
     return [

@@ -36,12 +36,12 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
 
 
 def finish(
-    p: Product, rows: Rows, s: Shape, w: Operand, width: int, to: tma_store.Stored | None = None
+    p: Product, rows: Rows, s: Shape, w: Operand, width: int, to: tma_store.Stored | None = None, sharers: int = 1
 ) -> tuple[list[str], list[str]]:
     """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
     They are neighbours, or for f32 with packed weights two pieces of 4: four threads fill whole sectors at once.
-    `to`: the copy engine stores them, see `tma_store`.
+    `to`: the copy engine stores them, see `tma_store`. `sharers`: blocks that finish a tile, each every so many pieces.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
     high, wide = s.rows // 64, -(-s.bn // 32)
@@ -111,6 +111,8 @@ def finish(
             f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
         ]
     step = [*take, *parts]
+    if sharers > 1:
+        step = [f"if (o / 2 % {sharers} == unit % {sharers}) {{", *step, "}"]
     if to is not None:
         step = tma_store.boxed(s, f"FULL - {s.staged_bytes}", to, step)
     after = [

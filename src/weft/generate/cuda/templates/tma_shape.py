@@ -11,7 +11,7 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows, Share, Three
 from weft.generate.shape import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("even", "woven")
+_OFF = ("even", "woven", "mutual")
 _DEFAULTS = (
     ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
 )  # fmt: skip
@@ -85,6 +85,10 @@ class Shape(Parameters):
 
     store: int = 0
     """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
+
+    mutual: bool = False
+    """True: of shares that end with their tiles (`even`), each block of a tile adds up and finishes a part of it;
+    False: the last block does all of that."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
@@ -206,6 +210,11 @@ class Even:
     """Of the grid."""
     steps: int
     """Of a whole tile."""
+
+    @property
+    def sharers(self) -> int:
+        """Units of each tile, where all are shares that end with their tiles; else 0."""
+        return self.units // self.tiles if self.units % self.tiles == 0 else 0
 
     @property
     def shared(self) -> int:
