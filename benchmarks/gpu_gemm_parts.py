@@ -560,7 +560,7 @@ def child(given: argparse.Namespace) -> None:
         except Exception as error:
             say({"clusters": f"{type(error).__name__}: {error}"})
     for g, variants in chosen(given):
-        if g.name not in done and given.only in g.name:
+        if g.name not in done and any(x in g.name for x in given.only.split(",")):
             say({"begin": g.name})
             made = built(g, variants, facts, nvrtc, Path(given.cache))
             try:
@@ -612,7 +612,7 @@ def keep(given: argparse.Namespace, line: dict[str, Any]) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_parts", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="products whose name has this text")
+    parser.add_argument("--only", default="", help="products whose name has one of these texts, by commas")
     parser.add_argument("--seconds", type=float, default=80.0, help="when to stop (80)")
     parser.add_argument("--out", default="", help="file of results, JSON lines")
     parser.add_argument("--promotions", action="store_true", help="promotion into the L2 cache instead of parts")
@@ -631,7 +631,7 @@ def main() -> None:
         if isinstance(nvrtc, Declined):
             raise SystemExit(nvrtc.reason)
         for g, variants in chosen(given):
-            if given.only in g.name:
+            if any(x in g.name for x in given.only.split(",")):
                 names = [x[0] for x in built(g, variants, profile("h200"), nvrtc, None)]
                 print(g.name, len(variants), len(names), flush=True)
         return
