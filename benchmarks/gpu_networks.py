@@ -171,6 +171,8 @@ def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.
             library_s = time.perf_counter() - again
             library_error = error_of(flat(untuned(*inputs)), exact)
             del untuned
+    for stage in exe.record.stages:
+        print(f"   {stage.seconds:6.2f} s {stage.name}: {stage.detail}", flush=True)
     for p in exe.record.plans:
         times = f"{p.median_us:.1f} us, predicted {p.predicted_us:.1f}"
         print(f"   {p.name}: {times}, {p.kernels} kernels {p.note}", flush=True)

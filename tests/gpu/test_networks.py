@@ -153,6 +153,7 @@ import gc, json, sys
 from pathlib import Path
 import torch, weft
 cache, library = Path(sys.argv[1]), sys.argv[2] == "library"
+torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
 torch.manual_seed(0)
 sizes = [(4096, 4096), (4096, 8192), (8192, 4096)]
 layers = [m for a, b in sizes for m in (torch.nn.Linear(a, b), torch.nn.ReLU())]
@@ -173,7 +174,15 @@ torch.cuda.synchronize()
 torch.cuda.reset_peak_memory_stats()
 error = float((exe(x)[0].float() - want).norm() / want.norm())
 torch.cuda.synchronize()
+def owner(block):
+    frames = [f for f in block.get("frames", ()) if "/torch/" not in f["filename"]][:6]
+    return [block["size"], " < ".join(Path(f["filename"]).name + ":" + str(f["line"]) for f in frames)]
+
+
+large = [s for s in torch.cuda.memory_snapshot() if s["total_size"] > 16 << 20]
+owners = [[s["total_size"], s["stream"], [owner(b) for b in s["blocks"] if "active" in b["state"]]] for s in large]
 print(json.dumps({
+    "owners": owners,
     "error": error, "chosen": compiled.record.chosen,
     "calls": sum(s.kernel.schedule.generator == "library" for s in exe.plan.steps),
     "weights": sum(p.nbytes for p in module.parameters()), "arena": exe.memory.arena_bytes, "x": x.nbytes,

@@ -160,7 +160,10 @@ def compile_imported(
             "measure", measure, bench, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
         )
         clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
-    stages.note(f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}")
+        waits = waited(known, bench.tuner) if bench is not None else ""
+    stages.note(
+        f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
+    )
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
     inputs = (
         list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
@@ -217,6 +220,15 @@ def at_clocks(clocks_mhz: Sequence[int]) -> str:
         return ""
     middle = sorted(clocks_mhz)[len(clocks_mhz) // 2]
     return f" at {min(clocks_mhz)} to {max(clocks_mhz)} MHz, half of the times above {middle}"
+
+
+def waited(known: Known, tuner: Tuner) -> str:
+    """Where the seconds of measuring went."""
+    s = tuner.seconds
+    return (
+        f"; asked after {known.asked_s:.1f} s, measured after {known.measured_s:.1f} s;"
+        f" waited {s['build']:.1f} s for kernels, {s['worker']:.1f} s for the worker, {s['run']:.1f} s for answers"
+    )
 
 
 def survey(options: Options) -> Setting:
@@ -298,6 +310,7 @@ def measure(
     if bench is None:
         return _unmeasured(problems, setting)
     lookups = 0
+    asked_s = measured_s = 0.0
     done: set[tuple[str, Schedule]] = set()
     began = time.monotonic()
 
@@ -313,14 +326,23 @@ def measure(
         say("measure", progress_line(progress))
 
     def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
+        nonlocal measured_s
+
+        def asked() -> Iterator[Sequence[Entry]]:
+            nonlocal asked_s
+            for batch in batches:
+                asked_s = asked_s or time.monotonic() - began
+                yield batch
+
         def trials() -> Iterator[ProblemTrial]:
-            for entry in bench.emission.made(problems, batches, out_of_time):
+            for entry in bench.emission.made(problems, asked(), out_of_time):
                 kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
                 if kernels:
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
         for found in bench.tuner.measure(trials(), progress=listen, deadline=deadline):
             done.add((found.problem_key, found.schedule))
+            measured_s = measured_s or time.monotonic() - began
             yield found
 
     known = stream(
@@ -335,7 +357,7 @@ def measure(
         pace=ON_GPU if setting.on_gpu else ON_CPU,
         solver=None if setting.on_gpu else Inline(),
     )
-    known.reused = lookups
+    known.reused, known.asked_s, known.measured_s = lookups, asked_s, measured_s
     return known
 
 

@@ -41,6 +41,10 @@ class Known:
     """True when every kernel of the best plan is measured: more time would change nothing."""
     reused: int = 0
     """Measurements that came from the database."""
+    asked_s: float = 0.0
+    """Seconds until the first problem was asked for."""
+    measured_s: float = 0.0
+    """Seconds until the first was measured."""
 
     def learn(self, entry: Entry) -> None:
         """Take in what was measured of a problem."""
