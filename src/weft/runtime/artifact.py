@@ -2,8 +2,8 @@
 
 A saved plan with generated kernels, recorded algorithms of a native library, or operators that do not check what they
 are given (`admitted`), is code. It loads only when the SHA-256 of its manifest is trusted: given by the caller, or
-recorded by this user's own `save`. Nothing is unpacked to
-names from the file; sizes and counts are capped; every member is checked against the manifest before it is looked at.
+recorded by this user's own `save`. Nothing is unpacked to names from the file; sizes and counts are capped; every
+member is checked against the manifest before it is looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
@@ -207,23 +209,42 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         constants: dict[str, Array] = dict(load_tensors(members["weights.safetensors"]))
         graph = parse_graph(str(body["graph"]), constants)
         plan = plan_from_json(body["plan"])
-    except (KeyError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
-    sources = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource | CudaSource)]
     native = any(needs_trust(s.kernel) for s in plan.steps)
     if native and trust is None and not _is_trusted(cache_dir, digest):
         raise _refuse(
             path,
-            "holds native code that is not trusted",
+            "holds native code that is not trusted, or calls that can do what such code can",
             f'if you know where the file comes from, pass trust="{digest}", on the command line --trust',
         )
+    try:
+        return _linked(path, graph, plan, members, manifest, cache_dir, threads)
+    except torch.OutOfMemoryError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise _refuse(
+            path, f"cannot be run ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+        ) from error
+
+
+def _linked(
+    path: Path,
+    graph: Graph,
+    plan: Plan,
+    members: Mapping[str, bytes],
+    manifest: Mapping[str, Json],
+    cache_dir: Path | None,
+    threads: int,
+) -> AnyExecutable:
+    """What was read and is trusted, made runnable."""
     facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
     if manifest.get("device") == "cuda":
         from weft.runtime.cuda_artifact import link
 
         return link(path, graph, plan, members, facts, cache_dir)
     compiler = find_compiler()
-    texts = [s for s in sources if isinstance(s, KernelSource)]
+    texts = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource)]
     objects = _objects(path, texts, members, manifest, compiler, cache_dir)
     linked = Linked(
         graph=graph,
@@ -264,14 +285,17 @@ def _read(path: Path) -> tuple[dict[str, bytes], Mapping[str, Json], str]:
             listed = manifest["members"]
             if set(listed) != set(names) - {"manifest.json"}:
                 raise _refuse(path, "does not hold what its manifest lists")
-            members = {name: archive.read(name) for name in listed}
+            digests = {name: str(about["sha256"]) for name, about in listed.items()}
+            members = {name: archive.read(name) for name in digests}
     except FileNotFoundError:
         raise _refuse(path, "does not exist", "check the path") from None
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError) as error:
+    except (
+        OSError, zipfile.BadZipFile, LookupError, ValueError, TypeError, AttributeError, RuntimeError
+    ) as error:  # fmt: skip
         remedy = "check the path: `weft compile model.onnx -o NAME` writes plans"
         raise _refuse(path, f"is no readable plan ({type(error).__name__})", remedy) from None
     for name, data in members.items():
-        if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
+        if hashlib.sha256(data).hexdigest() != digests[name]:
             raise _refuse(path, "is damaged: a member differs from its digest", "save or copy the file again")
     return members, manifest, hashlib.sha256(head).hexdigest()
 
