@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import random
+
 import numpy as np
 import pytest
 
@@ -9,15 +12,17 @@ from weft.device.cuda.facts import GpuFacts, profile
 from weft.fission.softplus import softplus
 from weft.generate.cuda.templates.mlp_match import Chain, chain
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
+from weft.ir.graph import Graph, GraphBuilder, Mask, NodeId, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Candidate
 from weft.kernels.formats import Format
+from weft.orchestrate import mlp
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.estimate import estimate_us
 from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
+from weft.orchestrate.stored import Stored
 
 WITH = EnumerationLimits(attention=True)
 
@@ -279,3 +284,84 @@ def test_a_deep_chain_is_not_estimated_above_its_parts():
     whole, part = estimate(12), estimate(4)
     assert part < whole < 3 * part
     assert 30 < whole < 90  # 58.7 us for eleven layers of a radiance field, on an NVIDIA H200
+
+
+def random_chain(seed: int) -> Graph:
+    """Layers of a few widths, some read twice, joined with an input, added to one before, or a result as well."""
+    chance = random.Random(seed)
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F16, (64, 32)))
+    h, before, results = layer(b, b.apply(Prim.EXP, x), 32), x, []
+    for _ in range(chance.randrange(2, 9)):
+        match chance.randrange(6):
+            case 0 if b.type_of(h) == b.type_of(before):
+                h, before = b.apply(Prim.ADD, h, before), h
+            case 1 if b.type_of(h).shape[-1] <= 64:
+                h = b.add(Prim.CONCAT, h, x, attrs=a.ConcatAttrs(1))
+            case 2:
+                results.append(h)
+            case 3:
+                h = b.apply(Prim.MUL, h, b.apply(Prim.TANH, h))
+            case _:
+                h, before = layer(b, h, chance.choice((16, 32, 32, 48)), act=chance.random() < 0.7), h
+    return b.build([h, *results])
+
+
+def grown_round_by_round(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sinks: Mask, apart: Mask) -> Mask:
+    """The definition: whatever may join joins, until nothing does."""
+    rows, members = mlp._rows(graph, last), sinks
+    while True:
+        joining = 0
+        for u in bits(~members & ~apart & (1 << len(graph)) - 1 & stored.work):
+            inner = layers >> u & 1 and mlp._rows(graph, u) == rows
+            plain = mlp._is_plain(graph, u) and graph.type_of(u).size % rows == 0
+            read_here = stored.dag.consumers[u] & members and not stored.dag.consumers[u] & ~members
+            if (inner or plain) and read_here and not stored.results >> u & 1:
+                joining |= 1 << u
+        if not joining:
+            return members
+        members |= joining
+
+
+def reads_a_layer(stored: Stored, members: Mask, layers: Mask, v: NodeId) -> bool:
+    """The definition of standing behind one."""
+    inside = stored.dag.producers[v] & members
+    return bool(inside & layers) or any(reads_a_layer(stored, members, layers, u) for u in bits(inside))
+
+
+def test_chains_grow_as_far_as_their_definition_says() -> None:
+    longest = []
+    for seed in range(40):
+        graph = random_chain(seed)
+        stored = Stored.of(graph)
+        layers = sum(1 << v for v in bits(stored.work) if mlp._is_layer(graph, stored, v))
+        longest.append(0)
+        for last, sink in [(v, sink) for v in bits(layers) for sink in mlp._sinks(graph, stored, v)]:
+            for apart in (0, 1 << next(bits(layers)), stored.work & ~layers & ~(1 << sink)):
+                found = mlp._grown(graph, stored, layers, last, 1 << sink, apart)
+                assert found == grown_round_by_round(graph, stored, layers, last, 1 << sink, apart)
+                behind = sum(1 << v for v in bits(found) if reads_a_layer(stored, found, layers, v))
+                assert mlp._behind(stored, found, layers) == behind
+                assert mlp._front(stored, layers, found) == found & ~layers & ~behind
+                longest[-1] = max(longest[-1], (found & layers).bit_count())
+    assert max(longest) > 4 and sum(n > 1 for n in longest) > 20 and 1 in longest
+
+
+def steps_of(depth: int) -> int:
+    """Function calls that it takes to find the groups of a chain."""
+    b = GraphBuilder()
+    h = b.input(TensorType(DType.F16, (64, 32)))
+    for _ in range(depth):
+        h = layer(b, h, 32)
+    graph = b.build([h])
+    stored = Stored.of(graph)
+    profile = cProfile.Profile()
+    profile.enable()
+    ((members, _),) = mlp.mlp_groups(graph, stored)
+    profile.disable()
+    assert sum(graph.nodes[m].prim is Prim.MATMUL for m in bits(members)) == depth
+    return sum(row.callcount for row in profile.getstats())
+
+
+def test_long_chains_take_steps_in_proportion() -> None:
+    assert steps_of(160) < 2.5 * steps_of(80)

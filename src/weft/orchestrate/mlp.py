@@ -81,7 +81,7 @@ def _with_heads(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Ite
     if sinks.bit_count() == 1 and (not _joins(graph, sink) or stored.reads[sink] & ~(members & ~front)):
         return  # one result, and not of layers beside each other
     own = members & layers
-    if own.bit_count() <= sinks.bit_count() or not any(_depends_on(stored, members, layers, v) for v in bits(own)):
+    if own.bit_count() <= sinks.bit_count() or not own & _behind(stored, members, layers):
         return  # layers beside each other are no chain
     for taken in dict.fromkeys((members, members & ~front)):
         given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
@@ -188,18 +188,16 @@ def _grown(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sinks: Mask
     """Layers and elementwise values behind sinks, as far back as only they read each other; none of `apart`."""
     rows = _rows(graph, last)
     members = sinks
-    while True:
-        grown = 0
-        for v in bits(members):
-            for u in bits(stored.dag.producers[v] & ~members & ~apart):
-                inner = layers >> u & 1 and _rows(graph, u) == rows
-                plain = _is_plain(graph, u) and graph.type_of(u).size % rows == 0
-                alone = not stored.dag.consumers[u] & ~members and not stored.results >> u & 1
-                if (inner or plain) and alone:
-                    grown |= 1 << u
-        if not grown:
-            return members
-        members |= grown
+    waiting = list(bits(sinks))
+    while waiting:
+        for u in bits(stored.dag.producers[waiting.pop()] & ~members & ~apart):
+            if stored.dag.consumers[u] & ~members or stored.results >> u & 1:
+                continue  # it is looked at again when the last of its readers has joined
+            inner = layers >> u & 1 and _rows(graph, u) == rows
+            if inner or (_is_plain(graph, u) and graph.type_of(u).size % rows == 0):
+                members |= 1 << u
+                waiting.append(u)
+    return members
 
 
 def _constants(graph: Graph, stored: Stored, members: Mask) -> Mask:
@@ -214,21 +212,18 @@ def _reads_one(graph: Graph, stored: Stored, members: Mask) -> bool:
 
 def _front(stored: Stored, layers: Mask, members: Mask) -> Mask:
     """What stands in front of the first layer."""
-    return sum(1 << v for v in bits(members & ~layers) if not _depends_on(stored, members, layers, v))
+    return members & ~layers & ~_behind(stored, members, layers)
 
 
-def _depends_on(stored: Stored, members: Mask, layers: Mask, start: NodeId) -> bool:
-    """Whether a member reads, at any distance, a layer among the members."""
-    seen = frontier = 1 << start
-    while frontier:
-        grown = 0
-        for v in bits(frontier):
-            grown |= stored.dag.producers[v]
-        frontier = grown & members & ~seen
-        if frontier & layers:
-            return True
-        seen |= frontier
-    return False
+def _behind(stored: Stored, members: Mask, layers: Mask) -> Mask:
+    """The members that read, at any distance within the set, a layer of it."""
+    found = 0
+    waiting = list(bits(members & layers))
+    while waiting:
+        fresh = stored.dag.consumers[waiting.pop()] & members & ~found
+        found |= fresh
+        waiting += bits(fresh)
+    return found
 
 
 def _sinks(graph: Graph, stored: Stored, last: NodeId) -> list[NodeId]:
