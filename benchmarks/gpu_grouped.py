@@ -13,25 +13,21 @@ the weights in turn, after the L2 cache was emptied. `--dry` compiles the kernel
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench
-from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from benchmarks.kernel_cases import Shop, opened, parser
+from weft.device.cuda.nvrtc import CompiledCubin
 from weft.fission.sdpa import sdpa
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
@@ -197,12 +193,12 @@ def attention_problem(h: Heads, way: str) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A compiled schedule of a problem."""
+class Modelled:
+    """A compiled schedule of a problem, and what the models give it."""
 
     source: CudaSource
     cubin: CompiledCubin
-    modelled_us: float
+    us: float
 
     @property
     def name(self) -> str:
@@ -212,58 +208,27 @@ class Kernel:
         return f"{p.get('template')} " + " ".join(f"{k}={p[k]}".replace(" ", "") for k in keys if k in p)
 
 
-def written(problem: Problem, facts: GpuFacts, first: int, *, one: bool = False) -> list[CudaSource]:
-    """Kernels of the first schedules; of a group both kinds, also where several kernels are modelled to be faster."""
-    generator = templates
-    wanted: list[Schedule] = []
-    if one:
-        every = grouped.matched(problem, tf32=False)
-        if isinstance(every, Declined):
-            print(f"declined: {every.reason}", flush=True)
-            return []
-        wanted += [s.schedule() for _, s in grouped.shapes(every, facts)[:first]]
-        wanted += [s.schedule() for _, s in grouped_tma.shapes(every, facts)[:first]]
-    else:
-        found = generator.schedules(problem, facts)
-        if isinstance(found, Declined):
-            print(f"declined: {found.reason}", flush=True)
-            return []
-        wanted += found[:first]
-    sources = (generator.emit(problem, s) for s in wanted)
-    return [s for s in sources if isinstance(s, CudaSource)]
+def kernels_of(shop: Shop, problem: Problem, *, one: bool = False) -> list[Modelled]:
+    """The first kernels; of a group both kinds, also where several kernels are modelled to be faster."""
+    both = 2 * shop.first
+    found = shop.of_schedules(problem, _of_group(problem, shop), both) if one else shop.kernels(problem)
+    modelled = (predicted_us(problem, k.source.schedule, shop.facts) for k in found)
+    return [Modelled(k.source, k.cubin, us or math.nan) for k, us in zip(found, modelled, strict=True)]
 
 
-@dataclass(slots=True)
-class Shop:
-    """What makes kernels."""
-
-    nvrtc: Nvrtc
-    facts: GpuFacts
-    arch: str
-    threads: int
-    first: int
-
-    def kernels(self, problem: Problem, *, one: bool = False, first: int = 0) -> list[Kernel]:
-        """Those that the compiler takes without spills."""
-        sources = written(problem, self.facts, first or self.first, one=one)
-        jobs = [CompileJob(s.text, self.arch, s.flags) for s in sources]
-        found = []
-        for s, r in zip(sources, self.nvrtc.compile_many(jobs, threads=self.threads), strict=True):
-            own = [r.of(x.entry) for x in s.launches] if isinstance(r, CompiledCubin) else []
-            if not isinstance(r, CompiledCubin) or r.warnings or any(x.spill_stores + x.stack_bytes for x in own):
-                said = r if not isinstance(r, CompiledCubin) else (r.warnings, own)
-                print(f"refused: {s.schedule} {said}"[:400], flush=True)
-            else:
-                us = predicted_us(problem, s.schedule, self.facts)
-                found.append(Kernel(s, r, us or math.nan))
-        return found
+def _of_group(problem: Problem, shop: Shop) -> list[Schedule] | Declined:
+    every = grouped.matched(problem, tf32=False)
+    if isinstance(every, Declined):
+        return every
+    found = [s.schedule() for _, s in grouped.shapes(every, shop.facts)[: shop.first]]
+    return found + [s.schedule() for _, s in grouped_tma.shapes(every, shop.facts)[: shop.first]]
 
 
 @dataclass(slots=True)
 class Bound:
     """A kernel on its data, with copies of the repacked weights that are read in turn."""
 
-    kernel: Kernel
+    kernel: Modelled
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     weights: Sequence[int]
@@ -303,7 +268,7 @@ def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 def best(
     bench: Bench,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[Modelled],
     inputs: list[torch.Tensor],
     weights: Sequence[int],
     exact: list[torch.Tensor],
@@ -321,7 +286,7 @@ def best(
             tried.append(f"WRONG {wrong:.3g} {k.source.schedule}")
             continue
         us = bench.median_us([lambda i=i, k=bound: k.launch(i) for i in range(ROUNDS)])  # type: ignore[misc]
-        tried.append(f"{us:.2f} ({k.modelled_us:.1f}) {k.name}")
+        tried.append(f"{us:.2f} ({k.us:.1f}) {k.name}")
         if us < found[0]:
             found = us, bound
     return *found, tried
@@ -384,16 +349,16 @@ class Group:
     batch: int
     layers: list[Layer]
     offered: bool
-    alone: list[list[Kernel]]
-    one: list[Kernel]
+    alone: list[list[Modelled]]
+    one: list[Modelled]
 
     @staticmethod
     def of(shop: Shop, name: str, batch: int, layers: list[Layer]) -> Group:
         """Written and compiled."""
         problem = problem_of(layers)
         offered = not isinstance(templates.schedules(problem, shop.facts), Declined)
-        kinds = {layer: shop.kernels(problem_of([layer])) for layer in dict.fromkeys(layers)}
-        return Group(name, batch, layers, offered, [kinds[x] for x in layers], shop.kernels(problem, one=True))
+        kinds = {layer: kernels_of(shop, problem_of([layer])) for layer in dict.fromkeys(layers)}
+        return Group(name, batch, layers, offered, [kinds[x] for x in layers], kernels_of(shop, problem, one=True))
 
     def measured(self, bench: Bench) -> dict[str, object]:
         """Microseconds of each way."""
@@ -430,14 +395,14 @@ class Attention:
     """The kernels of products and attention."""
 
     heads: Heads
-    products: dict[str, list[Kernel]]
-    attentions: dict[str, list[Kernel]]
+    products: dict[str, list[Modelled]]
+    attentions: dict[str, list[Modelled]]
 
     @staticmethod
     def of(shop: Shop, h: Heads) -> Attention:
         """Written and compiled."""
-        products = {w: shop.kernels(heads_problem(h, w), one=w != "merged") for w in WAYS}
-        return Attention(h, products, {w: shop.kernels(attention_problem(h, w)) for w in WAYS})
+        products = {w: kernels_of(shop, heads_problem(h, w), one=w != "merged") for w in WAYS}
+        return Attention(h, products, {w: kernels_of(shop, attention_problem(h, w)) for w in WAYS})
 
     def measured(self, bench: Bench) -> dict[str, object]:
         """Microseconds of each way: the product, attention, and both one behind the other."""
@@ -478,14 +443,14 @@ class Attention:
 Case = Callable[[Shop], Group | Attention]
 
 
-def cases(batches: Sequence[int], only: str) -> list[tuple[str, Case]]:
+def cases(batches: Sequence[int], shop: Shop) -> list[tuple[str, Case]]:
     """In the order in which they are measured."""
     found: list[tuple[str, Case]] = []
     for n in batches:
         for name, layers in groups(n).items():
             found.append((f"{name} b{n}", lambda shop, name=name, n=n, x=layers: Group.of(shop, name, n, x)))  # type: ignore[misc]
         found += [(f"heads {h.name} b{n}", lambda shop, h=h: Attention.of(shop, h)) for h in attentions(n)]  # type: ignore[misc]
-    return [x for x in found if only in x[0]]
+    return [x for x in found if shop.wants(x[0])]
 
 
 class Watch:
@@ -507,49 +472,33 @@ class Watch:
 
 def main() -> int:
     """Run; 0 when every kernel was right."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batch", default="1,16")
-    parser.add_argument("--first", type=int, default=3, help="schedules of each, of a group of each kind (3)")
-    parser.add_argument("--seconds", type=float, default=75.0, help="when to begin no further case (75)")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--begin", type=int, default=0, help="number of the first case (0)")
-    parser.add_argument("--threads", type=int, default=14, help="of the compiler (14)")
-    parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
-    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a and sm_80")
-    args = parser.parse_args()
-    end = time.perf_counter() + args.seconds
-    nvrtc = find_nvrtc()
-    if isinstance(nvrtc, Declined):
-        print(nvrtc.reason, file=sys.stderr)
-        return 2
-    facts = GpuFacts() if args.dry else gpu_facts(None, calibrate=False)
-    shop = Shop(nvrtc, facts, "sm_90a" if args.dry else facts.arch, args.threads, args.first)
-    work = cases([int(x) for x in args.batch.split(",")], args.only)[args.begin :]
+    options = parser(__doc__, first=3, seconds=75.0, threads=14)
+    options.add_argument("--batch", default="1,16")
+    options.add_argument("--begin", type=int, default=0, help="number of the first case (0)")
+    args = options.parse_args()
+    shop = opened(args)
+    work = cases([int(x) for x in args.batch.split(",")], shop)[args.begin :]
     if args.dry:
         return dry(shop, work)
     bench, watch, bad = Bench(), Watch(), False
     print(f"{'group':18}{'n':>4}{'alone':>9}{'row':>9}{'parallel':>9}{'one':>9}{'x row':>7}{'x par':>7}  model")
-    with torch.inference_mode(), ThreadPoolExecutor(2) as ahead:
-        for number, ((name, _), made) in enumerate(zip(work, ahead.map(lambda x: x[1](shop), work), strict=True)):
-            if time.perf_counter() > end:
-                continue
-            watch.case, watch.since = args.begin + number, time.monotonic()
+    with torch.inference_mode():
+        numbered = list(enumerate(work, args.begin))
+        for (number, (name, _)), made in shop.in_turn(numbered, lambda x: x[1][1](shop), ahead=2):
+            watch.case, watch.since = number, time.monotonic()
             line = made.measured(bench)
             watch.since = math.inf
-            text = json.dumps({"name": name, **line})
+            text = shop.note(name, line)
             if "WRONG" in text:
                 bad = True
                 print(
                     f"    WRONG in {name}: " + "; ".join(x[:200] for x in text.split('"') if "WRONG" in x), flush=True
                 )
-            if args.out:
-                with args.out.open("a") as file:
-                    file.write(text + "\n")
     return int(bad)
 
 
 def dry(shop: Shop, work: Sequence[tuple[str, Case]]) -> int:
-    """Compile all, for sm_90a and, of groups, what both can for sm_80."""
+    """Compile all."""
     for name, make in work:
         started = time.perf_counter()
         made = make(shop)

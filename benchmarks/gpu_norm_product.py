@@ -13,32 +13,22 @@ cache holds), launched as in a plan. `--dry` compiles the kernels without a GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_pooled import Kernel, compiled
 from benchmarks.gpu_time import median_us
+from benchmarks.kernel_cases import Kernel, opened, parser
 from benchmarks.norm_cases import EPS, leaving, norm, normed, plain
-from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
-from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.bind import Addresses, BoundCuda
-from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.templates import tma_normed
 from weft.generate.cuda.templates.normed import PIECE
-from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
 
 CHAINS = 24
 TOLERANCE = 3e-3
@@ -86,17 +76,6 @@ def problems(c: Case) -> dict[str, Problem]:
         "parts": normed(c.rows, c.length, c.columns, "parts", act=c.act, stored=c.stored),
         "own": normed(c.rows, c.length, c.columns, "own", act=c.act, stored=c.stored),
     }
-
-
-def kernels_of(problem: Problem, facts: GpuFacts, first: int) -> list[CudaSource]:
-    """The first kernels of a problem."""
-    generator = CudaGenerator()
-    found = generator.schedules(problem, facts)
-    if isinstance(found, Declined):
-        print(f"declined: {found.reason}", flush=True)
-        return []
-    sources = (generator.emit(problem, s) for s in found[:first])
-    return [s for s in sources if isinstance(s, CudaSource)]
 
 
 class Data:
@@ -337,32 +316,17 @@ WAYS, PARTS = ("three", "parts", "own", "torch"), ("first", "leave", "norm", "se
 
 def main() -> int:
     """Run; 0 when every kernel was right."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, by commas")
-    parser.add_argument("--first", type=int, default=4, help="schedules of each (4)")
-    parser.add_argument("--seconds", type=float, default=70.0, help="when to begin no further case (70)")
-    parser.add_argument("--threads", type=int, default=4, help="of the compiler (4)")
-    parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
-    parser.add_argument("--no-torch", action="store_true", help="without torch.compile")
-    parser.add_argument("--no-order", action="store_true", help="warpgroups that normalise do not take turns")
-    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a")
-    args = parser.parse_args()
-    end = time.perf_counter() + args.seconds
+    options = parser(__doc__, first=4, seconds=70.0, threads=4)
+    options.add_argument("--no-torch", action="store_true", help="without torch.compile")
+    options.add_argument("--no-order", action="store_true", help="warpgroups that normalise do not take turns")
+    args = options.parse_args()
     if args.no_order:
         tma_normed.WIDE = sys.maxsize
-    nvrtc = find_nvrtc()
-    if isinstance(nvrtc, Declined):
-        print(nvrtc.reason, file=sys.stderr)
-        return 2
-    facts = profile("h200") if args.dry else gpu_facts(None, calibrate=False)
-    arch = "sm_90a" if args.dry else facts.arch
-    work = [(n, c) for n, c in CASES.items() if any(x in n for x in args.only.split(","))]
+    shop = opened(args)
+    work = [(name, case) for name, case in CASES.items() if shop.wants(name)]
 
     def prepared(item: tuple[str, Case]) -> dict[str, list[Kernel]]:
-        if time.perf_counter() > end:
-            return {}
-        found = problems(item[1]).items()
-        return {n: compiled(nvrtc, arch, kernels_of(p, facts, args.first), args.threads) for n, p in found}
+        return {n: shop.kernels(p) for n, p in problems(item[1]).items()}
 
     if args.dry:
         for item in work:
@@ -372,13 +336,9 @@ def main() -> int:
     torch.zeros(1, device="cuda")
     print(f"{'us of a chain':14}" + "".join(f"{w:>8}" for w in WAYS) + "  alone: " + " ".join(f"{n:>7}" for n in PARTS))
     bad = False
-    with torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
-        for (name, case), kernels in zip(work, ahead.map(prepared, work), strict=True):
-            if not kernels or time.perf_counter() > end:
-                continue
-            signal.alarm(PATIENCE_S)
+    with torch.inference_mode():
+        for (name, case), kernels in shop.in_turn(work, prepared, ahead=1, patience_s=PATIENCE_S):
             line = measured(case, kernels, peer=not args.no_torch)
-            signal.alarm(0)
             chains, alone = line["chains"], line["kernels"]
             assert isinstance(chains, dict)
             assert isinstance(alone, dict)
@@ -392,9 +352,7 @@ def main() -> int:
             for x in line["wrong"]:  # type: ignore[attr-defined]
                 bad = True
                 print(f"    WRONG {x}"[:300], flush=True)
-            if args.out:
-                with args.out.open("a") as file:
-                    file.write(json.dumps({"name": name, **line}) + "\n")
+            shop.note(name, line)
     return int(bad)
 
 

@@ -12,28 +12,20 @@ emptied. `--dry` compiles the kernels without a GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench, Conv, _layer
-from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from benchmarks.kernel_cases import Kernel, Shop, opened, parser
+from weft.device.cuda.facts import GpuFacts
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
-from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.templates import pooled_choose, pooled_match, separable_match, stacked
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -42,7 +34,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.source import Schedule
 
 LAUNCHES = 10
 ROTATED_BYTES = 160 << 20
@@ -111,26 +103,6 @@ def problem_of(case: Case, *, conv: bool, pool: bool) -> Problem:
     return Problem(graph, f"{graph} {case}", tuple(formats), (LAST,))
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel with its place among the schedules."""
-
-    rank: int
-    source: CudaSource
-    cubin: CompiledCubin
-
-
-def written(problem: Problem, facts: GpuFacts, first: int, *, fused: bool) -> list[CudaSource]:
-    """Kernels of the first schedules; fused ones also where the model would have two kernels."""
-    generator = CudaGenerator()
-    found = _fused(problem, facts) if fused else generator.schedules(problem, facts)
-    if isinstance(found, Declined):
-        print(f"declined: {found.reason}", flush=True)
-        return []
-    sources = (generator.emit(problem, s) for s in found[:first])
-    return [s for s in sources if isinstance(s, CudaSource)]
-
-
 def _fused(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     if templates.has_window(problem):
         pool = pooled_match.pooled(problem)
@@ -139,22 +111,6 @@ def _fused(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     pair = separable_match.stacked(problem)
     shapes = pair if isinstance(pair, Declined) else stacked.shapes(pair, facts)
     return shapes if isinstance(shapes, Declined) else [s.schedule() for _, s in shapes]
-
-
-def compiled(nvrtc: Nvrtc, arch: str, sources: list[CudaSource], threads: int) -> list[Kernel]:
-    """Those that the compiler takes without spills."""
-    kernels = []
-    jobs = [CompileJob(s.text, arch, s.flags) for s in sources]
-    for rank, (s, r) in enumerate(zip(sources, nvrtc.compile_many(jobs, threads=threads), strict=True)):
-        own = [r.of(x.entry) for x in s.launches] if isinstance(r, CompiledCubin) else []
-        if not isinstance(r, CompiledCubin) or r.warnings or any(x.spill_stores + x.stack_bytes for x in own):
-            print(
-                f"refused: {s.schedule} {r if not isinstance(r, CompiledCubin) else (r.warnings, own)}"[:400],
-                flush=True,
-            )
-        else:
-            kernels.append(Kernel(rank, s, r))
-    return kernels
 
 
 Launches = list[Callable[[], object]]
@@ -302,62 +258,44 @@ def measured(bench: Bench, case: Case, kernels: dict[str, list[Kernel]]) -> dict
     }  # fmt: skip
 
 
+PARTS = {"fused": (True, True), "conv": (True, False), "pool": (False, True)}
+"""Whether a problem holds the convolution, and what is behind it."""
+
+
+def prepared(shop: Shop, case: Case) -> dict[str, list[Kernel]]:
+    """Kernels of a case; fused ones also where the model would have two."""
+    found = {}
+    for name, (conv, pool) in PARTS.items():
+        problem = problem_of(case, conv=conv, pool=pool)
+        first = shop.first if conv or isinstance(case.pool, int) else 3
+        if name == "fused":
+            found[name] = shop.of_schedules(problem, _fused(problem, shop.facts), first)
+        else:
+            found[name] = shop.kernels(problem, first)
+    return found
+
+
 def main() -> int:
     """Run; 0 when every kernel was right."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batch", default="1,16")
-    parser.add_argument("--first", type=int, default=6, help="schedules of each (6)")
-    parser.add_argument("--seconds", type=float, default=50.0, help="when to begin no further case (50)")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--threads", type=int, default=14, help="of the compiler (14)")
-    parser.add_argument("--out", type=Path, help="a file for the record, a line per case")
-    parser.add_argument("--dry", action="store_true", help="no GPU: write and compile for sm_90a and sm_80")
-    args = parser.parse_args()
-    end = time.perf_counter() + args.seconds
-    nvrtc = find_nvrtc()
-    if isinstance(nvrtc, Declined):
-        print(nvrtc.reason, file=sys.stderr)
-        return 2
-    facts = GpuFacts() if args.dry else gpu_facts(None, calibrate=False)
-    arch = "sm_90a" if args.dry else facts.arch
-    work = [
-        (name, case)
-        for batch in map(int, args.batch.split(","))
-        for name, case in cases(batch).items()
-        if args.only in name
-    ]
-
-    def prepared(item: tuple[str, Case]) -> dict[str, list[Kernel]]:
-        if time.perf_counter() > end:
-            return {}
-        parts = {"fused": (True, True), "conv": (True, False), "pool": (False, True)}
-        sources = {
-            k: written(
-                problem_of(item[1], conv=conv, pool=pool),
-                facts,
-                args.first if conv or isinstance(item[1].pool, int) else 3,
-                fused=conv and pool,
-            )
-            for k, (conv, pool) in parts.items()
-        }
-        return {k: compiled(nvrtc, arch, v, args.threads) for k, v in sources.items()}
-
+    options = parser(__doc__, first=6, seconds=50.0, threads=14)
+    options.add_argument("--batch", default="1,16")
+    args = options.parse_args()
+    shop = opened(args)
+    batches = map(int, args.batch.split(","))
+    work = [(name, case) for batch in batches for name, case in cases(batch).items() if shop.wants(name)]
     if args.dry:
-        for item in work:
-            print(item[0], item[1].conv.n, {k: len(v) for k, v in prepared(item).items()}, flush=True)
+        for name, case in work:
+            print(name, case.conv.n, {k: len(v) for k, v in prepared(shop, case).items()}, flush=True)
         return 0
     torch.backends.cudnn.benchmark = True
     torch.zeros(1, device="cuda")
     bench, bad = Bench(), False
     head = f"{'':16}{'batch':>6}{'fused':>9}{'two':>9}{'conv':>9}{'pool':>8}{'cudnn+p':>9}{'torch':>9}{'saved':>7}"
     print(head, flush=True)
-    with torch.inference_mode(), ThreadPoolExecutor(2) as ahead:
-        for (name, case), kernels in zip(work, ahead.map(prepared, work), strict=True):
-            if not kernels or time.perf_counter() > end:
-                continue
-            signal.alarm(PATIENCE_S)
+    with torch.inference_mode():
+        made = shop.in_turn(work, lambda item: prepared(shop, item[1]), ahead=2, patience_s=PATIENCE_S)
+        for (name, case), kernels in made:
             line = measured(bench, case, kernels)
-            signal.alarm(0)
             tried = [*line["tried"], *line["tried_conv"], *line["tried_pool"]]  # type: ignore[misc]
             wrong = [x for x in tried if x.startswith("WRONG")]
             bad |= bool(wrong)
@@ -367,9 +305,7 @@ def main() -> int:
             print(f"    conv {line['conv']}; fused in order {[x.split()[0] for x in line['tried']]}", flush=True)  # type: ignore[attr-defined]
             for x in wrong:
                 print(f"    {x}", flush=True)
-            if args.out:
-                with args.out.open("a") as file:
-                    file.write(json.dumps({"name": name, **line}) + "\n")
+            shop.note(name, line)
     return int(bad)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from benchmarks.gpu_norm_product import CASES, Data, checked, kernels_of, problems
-from benchmarks.gpu_pooled import compiled
+from benchmarks.gpu_norm_product import CASES, Data, checked, problems
+from benchmarks.kernel_cases import Shop
 
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -21,7 +23,8 @@ def test_every_offered_kernel_is_right(name: str, way: str) -> None:
     facts = gpu_facts(None, calibrate=False)
     torch.zeros(1, device="cuda")
     case = CASES[name]
-    kernels = compiled(nvrtc, facts.arch, kernels_of(problems(case)[way], facts, 6), 4)
+    shop = Shop(nvrtc, facts, facts.arch, threads=4, first=6, only=("",), end=math.inf, out=None)
+    kernels = shop.kernels(problems(case)[way])
     assert kernels
     data = Data(case)
     for k in kernels:
