@@ -11,7 +11,7 @@ import copy
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -139,7 +139,7 @@ def compile(
     model: Model,
     example_inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     options: Options | None = None,
     dims: Mapping[str, int] | None = None,
     limits: Limits | None = None,
@@ -155,11 +155,14 @@ def compile(
     Raises:
         ModelError: the model is refused [W1xx].
         UnsupportedError: an operator that nothing here can run [W201].
-        OptionError: a device that this build does not know [W001].
+        OptionError: a device that this build does not know, or an argument of another type [W001].
     """
+    given: object = options
+    if not isinstance(given, Options | None):
+        raise OptionError(option="options", problem=f"a {type(given).__name__} is no weft.Options")
     options = options or Options()
     if device is not None:
-        options = replace(options, device=device)
+        options = replace(options, device=str(device))
     if options.device.split(":")[0] not in ("cpu", "cuda"):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     inputs = _as_tensors(example_inputs)
@@ -171,6 +174,9 @@ def compile(
 def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
     if inputs is None:
         return None
+    given: object = inputs
+    if not isinstance(given, torch.Tensor | Iterable):
+        raise OptionError(option="example_inputs", problem=f"a {type(given).__name__} is no tensor, nor several")
     found = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     for position, tensor in enumerate(found):
         if not isinstance(tensor, torch.Tensor):

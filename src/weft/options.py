@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,18 +70,8 @@ class Options:
     """Every stage writes what it made there."""
 
     def __post_init__(self) -> None:
-        for name in ("cache_dir", "dump_dir"):
-            value = getattr(self, name)
-            if value is None or isinstance(value, Path):
-                continue
-            if not isinstance(value, str | os.PathLike):
-                raise OptionError(option=name, problem=f"{type(value).__name__} is no path")
-            object.__setattr__(self, name, Path(value))
-        budget: object = self.budget_s
-        if not (isinstance(budget, int | float) and budget >= 0):
-            raise OptionError(option="budget_s", problem=f"{budget!r} is no number of seconds, 0 or more")
-        if self.memory_limit_bytes < 0:
-            raise OptionError(option="memory_limit_bytes", problem=f"{self.memory_limit_bytes} is no number of bytes")
+        for f in fields(self):
+            object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name)))
 
     @property
     def cache(self) -> Path:
@@ -104,6 +95,28 @@ class Options:
         return cls(**chosen)  # type: ignore[arg-type]
 
 
+def _checked(name: str, kind: str, value: object) -> object:
+    """A value that a caller gave to a field of this type.
+
+    Raises:
+        OptionError: it is of another type, or less than 0 [W001].
+    """
+    if kind.startswith("Path"):
+        if value is None or isinstance(value, str | os.PathLike):
+            return None if value is None else Path(value)
+        raise OptionError(option=name, problem=f"{type(value).__name__} is no path")
+    types = {"bool": bool, "int": Integral, "float": Real, "str": str}[kind]
+    no_such = _NO_SUCH.get(name.rpartition("_")[2])
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
+        raise OptionError(option=name, problem=f"{value!r} is {no_such or _KINDS[kind]}")
+    if isinstance(value, int | float) and not (value >= 0 or name in _ANY_SIGN):
+        raise OptionError(option=name, problem=f"{value!r} is {no_such or 'less than 0'}")
+    return int(value) if isinstance(value, Integral) and kind == "int" else value
+
+
+_NO_SUCH = {"s": "no number of seconds, 0 or more", "bytes": "no number of bytes, 0 or more"}
+_KINDS = {"bool": "neither True nor False", "int": "no whole number", "float": "no number", "str": "no text"}
+_ANY_SIGN = ("seed", "max_plans")
 SECTIONS = ("limits",)
 """Tables of the options file that others than `Options` read."""
 _SIZE = re.compile(r"(-?[0-9][0-9_]*) ?(?:([KMGT])iB)?")

@@ -14,6 +14,7 @@ from weft import pipeline
 from weft.api import Compiled
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, DeviceError, OptionError, UnsupportedError
+from weft.frontends.onnx.errors import BindingError, GarbledModelError
 from weft.ir.graph import Graph
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.plan import Plan
@@ -305,6 +306,18 @@ def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_p
         weft.compile(model, options=options)
     with pytest.raises(OptionError, match="no tensor"):
         weft.compile(model, [1.0], options=options)  # type: ignore[list-item]
+    with pytest.raises(OptionError, match="'example_inputs': a int is no tensor"):
+        weft.compile(model, 5, options=options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="'options': a dict"):
+        weft.compile(model, x, options={"budget_s": 3})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"'dump_dir': .* cannot be written"):
+        weft.compile(model, x, options=replace(options, dump_dir=Path("/dev/null/here"), budget_s=0))
+    with pytest.raises(BindingError, match="no whole number"):
+        weft.compile(b"x", options=options, dims={"n": 2.5})  # type: ignore[dict-item]
+    with pytest.raises(BindingError, match="complex64, which Weft has no type for"):
+        weft.compile(b"x", x.to(torch.complex64), options=options)
+    with pytest.raises(GarbledModelError, match="embedded null"):
+        weft.compile("a\0b", x, options=options)
     with pytest.raises(ArtifactError):
         weft.load(tmp_path / "missing.weft", options=options)
 
@@ -348,6 +361,29 @@ def test_what_is_no_model_is_an_option_error(x: torch.Tensor) -> None:
 def test_a_budget_is_a_number_of_seconds(budget: object) -> None:
     with pytest.raises(OptionError, match=r"'budget_s': .* is no number of seconds"):
         weft.Options(budget_s=budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("threads", "4", "'4' is no whole number"),
+        ("threads", 1.5, "1.5 is no whole number"),
+        ("threads", -1, "-1 is less than 0"),
+        ("max_plans", True, "True is no whole number"),
+        ("allow_generated", "no", "'no' is neither True nor False"),
+        ("solver_gap", "x", "'x' is no number"),
+        ("trial_timeout_s", -1, "-1 is no number of seconds"),
+        ("device", 3, "3 is no text"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}': {said}"):
+        weft.Options(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_device_may_be_torchs_own(model: nn.Module, x: torch.Tensor, cache: Path) -> None:
+    compiled = weft.compile(model, x, device=torch.device("cpu"), options=weft.Options(budget_s=0, cache_dir=cache))
+    close(compiled(x), model(x).detach())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from weft.frontends.imported import Imported
 from weft.frontends.onnx import errors, wire
-from weft.frontends.onnx.errors import GarbledModelError, LimitError, ParserDiedError
+from weft.frontends.onnx.errors import BindingError, GarbledModelError, LimitError, ParserDiedError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
@@ -53,8 +54,8 @@ def import_onnx(
     """
     request: dict[str, Any] = {
         "limits": asdict(limits),
-        "dims": {str(k): int(v) for k, v in dims.items()},
-        "examples": None if example_inputs is None else [_example(x) for x in example_inputs],
+        "dims": {str(k): _size(str(k), v) for k, v in dims.items()},
+        "examples": None if example_inputs is None else [_example(i, x) for i, x in enumerate(example_inputs)],
     }
     if isinstance(source, (bytes, bytearray, memoryview)):
         model = os.memfd_create("model", os.MFD_CLOEXEC)
@@ -76,11 +77,26 @@ def import_onnx(
         os.close(tensors)
 
 
-def _example(x: Array) -> dict[str, Any]:
+def _size(name: str, given: object) -> int:
+    if isinstance(given, Integral):
+        return int(given)
+    problem = f"size {given!r} of dimension '{shown(name)}' is no whole number"
+    raise BindingError(problem=problem, remedy="give whole numbers")
+
+
+def _example(position: int, x: Array) -> dict[str, Any]:
     array = np.asarray(x)
+    try:
+        dtype = DType.from_numpy(array.dtype)
+    except KeyError:
+        raise BindingError(
+            where=f"input {position}",
+            problem=f"the example is {array.dtype}, which Weft has no type for",
+            remedy="give an example of the type that the model declares",
+        ) from None
     small = array.size <= _SENT_ELEMENTS
     return {
-        "dtype": DType.from_numpy(array.dtype).value,
+        "dtype": dtype.value,
         "shape": list(array.shape),
         "data": base64.b64encode(np.asarray(array, order="C").tobytes()).decode("ascii") if small else None,
     }
@@ -90,9 +106,10 @@ def _open_model(path: Path, limits: Limits) -> int:
     where = shown(path.name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name with a NUL is no OSError
+        told = error.strerror if isinstance(error, OSError) else str(error)
         raise GarbledModelError(
-            where=where, problem=f"the model cannot be opened: {error.strerror}", remedy="check the path"
+            where=where, problem=f"the model cannot be opened: {told}", remedy="check the path"
         ) from None
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
