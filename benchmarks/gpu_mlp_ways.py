@@ -118,6 +118,7 @@ def forced(way: str) -> None:
     kernels.kernels_of.cache_clear()
     contested = 128 if way == "chosen" else 1 << 30 if way == "chain" else 1
     kernels.CONTESTED = contested
+    fused_mlp.CONTESTED_ROWS = 1 << 13 if way == "chosen" else 1
     plain = vars(forced).setdefault("contest", fused_mlp._Run._contest)
     fused_mlp._Run._contest = plain if way != "layers" else lambda *a: True  # type: ignore[method-assign]
 

@@ -231,6 +231,7 @@ def test_the_fastest_way_to_train_is_taken(
     emulated: None, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str
 ):
     monkeypatch.setattr(kernels, "CONTESTED", 16)
+    monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     plain = copy.deepcopy(nn.Sequential(*net))
     left = iter(times)
@@ -254,10 +255,15 @@ def test_the_fastest_way_to_train_is_taken(
     with torch.no_grad():
         assert net.why_not(x) is None
     assert net.why_no_fused_backward(x[:8]) is None
+    products.clear()
+    monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 9)
+    net(x[:8]).sum().backward()  # too few to be measured: by one kernel
+    assert not products and launched[-1].endswith("_finish")
 
 
 def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "CONTESTED", 16)
+    monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     monkeypatch.setattr(layered.ByLayers, "_weights", lambda self, *a: a[-1].fill_(7.0))
     x = torch.randn(9, 16).half()
@@ -271,6 +277,7 @@ def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pyt
 
 def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "CONTESTED", 16)
+    monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     run = net._run(torch.zeros(9, 16).half(), net._known(), trains=True)
     assert isinstance(run, fused_mlp._Run) and run.kernels.in_contest

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock, RLock
 from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from weft.nn.layered import ByLayers, Memory
 from weft.nn.layers import Layers, layers_of
 from weft.nn.timing import least, make_current, near, normal_like, on_gpu, replays, stream
 
+CONTESTED_ROWS = 1 << 13
+"""Rows from which the ways to train wide layers are measured; fewer are trained by one kernel wherever there is one."""
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
 _WIDENED = ("softplus", "formula")
@@ -37,9 +39,9 @@ class FusedMLP(nn.Sequential):
 
     Parameters that require gradients are read in every call. Changes of others are noticed by their version, as
     autograd does, and all are read again after each replay of a `GraphedStep`; what is written to those through
-    `.data`, or by a CUDA graph of your own, is not noticed, and wants `refresh()`. Each number of rows is compiled once, which
-    takes about a second; training with layers of 128 columns and more is measured in the ways that there are, which
-    takes some seconds more.
+    `.data`, or by a CUDA graph of your own, is not noticed, and wants `refresh()`. Each number of rows is compiled
+    once, which takes about a second; where many rows are trained with layers of 128 columns and more, the ways to do
+    that are measured, which takes some seconds more.
 
         net = FusedMLP(nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))).cuda()
         with torch.autocast("cuda", torch.bfloat16):
@@ -255,26 +257,11 @@ class SeenCall:
     def __init__(self, known: _Known, run: _Run, x: torch.Tensor, end: torch.dtype | None) -> None:
         self._seen, self._run, self._end = known.seen, run, end
         self._type, self._needed = type(x), x.requires_grad
-        self._parameters, self._facts = known.parameters, run.facts(known.parameters)
-        self._state = self._now()
+        self._parameters, self._facts = _Weakly(known.parameters), run.facts(known.parameters)
+        self._state = _now(known.parameters)
         self._device, self._changes = x.get_device(), run.kernels.changes
         self._leading = None if x.dim() == 2 else x.shape[:-1]
         self._given = x.dtype if x.dtype is torch.float32 else run.dtype
-
-    def _now(self) -> tuple[object, ...]:
-        """Of the thread and of the parameters."""
-        parameters = self._parameters
-        return (
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cuda"),
-            torch._C._functorch.peek_interpreter_stack() is None,
-            torch.autograd.forward_ad._current_level,
-            torch._C._is_tracing(),
-            [p.data_ptr() for p in parameters],
-            [p.dtype for p in parameters],
-            [p.requires_grad for p in parameters],
-        )
 
     def holds(self, modules: Iterable[nn.Module], x: torch.Tensor) -> bool:
         """Whether x, of the same shape and type, would be taken as it was then."""
@@ -284,9 +271,8 @@ class SeenCall:
             and type(x) is self._type
             and x.requires_grad is self._needed
             and self._changes == self._run.kernels.changes
-            and len(parameters) == len(self._parameters)
-            and all(map(operator.is_, parameters, self._parameters))
-            and self._now() == self._state
+            and self._parameters.are(parameters)
+            and _now(parameters) == self._state
             and seen.holds(modules)
         )
 
@@ -294,11 +280,12 @@ class SeenCall:
         """The result."""
         rows = x if self._leading is None else x.reshape(-1, x.shape[-1])
         rows = _dense(rows if rows.dtype is self._given else rows.to(self._given))
+        parameters = self._seen.in_order()
         if self._device == torch.cuda.current_device():
-            y = fused(self, rows, self._parameters)
+            y = fused(self, rows, parameters)
         else:
             with torch.cuda.device(x.device):
-                y = fused(self, rows, self._parameters)
+                y = fused(self, rows, parameters)
         y = y if self._leading is None else y.reshape(*self._leading, y.shape[-1])
         return y if self._end is None else y.to(self._end)
 
@@ -325,6 +312,33 @@ class SeenCall:
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """See `weft.nn.autograd.Engine`."""
         return self._run.composite(x, parameters)
+
+
+class _Weakly:
+    """Tensors that are known again while they live, and are not kept alive by that."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._held = [ref(t) for t in tensors]
+
+    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the same ones."""
+        held = self._held
+        return len(held) == len(tensors) and all(r() is t for r, t in zip(held, tensors, strict=True))
+
+
+def _now(parameters: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """What decides of the thread and of the parameters."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch._C._functorch.peek_interpreter_stack() is None,
+        torch.autograd.forward_ad._current_level,
+        torch._C._is_tracing(),
+        [p.data_ptr() for p in parameters],
+        [p.dtype for p in parameters],
+        [p.requires_grad for p in parameters],
+    )
 
 
 def _type_of_products(given: torch.dtype, types: set[torch.dtype]) -> torch.dtype | Declined:
@@ -354,8 +368,8 @@ class _Run:
         self._lock = RLock()
         self._copies: list[torch.Tensor] = []
         self._versions: object = None
-        self._held: Sequence[torch.Tensor] = ()
-        """What was read last: while it is held no other tensor has its identity and its address."""
+        self._held = _Weakly()
+        """What was read last."""
         self._addresses: list[int] = []
         self._facts = _Facts(None, True, dtype, False)
         self._stamp = 0
@@ -388,9 +402,16 @@ class _Run:
             now = torch.cuda.current_stream()
             if self._stream is not None and not capturing:
                 now.wait_stream(self._stream)
+            for memory in self._own():  # it may be let go, and given to another stream, while this one still uses it
+                memory.record_stream(now)
             self._stream, self._handle = now, handle
         self._captured = self._captured or capturing
         return handle
+
+    def _own(self) -> list[torch.Tensor]:
+        """Memory that is kept from call to call."""
+        found = [c.image for c in self._calls.values()] + [*self._copies, *self._memory_of_layers.tensors()]
+        return found + [t for t in (self._blocks, self._scratch) if t is not None]
 
     def facts(self, parameters: Sequence[torch.Tensor]) -> _Facts:
         """Of parameters as they are now."""
@@ -412,11 +433,13 @@ class _Run:
             self._versions = None
             self._stamp += 1
         else:
-            versions = replays(), [(id(p), p.data_ptr(), p._version) for p in parameters]
-            if versions != self._versions:
+            versions = replays(), [(p.data_ptr(), p._version) for p in parameters]
+            if versions != self._versions or not self._held.are(parameters):
                 self._versions = versions
                 self._stamp += 1
-        self._held, self._facts = parameters, facts
+        if not self._held.are(parameters):
+            self._held = _Weakly(parameters)
+        self._facts = facts
         self._addresses = self._copied(parameters) if facts.addresses is None else facts.addresses
         return self._addresses
 
@@ -424,8 +447,7 @@ class _Run:
         """The same in a backward pass, where mostly the forward pass of these parameters was the last to read."""
         if facts is not None and facts.addresses is not None:
             return facts.addresses, facts
-        held = self._held
-        if facts is None or len(held) != len(parameters) or not all(map(operator.is_, held, parameters)):
+        if facts is None or not self._held.are(parameters):
             self.reads(parameters)
         return self._addresses, self._facts
 
@@ -474,7 +496,8 @@ class _Run:
         """The same for training: where a kernel takes one layer, the values between layers are kept."""
         layers = self.kernels.by_layers()
         if layers is not None and self.kernels.in_contest:
-            layers = self._fastest_way(layers, x, parameters, facts)
+            many = len(x) >= CONTESTED_ROWS
+            layers = self._fastest_way(layers, x, parameters, facts) if many else None
         if layers is None:
             return self.forward(x, parameters, facts), ()
         make_current(x.device)

@@ -92,10 +92,10 @@ class ForwardCall:
         (pack,), (run,) = source.pack, source.launches
         self.forward = forward
         with torch.inference_mode(mode=False):  # it is written again in any mode
-            self._image = torch.empty(source.packed_bytes[0], dtype=torch.uint8, device=torch.cuda.current_device())
+            self.image = torch.empty(source.packed_bytes[0], dtype=torch.uint8, device=torch.cuda.current_device())
         self.stamp = -1
         """Of the parameters in the image."""
-        image = self._image.data_ptr()
+        image = self.image.data_ptr()
         self._order = tuple(x.index - 1 for x in pack.arguments if isinstance(x, Pointer) and x.kind == "in")
         self._places: list[int] = []
         self._pack = Direct(forward.packing, pack.grid, pack.block, [*(0 for _ in self._order), image])

@@ -64,6 +64,10 @@ class Memory:
         self._recorded: set[Chosen] = set()
         """Kernels that a captured graph may run whenever it is replayed."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All of it."""
+        return [*([] if self.image is None else [self.image]), *self._states.values()]
+
     def lacks(self, plan: Sequence[tuple[Product, Chosen]]) -> bool:
         """Whether a state is to be made; while a graph is captured it would be zero from the first replay on only."""
         return any(kernel.bound.source.state_bytes and kernel not in self._states for _, kernel in plan)
