@@ -12,6 +12,7 @@ per case and form is printed, the fastest first; nothing is recorded. `--dry` wr
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import multiprocessing
 import os
@@ -52,6 +53,8 @@ from weft.kernels.source import CudaSource, Schedule
 RULES = 5
 SHARES = (64 << 10, 32 << 10, 128 << 10)
 """Bytes of a block where there is more than enough for all."""
+ROOMS = (96 << 10, 66 << 10, 48 << 10)
+"""Bytes of a block that waits in shared memory."""
 LEFT_OUT = {
     "no-wait": (
         ("#define W_PATIENCE 64", "#define W_PATIENCE 1"),
@@ -87,6 +90,9 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     run = operand.rank > 4
     found = []
     large = stored > facts.sms << 16
+    for threads, share in itertools.product((256, 512), ROOMS if large and beside and not run else ()):
+        blocks = math.ceil(operand.shape[-1] * operand.shape[-2] / (share // 64))
+        found.append(Form(threads, columns=4, once=True, meet=max(2, blocks), room=True))
     for threads in (256, 128, 512):
         for columns in ((4, 8) if run else (4, 2)) if beside else (0,):
             every = 1 if not beside else columns * (1 if run else 8)

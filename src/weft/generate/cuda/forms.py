@@ -49,6 +49,8 @@ class Form:
     """Blocks that share one row and, where mean and variance take one pass, meet through memory; then no cluster."""
     outward: bool = False
     """Results are stored from where they are computed, to all places of pads and resizes that show them."""
+    room: bool = False
+    """What blocks that meet have read waits in shared memory, where registers are too few."""
 
     def schedule(self) -> Schedule:
         """The schedule with these parameters; those that came later stand in it only where they matter."""
@@ -62,5 +64,8 @@ class Form:
         return Form(**{f.name: cast("Any", (LATER | given)[f.name]) for f in fields(Form)})
 
 
-LATER = {"parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1, "outward": False}
+LATER = {
+    "parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1, "outward": False,
+    "room": False,
+}  # fmt: skip
 """Parameters that schedules of old do not have, and what they mean by that."""

@@ -19,7 +19,7 @@ from weft.generate.cuda.forms import MEETING, Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
 from weft.generate.cuda.meeting import factors_together
-from weft.generate.cuda.moments import Moments, meet_header, moments_header
+from weft.generate.cuda.moments import ROOM, Moments, meet_header, moments_header
 from weft.generate.cuda.outward import Outward, outward, outward_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
@@ -38,6 +38,12 @@ from weft.kernels.formats import Format
 from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
 
 ALIGN = 256
+SHARED = 227 << 10
+OWN_SHARED = 4 << 10
+REGISTERS = 1 << 16
+LEAST_REGISTERS = 80
+MOST_AT_ONCE = 4
+"""Blocks whose values wait in shared memory: bytes of a multiprocessor and beside those values; registers; how many."""
 _NAME = re.compile(r"\b(?:in|out|v|state|table)\d+\b")
 
 
@@ -246,6 +252,7 @@ class CudaText:
             if self.outward is not None and any("w_show<" in line for line in lines):
                 draft.shared += self.outward.shared()
                 draft.prologue += self.outward.prologue(draft.threads)
+            draft.shared += [f"W_ROOM(w_room, {draft.room});"] if draft.room else []
             names = sorted(set(_NAME.findall("\n".join([*draft.prologue, *lines]))), key=_natural)
             tables |= {n for n in names if n.startswith("table")}
             bodies.append(self._function(draft, lines, names, first=number == 0))
@@ -257,6 +264,7 @@ class CudaText:
                     (draft.threads, 1, 1),
                     arguments,
                     cluster=(draft.cluster, 1, 1),
+                    shared_bytes=draft.room,
                 )
             )
         if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
@@ -270,6 +278,8 @@ class CudaText:
             texts.append(moments_header().rstrip())
         if any("w_meet<" in body for body in bodies):
             texts.append(meet_header().rstrip())
+        if any(draft.room for draft in self.drafts):
+            texts.append(ROOM)
         if any("w_show<" in body for body in bodies):
             texts.append(outward_header().rstrip())
         texts += [self.tables[t] for t in sorted(tables, key=_natural)]
@@ -300,7 +310,7 @@ class CudaText:
             parameters.append(f"{c}* __restrict__ {name}" if written else f"const {c}* {name}")
         return "\n".join(
             [
-                f"W_KERNEL({draft.threads}) {draft.entry}({', '.join(parameters)}) {{",
+                f"{_head(draft)} {draft.entry}({', '.join(parameters)}) {{",
                 *(f"  {line}" for line in draft.shared),
                 *locals_,
                 *(f"  {line}" for line in draft.prologue),
@@ -311,6 +321,14 @@ class CudaText:
 
     def _is_wide(self) -> bool:
         return any(self.graph.type_of(n).size >= 2**31 for n in live_nodes(self.graph)) or self.workspace_bytes >= 2**33
+
+
+def _head(draft: Draft) -> str:
+    """The macro before a kernel's name. As many blocks run at once as have room: some read while others wait."""
+    if not draft.room:
+        return f"W_KERNEL({draft.threads})"
+    blocks = min(MOST_AT_ONCE, SHARED // (draft.room + OWN_SHARED), REGISTERS // (LEAST_REGISTERS * draft.threads))
+    return f"W_KERNEL_AT_ONCE({draft.threads}, {max(1, blocks)})"
 
 
 def _natural(name: str) -> tuple[str, int]:

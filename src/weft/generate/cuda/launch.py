@@ -20,6 +20,8 @@ class Draft:
     cluster: int = 1
     shared: list[str] = field(default_factory=list)
     """Declarations of shared arrays."""
+    room: int = 0
+    """Bytes of shared memory beside these, whose size the launch gives."""
     prologue: list[str] = field(default_factory=list)
     """Lines before all others: they read weights alone, and wait for nothing."""
     serial: int = 0

@@ -37,6 +37,8 @@ from weft.generate.expr.ctype import storage_type
 from weft.ir.graph import Graph, NodeId
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weft.generate.cuda.kernel import CudaText
     from weft.generate.cuda.launch import Draft
     from weft.generate.cuda.loops import Scene
@@ -48,9 +50,20 @@ SQUARES = 1
 """Number of the stage of the squares, which follows that of the sum."""
 SLOT_WORDS = 2
 """Words of what a block leaves for the others: mean and squares of its part of a row."""
+MOST_TURNS = 64
+MOST_ROOM = 208 << 10
+"""Of a pass whose values wait in shared memory: turns, and bytes."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
-
+ROOM = """\
+#ifdef __CUDA_ARCH__
+#define W_ROOM(name, bytes) extern __shared__ __align__(16) unsigned char name[]
+#define W_KERNEL_AT_ONCE(THREADS, BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+#else
+#define W_KERNEL_AT_ONCE(THREADS, BLOCKS) void
+#define W_ROOM(name, bytes) alignas(16) W_SHARED unsigned char name[bytes]
+#endif"""
+"""Shared memory whose size the launch gives."""
 
 Held = tuple[int, NodeId, Place]
 """A value that waits for a later stage: number of the space, node, place."""
@@ -139,6 +152,8 @@ class Moments(Rows):
     def _goes_ahead(self, space: Space) -> bool:
         if self._pair is None or self.repeated:
             return super()._goes_ahead(space)
+        if self.meets and self.form.outward:  # what the pass has not read
+            return not all(self.segment.stages[k].reductions for k in space.stages)
         return not any(self.segment.stages[k].reductions for k in space.stages)
 
     def _read_ahead(self) -> None:
@@ -172,6 +187,12 @@ class Moments(Rows):
         for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
             self.body.value(node, place)
 
+    def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
+        if not (self.meets and self.form.room and all(self._is_half(n) for n in nodes)):
+            return super()._fits(space, nodes, ahead=ahead)
+        needed = len(nodes) * HALF_BYTES * space.turns * self.draft.threads
+        return space.turns <= MOST_TURNS and needed <= MOST_ROOM
+
     def _registers(self, node: NodeId) -> float:
         return 0.5 if self.meets and self._is_half(node) else 1
 
@@ -195,11 +216,23 @@ class Moments(Rows):
         address, width, dtype = self.body.chunks[array]
         if array not in self._packs:
             self._packs[array] = self.draft.name("h")
-            turns = self.spaces[key[0]].turns
-            self.nest.put(f"w_chunk<{width * HALF_BYTES}> {self._packs[array]}[{turns}];", self.level)
-            self.nest.put(f"{self._packs[array]}[u] = *(const w_chunk<{width * HALF_BYTES}>*)({address});")
+            self._make_room(self._packs[array], self.spaces[key[0]].turns, f"w_chunk<{width * HALF_BYTES}>", width)
+            self.nest.put(f"{self._waits(array)} = *(const w_chunk<{width * HALF_BYTES}>*)({address});")
         self._packed[key] = Packed(self._packs[array], width, storage_type(dtype), int(lane))
         self.kept.add(key)
+
+    def _make_room(self, name: str, turns: int, kind: str, width: int) -> None:
+        """Declare an array of what was read: a thread's own, in registers or in shared memory."""
+        if not self.form.room:
+            self.nest.put(f"{kind} {name}[{turns}];", self.level)
+            return
+        start, threads = self.draft.room, self.draft.threads
+        self.nest.put(f"{kind}* const {name} = ({kind}*)(w_room + {start}u) + threadIdx.x;", self.level)
+        self.draft.room += turns * threads * width * HALF_BYTES
+
+    def _waits(self, array: str) -> str:
+        """An element of such an array."""
+        return f"{self._packs[array]}[{f'u * {self.draft.threads}u' if self.form.room else 'u'}]"
 
     def _recall(self, number: int, space: Space) -> None:
         self._opened = {}
@@ -215,7 +248,8 @@ class Moments(Rows):
         if packed.array not in self._opened:
             self._opened[packed.array] = name = self.draft.name("x")
             self.nest.put(f"w_f32 {name}[{packed.width}];")
-            self.nest.put(f"w_open<{packed.kind}>({packed.array}[u], {name});")
+            at = f"u * {self.draft.threads}u" if self.form.room else "u"
+            self.nest.put(f"w_open<{packed.kind}>({packed.array}[{at}], {name});")
         return f"{self._opened[packed.array]}[{packed.lane}]"
 
     def _moments(self) -> None:

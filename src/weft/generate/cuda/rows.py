@@ -314,15 +314,19 @@ class Rows(Team):
                     wanted[key] = wanted.get(key, 0) + 1
             ahead = self._goes_ahead(space)
             keys = sorted((k for k, n in wanted.items() if n > 1 or (ahead and k[0] in self.scene.readable)), key=repr)
-            registers = sum(self._registers(node) for node, _ in keys) * space.turns
-            if ahead and registers > MAX_AHEAD:
-                continue
-            if space.turns > MAX_TURNS or registers > min(MAX_CARRIED, 32768 // self.draft.threads):
+            if not self._fits(space, [node for node, _ in keys], ahead=ahead):
                 continue
             for node, place in keys:
                 name = self.draft.name("h")
                 self.arrays[which, node, place] = name
                 self._declare(which, node, place)
+
+    def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
+        """Whether there is room for these values of all turns."""
+        registers = sum(self._registers(node) for node in nodes) * space.turns
+        if ahead and registers > MAX_AHEAD:
+            return False
+        return space.turns <= MAX_TURNS and registers <= min(MAX_CARRIED, 32768 // self.draft.threads)
 
     def _registers(self, _node: NodeId) -> float:
         """What one value takes that waits for a later stage."""
@@ -351,7 +355,8 @@ class Rows(Team):
         inputs = set(self.scene.graph.inputs)
         asked: list[tuple[bool, int, Space, int, list[tuple[int, NodeId, Place]]]] = []
         for which, space in enumerate(self.spaces):
-            keys = [k for k in self.arrays if k[0] == which and k[1] in self.scene.readable and not _at_run_time(k[2])]
+            mine = [k for k in self.arrays if k[0] == which and k not in self.kept]
+            keys = [k for k in mine if k[1] in self.scene.readable and not _at_run_time(k[2])]
             if keys and self._goes_ahead(space):
                 late = any(k[1] not in inputs for k in keys)  # what the launch before this one stores
                 asked.append((late, space.split, space, which, keys))
@@ -377,7 +382,7 @@ class Rows(Team):
         step = self.across * (1 if self.slices else self.cluster)
         held = any(key[0] == which for key in self.arrays)
         count = batch or space.turns
-        unroll = "" if held or count <= self.unrolled else " 4"
+        unroll = "" if (held and not self.form.room) or count <= self.unrolled else " 4"
         with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {count}u; ++u)'):
             turn = f"c * {batch}u + u" if batch else "u"
             position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
