@@ -137,6 +137,31 @@ def test_the_number_of_plans_is_bounded():
     assert len(seen.regions) == 4  # 3, 4, 5, and 3 again: it was the oldest when 5 came
 
 
+def test_numbers_that_dynamo_leaves_open_are_fixed_up_to_a_bound(caplog):
+    """dynamo passes such a float as a tensor whose value the graph reads."""
+    seen = Seen(max_plans=3)
+    step = seen.compile(lambda x, s: torch.tanh(x) / s, dynamic=True)
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING, "weft"):
+        for s in (2.0, 0.0, -0.0, 0.0, 2.0):
+            torch.testing.assert_close(step(x, s), torch.tanh(x) / s)
+        assert len(seen.regions) == 3 and not seen.fallbacks() and not caplog.records
+        for s in (5.0, 6.0, 2.0):
+            torch.testing.assert_close(step(x, s), torch.tanh(x) / s)
+    assert len(seen.regions) == 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "weft: a number of the caller's had 3 values: eager runs the graph for others"
+    ]
+
+
+def test_numbers_that_dynamo_leaves_open_in_training():
+    step = Seen().compile(lambda x, s: (torch.tanh(x) * s).sum(), dynamic=True)
+    for s in (2.0, 3.0):
+        x = torch.randn(3, 4, requires_grad=True)
+        step(x, s).backward()
+        torch.testing.assert_close(x.grad, s * (1 - torch.tanh(x.detach()) ** 2))
+
+
 def test_training_with_open_sizes():
     seen = Seen()
     w = torch.randn(4, 3, requires_grad=True)

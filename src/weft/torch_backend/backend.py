@@ -21,7 +21,7 @@ from weft.frontends.torch import decompositions
 from weft.options import Options
 from weft.torch_backend.engine import Engine, compiling_engine
 from weft.torch_backend.region import Compiled, Region
-from weft.torch_backend.specialised import Specialised, is_symbolic
+from weft.torch_backend.specialised import Specialised, is_symbolic, scalars_of, with_scalars
 from weft.torch_backend.weights import static_inputs, traced_positions
 
 _serial = itertools.count()
@@ -52,8 +52,14 @@ class Backend:
                 raise OptionError(option=str(unknown[0]), problem="no such option")
             return replace(self, options=replace(self.options, **options))(gm, example_inputs)
         serial = next(_serial)
-        if any(is_symbolic(x) for x in example_inputs):
-            return Specialised(lambda arguments: self._compile(gm, arguments, serial), self.options.max_plans)
+        scalars = scalars_of(gm)
+        if scalars or any(is_symbolic(x) for x in example_inputs):
+            return Specialised(
+                lambda arguments: self._compile(with_scalars(gm, arguments, scalars), arguments, serial),
+                self.options.max_plans,
+                scalars,
+                gm if scalars else None,
+            )
         return self._compile(gm, example_inputs, serial)
 
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], serial: int) -> Callable[..., Any]:

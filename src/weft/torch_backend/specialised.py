@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
+from torch import fx
 from torch._dynamo import convert_frame
 
+log = logging.getLogger("weft")
 Key = tuple[object, ...]
 
 
@@ -19,9 +22,36 @@ def key_of(arguments: Sequence[object]) -> Key:
     return tuple(
         (a.dtype, tuple(a.shape), a.stride(), a.device, a.requires_grad)
         if isinstance(a, torch.Tensor)
-        else (type(a).__name__, a if isinstance(a, bool | int | float | str | None) else id(a))
+        else (type(a).__name__, _bits(a) if isinstance(a, bool | int | float | str | None) else id(a))
         for a in arguments
     )
+
+
+def _bits(value: object) -> object:
+    """Tells a zero from its negative, and finds NaN again."""
+    return value.hex() if isinstance(value, float) else value
+
+
+def scalars_of(gm: fx.GraphModule) -> dict[int, list[fx.Node]]:
+    """By position the arguments that are numbers of the caller, with the nodes that read their values.
+
+    dynamo passes a float that it leaves open as a tensor, and has its value read in the graph.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    reads = {
+        k: [u for u in p.users if u.op == "call_method" and u.target == "item"] for k, p in enumerate(placeholders)
+    }
+    return {k: found for k, found in reads.items() if found}
+
+
+def with_scalars(gm: fx.GraphModule, arguments: Sequence[Any], scalars: dict[int, list[fx.Node]]) -> fx.GraphModule:
+    """The graph with the values that these arguments have now."""
+    if not scalars:
+        return gm
+    known: dict[fx.Node, Any] = {node: arguments[k].item() for k, nodes in scalars.items() for node in nodes}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, known))
+    return fx.GraphModule(gm, graph)
 
 
 def is_symbolic(value: object) -> bool:
@@ -40,11 +70,24 @@ def _session() -> AbstractContextManager[None]:
 
 @final
 class Specialised:
-    """Compiles on the first call with each combination of shapes; the `limit` (at least 1) used last are kept."""
+    """Compiles on the first call with each combination of shapes; the `limit` (at least 1) used last are kept.
 
-    def __init__(self, build: Callable[[Sequence[Any]], Callable[..., Any]], limit: int) -> None:
+    Arguments at the positions `scalars` count by their values; where `limit` values were met, eager runs others.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Sequence[Any]], Callable[..., Any]],
+        limit: int,
+        scalars: Collection[int] = (),
+        eager: Callable[..., Any] | None = None,
+    ) -> None:
         self._build = build
         self._limit = max(limit, 1)
+        self._scalars = tuple(scalars)
+        self._eager = eager
+        self._values: set[Key] = set()
+        self._told = False
         self._plans: OrderedDict[Key, Callable[..., Any]] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -53,14 +96,30 @@ class Specialised:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the plan of these shapes."""
-        key = (torch.is_grad_enabled(), *key_of(arguments))
+        values = tuple(_bits(arguments[k].item()) for k in self._scalars)
+        key = (torch.is_grad_enabled(), values, *key_of(arguments))
         with self._lock:
             plan = self._plans.get(key)
+            if plan is None and self._eager is not None and not self._takes(values):
+                plan = self._eager
             if plan is None:
                 # torch's tracers share process-wide state: one at a time, and other threads must see a compilation
                 with convert_frame.compile_lock, _session():
                     plan = self._plans[key] = self._build(arguments)
                 if len(self._plans) > self._limit:
                     self._plans.popitem(last=False)
-            self._plans.move_to_end(key)
+            if key in self._plans:
+                self._plans.move_to_end(key)
         return plan(*arguments)
+
+    def _takes(self, values: Key) -> bool:
+        """Whether there are plans for these values of the scalars, or may be."""
+        if values in self._values:
+            return True
+        if len(self._values) < self._limit:
+            self._values.add(values)
+            return True
+        if not self._told:
+            self._told = True
+            log.warning("weft: a number of the caller's had %d values: eager runs the graph for others", self._limit)
+        return False
