@@ -64,9 +64,15 @@ inline void w_as(Block& b, std::function<void()> what) {
   what();
   w_self = now;
 }
+static u32 w_mates = 0;  // blocks of a real cluster, where several of these run at once; 0: as many as run
+inline Block& w_mate(u32 rank) {
+  const u32 count = w_mates ? w_mates : (u32)w_cluster->size();
+  if (rank >= count) w_fail("a block that is not there");
+  return (*w_cluster)[w_self->block->rank / count * count + rank];
+}
 inline void w_shared_by(u32 mask, std::function<void()> what) {
-  if (mask == 0 || mask >> w_cluster->size()) w_fail("a mask of blocks that are not there");
-  for (u32 i = 0; i < w_cluster->size(); ++i) if (mask >> i & 1) w_as((*w_cluster)[i], what);
+  if (mask == 0) w_fail("a mask of no blocks");
+  for (u32 i = 0; i < 32; ++i) if (mask >> i & 1) w_as(w_mate(i), what);
 }
 inline void w_mail_send(u32 to, uint4 v, u32 bar, u32 rank) {  // lands at once: waits are for all of it
   w_as((*w_cluster)[rank], [=] {
@@ -78,7 +84,7 @@ inline void w_mail_send(u32 to, uint4 v, u32 bar, u32 rank) {  // lands at once:
   });
 }
 inline void w_mail_wait(u32 at, u32 parity) { w_bar_wait(at, parity); }
-inline void w_bar_arrive_at(u32 at, u32 rank) { w_as((*w_cluster)[rank], [=] { w_bar_arrive(at); }); }
+inline void w_bar_arrive_at(u32 at, u32 rank) { w_as(w_mate(rank), [=] { w_bar_arrive(at); }); }
 inline void w_land(u32 to, u32 place, const void* from, u32 bytes, long long swizzle) {
   u32 at = to + place;
   if (swizzle) at ^= ((at >> 7) & (swizzle / 16 - 1)) << 4;

@@ -1,0 +1,138 @@
+"""Tiles of the copy engine's template that the blocks which share their steps finish together."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import replace
+
+import pytest
+from tests.generate.cuda import test_bytes_tma as integers
+from tests.generate.cuda.products import BF16, F32, convolution, product
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
+from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
+from tests.generate.cuda.test_tma_tiles import nn, nt
+
+from weft.generate.cuda.templates import tma
+from weft.generate.cuda.templates.tma_shape import Shape
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CudaSource
+
+
+def together(bm: int, bn: int, blocks: int, **changes: object) -> Shape:
+    return linear(bm, bn, even=True, mutual=True, blocks=blocks, **changes)
+
+
+CASES: dict[str, tuple[Problem, Shape]] = {
+    "two": (nt(100, 90, 264), together(64, 64, 8)),
+    "two, bf16": (nt(100, 90, 264, BF16), together(64, 64, 8)),
+    "two, nn": (nn(250, 160, 520), together(128, 128, 8, groups=2, stages=3)),
+    "two, packed": (product((100, 264), (90, 264), turn_right=True), together(64, 64, 8)),
+    "two, woven": (nt(100, 128, 264), together(64, 64, 8, woven=True)),
+    "two, tf32": (nt(100, 90, 264, F32), together(64, 64, 8)),
+    "three of four pieces, nothing behind": (nt(200, 120, 520, bias=False), together(128, 64, 12, stages=3)),
+    "three, a step more for one": (nt(60, 96, 456), together(64, 96, 3)),
+    "four": (nt(250, 160, 520), together(128, 128, 16, groups=2, stages=3)),
+    "two, three pieces": (nt(100, 96, 264), together(64, 96, 4)),
+    "residual": (convolution(1, 264, 7, 8, 40, 1, residual=True), together(64, 64, 2)),
+    "pairs below": (nt(150, 90, 264), together(64, 64, 16, pair=1)),
+    "pairs beside, three": (nt(100, 186, 520), together(64, 96, 12, pair=2)),
+    "two by two, nn": (nn(150, 248, 520), together(64, 64, 32, pair=3)),
+    "batch": (product((2, 70, 200), (2, 72, 200), weight=False, turn_right=True), together(64, 64, 16)),
+}  # fmt: skip
+BYTES = (integers.product(70, 120, 528), together(64, 64, 8))
+
+
+def gang(source: CudaSource) -> CudaSource:
+    """With the blocks of a tile as one cluster: the emulation runs those at once, and others one after another."""
+    count = re.search(r"share = unit % (\d+)", source.text)
+    assert count is not None
+    real = source.launches[0].cluster[0]
+    launch = replace(source.launches[0], cluster=(int(count[1]) * real, 1, 1))
+    text, found = re.subn(r"W_DYNAMIC\(sm\);", f"W_DYNAMIC(sm); w_mates = {real if real > 1 else 0};", source.text)
+    assert found == 1
+    return replace(source, launches=(launch,), text=text)
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, CudaSource]:
+    found = {name: made(*case, f"k{i}") for i, (name, case) in enumerate(CASES.items())}
+    return {name: gang(x) for name, x in (found | {"bytes": integers.written(*BYTES, "bytes")}).items()}
+
+
+@pytest.fixture(scope="module")
+def kernels(sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(list(sources.values()))
+
+
+@pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
+    assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
+
+
+def test_bytes_are_exact(sources: dict[str, CudaSource], kernels: Emulated):
+    integers.assert_bits(kernels, BYTES[0], sources["bytes"], defer=True)
+
+
+def test_sums_that_are_read_too_early_are_seen(sources: dict[str, CudaSource]):
+    """The emulation is no rubber stamp: blocks that do not wait miss what others leave."""
+    early, count = re.subn(r"w_await\(flag \+ [^;]*\);", "*(flag + share * 4) = 0;", sources["two"].text)
+    assert count == 1
+    wrong = dataclasses.replace(sources["two"], text=early)
+    with pytest.raises(AssertionError):
+        assert_exact(Emulated([wrong]), CASES["two"][0], wrong, defer=0)
+
+
+def test_a_part_that_nobody_finishes_is_seen(sources: dict[str, CudaSource]):
+    source = sources["two"]
+    less = source.text.replace("if (o / 2 % 2 == unit % 2) {", "if (o / 2 % 2 == 0 && unit % 2 == 0) {")
+    assert less != source.text
+    wrong = dataclasses.replace(source, text=less)
+    with pytest.raises(AssertionError):
+        assert_exact(Emulated([wrong]), CASES["two"][0], wrong, defer=0)
+
+
+def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, CudaSource]):
+    """Of four blocks each leaves three quarters of its sums, and flags for each of the others."""
+    source = sources["four"]
+    assert source.workspace_bytes == 16 * 128 * 128 * 4
+    assert source.state_bytes == 16 * 8 * 4 * 4
+    assert source.text.count("w_raise(flag") == 1
+    assert "lane < 4 && lane != share" in source.text
+
+
+def test_they_compile_without_spills():
+    deep = nt(1024, 1024, 8192, bias=False)
+    found = [
+        together(128, 256, 128, groups=2, stages=4),
+        together(128, 256, 128, groups=2, stages=4, pair=1),
+        together(256, 128, 128, groups=2, stages=4, pair=2),
+        together(128, 128, 128, groups=2, stages=7, pair=3),
+    ]
+    compile_all([made(deep, s, f"k{i}") for i, s in enumerate(found)])
+
+
+@pytest.mark.parametrize(
+    ("problem", "shape"),
+    [
+        (nt(100, 90, 264), linear(64, 64, mutual=True, blocks=8)),
+        (nt(100, 90, 264), together(64, 64, 5)),
+        (nt(100, 90, 264), together(64, 80, 8)),
+        (nt(60, 60, 520), together(64, 64, 4)),
+        (nt(60, 60, 520), together(64, 64, 1)),
+        (nt(128, 128, 264, bias=False), together(64, 64, 8, store=32)),
+    ],
+    ids=["not even", "uneven shares", "pieces of 16", "more blocks than pieces", "one block", "boxes"],
+)
+def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: Shape):
+    found = tma.emit(contraction(problem), shape.schedule(), "k")
+    assert isinstance(found, Declined)
+    assert "together" in found.reason
+
+
+def test_a_schedule_is_read_back():
+    s = together(64, 64, 8)
+    assert Shape.of(s.schedule()) == s
+    assert "mutual" not in dict(replace(s, mutual=False).schedule().params)
