@@ -38,7 +38,9 @@ from weft.ir.declined import Declined
 
 STEPS = ("nothing", "copy", "sums", "no-wait", "all")
 WANTED = "candy", "group norm", "instance norm", "resize 256"
-RESIZES = [Form(threads=n, items=k, corners=True) for n in (64, 128, 256) for k in (1, 2, 3, 4)]
+RESIZES = [
+    Form(threads=n, items=k, corners=True, eager=e) for e in (True, False) for n in (64, 128, 256) for k in (2, 4)
+]
 
 
 @dataclass(frozen=True)

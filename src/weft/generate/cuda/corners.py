@@ -70,8 +70,11 @@ def _note(scene: Scene, part: Part, at: Sequence[dict[Key, Index]]) -> tuple[Not
     return body.noted, body.nested
 
 
-def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corners) -> None:
-    """The vectors of one thread, which stand beside each other along the loop of the gathers."""
+def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corners, *, eager: bool = False) -> None:
+    """The vectors of one thread, which stand beside each other along the loop of the gathers.
+
+    `eager`: the last gather of every other vector is computed in any case, and first, so that no read waits for another.
+    """
     body, nest = draft.body, draft.nest
     lane = part.variables[-1]
     counter = {v: v for v in part.variables}
@@ -99,8 +102,21 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
         places.append((at, noted))
         for node in found.gathers:  # all indices are read before anything is stored
             _index(body, found, node, noted[node], size)
+    ahead = {}
+    last = len(found.gathers) - 1
+    for item, (_, noted) in enumerate(places if eager and last else ()):
+        if item % 2:
+            ahead[item] = _ahead(body, found, noted[found.gathers[last]], _index_of(body, found, last, noted, size))
     for item, (at, noted) in enumerate(places):
         for number, node in enumerate(found.gathers):
+            if number == last and item in ahead:
+                held, key = slots[number]
+                for k, name in enumerate(ahead[item]):
+                    nest.put(f"{held}[{k}] = {name};")
+                nest.put(f"{key} = {_index(body, found, node, noted[node], size)};")
+                for k, place in enumerate(noted[node]):
+                    body.remember(node, place, Value(f"{held}[{k}]", scene.graph.type_of(node).dtype))
+                continue
             _column(body, found, node, noted[node], (slots[number], slots[(number + 1) % len(slots)]), size, item)
             for k, place in enumerate(noted[node]):
                 value = Value(f"{slots[number][0]}[{k}]", scene.graph.type_of(node).dtype)
@@ -108,6 +124,17 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
         for one in at:
             walk(scene, body, part.stage, one, no_reduction)
         body.flush()
+
+
+def _index_of(body: CudaBody, found: Corners, number: int, noted: Noted, size: int) -> Index:
+    node = found.gathers[number]
+    return body.run_time(body.graph.nodes[node].inputs[1], (noted[node][0][found.axis],), size)
+
+
+def _ahead(body: CudaBody, found: Corners, places: Sequence[Place], at: Index) -> list[str]:
+    """Names of a column's values, which are computed now."""
+    where = [tuple(at if d == found.axis else i for d, i in enumerate(place)) for place in places]
+    return [body.value(found.source, place).value.name for place in where]
 
 
 def _index(body: CudaBody, found: Corners, node: NodeId, places: Sequence[Place], size: int) -> str:

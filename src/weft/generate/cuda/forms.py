@@ -47,6 +47,8 @@ class Form:
     """Mean and variance by one pass over a row, see `moments`."""
     meet: int = 1
     """Blocks that share one row and, where mean and variance take one pass, meet through memory; then no cluster."""
+    eager: bool = False
+    """With `corners`: what every other vector needs is read first, whether it turns out to be there or not."""
     outward: bool = False
     """Results are stored from where they are computed, to all places of pads and resizes that show them."""
     room: bool = False
@@ -66,6 +68,6 @@ class Form:
 
 LATER = {
     "parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1, "outward": False,
-    "room": False,
+    "room": False, "eager": False,
 }  # fmt: skip
 """Parameters that schedules of old do not have, and what they mean by that."""

@@ -155,7 +155,7 @@ def emit_parts(
                 draft.nest.put(f"const w_index t = {block} * (w_index){form.threads} + threadIdx.x;")
                 even = part.vectors % (form.threads * form.items) == 0
                 with draft.body.block("" if even else f"if (t < {part.vectors // form.items}u)"):
-                    emit_corners(draft, scene, part, form.items, along)
+                    emit_corners(draft, scene, part, form.items, along, eager=form.eager)
                 continue
             each = form.threads if part.shares(form.items) else form.threads * form.items
             draft.nest.put(f"const w_index t = {block} * (w_index){each} + threadIdx.x;")
