@@ -114,16 +114,28 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
 
 
 def ways(facts: GpuFacts) -> Iterator[Variant]:
-    """The same few shapes in other ways, those first that tell most."""
+    """The same few shapes in other ways of the old text, and of the new one."""
+    seen: set[Variant] = set()
+    for v in _ways(facts):
+        new = "new" in v.words
+        changed = replace(v, words=v.words - {"new"} if new else v.words | {"old"})
+        if changed not in seen:
+            yield changed
+        seen.add(changed)
+
+
+def _ways(facts: GpuFacts) -> Iterator[Variant]:
     of = frozenset
     for act in ("relu", "gelu", "silu", "tanh"):
         case = Case(18, 128, 4, act)
         shape = Shape(True, 1, 12, 0, 0, 1, facts.sms)
         turns, two = replace(shape, turns=True), replace(shape, warps=8)
-        words = ["", "clocks", "bias wide", "staggered", "near memory"]
+        words = ["", "new", "clocks", "bias wide", "staggered", "near memory"]
         yield from (Variant(case, shape, words=of({w} - {""})) for w in words)
         yield from (Variant(case, turns, words=of({w} - {""})) for w in ("", "clocks", "exclusive", "tail"))
         yield Variant(case, turns, words=of({"exclusive", "clocks"}))
+        yield from (Variant(case, s, words=of({"new", "exclusive"})) for s in (turns, replace(two, turns=True)))
+        yield Variant(case, replace(two, flow=1, pace=1), words=of({"new"}))
         yield from (Variant(case, replace(two, turns=True), words=of({w} - {""})) for w in ("", "exclusive"))
         yield from (Variant(case, replace(two, flow=f, pace=1)) for f in (1, 2))
         yield Variant(case, replace(two, flow=1, pace=1), words=of({"bias wide"}))
@@ -138,7 +150,7 @@ def ways(facts: GpuFacts) -> Iterator[Variant]:
             shapes = [s for s in offered(case, facts)[1] if s.group]
             yield from (Variant(case, s) for s in shapes)
             turns = next(s for s in shapes if s.turns)
-            words = ["clocks", "exclusive", "tail", "near memory"]
+            words = ["new", "new,exclusive", "new,tail", "clocks", "exclusive", "tail", "near memory"]
             words += [] if act == "relu" else ["early", "early,bias wide", "early,bias wide,exclusive"]
             words += ["short", "short,early,bias wide", "f16"] if act == "gelu" else []
             yield from (Variant(case, turns, words=of(w.split(","))) for w in words)

@@ -1,13 +1,13 @@
 """Other ways of a fused network's kernel, for `benchmarks.gpu_mlp_acts`: changes of its text, layer by layer or whole.
 
-Those in `WRONG` are ablations: their results are not those of the network.
+`old`: sums begin with copies, and results are not stretched. Those in `WRONG` are ablations: their results are not those of the network.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -107,7 +107,11 @@ def emitting(words: frozenset[str]) -> Iterator[None]:
         return Way(p, s, image, words)
 
     early = 256 if "early" in words else mlp_text._EARLY
-    with mock.patch.object(mlp, "Kernel", make), mock.patch.object(mlp_text, "_EARLY", early):
+    with ExitStack() as changes:
+        changes.enter_context(mock.patch.object(mlp, "Kernel", make))
+        changes.enter_context(mock.patch.object(mlp_text, "_EARLY", early))
+        if "old" in words:
+            changes.enter_context(mock.patch.object(mlp, "prepared", mlp_text.halved))
         yield
 
 

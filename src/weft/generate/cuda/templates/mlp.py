@@ -18,7 +18,8 @@ from weft.generate.cuda.templates import mlp_beside, mlp_image, mlp_pair, mlp_wi
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import chain, padded
 from weft.generate.cuda.templates.mlp_shapes import Shape, shapes, shared_bytes
-from weft.generate.cuda.templates.mlp_text import Kernel, halved, instruction, mlp_header
+from weft.generate.cuda.templates.mlp_sums import prepared, sums_header
+from weft.generate.cuda.templates.mlp_text import Kernel, instruction, mlp_header
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.tma import header as tma_header
 from weft.ir.declined import Declined
@@ -51,7 +52,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     if isinstance(p, Declined):
         return p
     s = Shape.of(schedule)
-    image = halved(p, s, Image.of(p, group=s.group))
+    image = prepared(p, s, Image.of(p, group=s.group))
     entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
     head = (
@@ -62,6 +63,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     parts = [
         prelude(),
         mlp_header(),
+        sums_header() if image.twice or image.stretched else "",
         tma_header() if s.stages else "",
         *(instruction(p.dtype, n) for n in widths),
         packing,

@@ -30,6 +30,7 @@ from weft.ir.types import DType
 
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
+STRETCHED = "w_mlp_gelu_stretched({})"
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
 
@@ -334,17 +335,25 @@ class Kernel:
 
     def _vector_turn(self, part: int) -> str:
         own = [node for at, node in self.image.vectors if at == part]
-        return self._turn(part, sum(4 * padded(self.p.graph.type_of(v).size // self.p.rows) for v in own))
+        each_ = {v: 8 if self.image.held_twice(part, v) else 4 for v in own}
+        return self._turn(part, sum(n * padded(self.p.graph.type_of(v).size // self.p.rows) for v, n in each_.items()))
 
     def _bias(self, part: int) -> NodeId | None:
-        """A vector that is added to the product alone: the sums begin with it."""
+        """What the sums begin with."""
+        vector = self.added(part)
+        if vector is None:
+            return None
+        narrow = self.p.layers[part - 1].n * self.s.tiles <= _EARLY or self.image.held_twice(part, vector)
+        return vector if narrow else None
+
+    def added(self, part: int) -> NodeId | None:
+        """A vector that is added to the product alone: the sums may begin with it."""
         sum_ = self._sum(part)
         if sum_ is None:
             return None
         vector = next(o for o in self.p.graph.nodes[sum_].inputs if o in self.p.vectors)
         readers = [s for s in self.p.steps[part] if vector in self.p.graph.nodes[s].inputs]
-        narrow = self.p.layers[part - 1].n * self.s.tiles <= _EARLY
-        return vector if readers == [sum_] and narrow else None
+        return vector if readers == [sum_] else None
 
     def _sum(self, part: int) -> NodeId | None:
         """The addition of a vector to a product that nothing else reads."""
@@ -392,6 +401,10 @@ class Kernel:
         ring = self._vectors_at - self.image.weight_bytes
         value = ["0.0f", "0.0f"]
         lines = [f"{each('j', chunks)} {{"]
+        if bias is not None and self.image.held_twice(part, bias):
+            sums = ", ".join(self._d(part, "0", "j", str(e)) for e in range(4))
+            at = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)} + (4 * j + q) * 16"
+            return [*lines, f"w_sums4({sums}, sm, {at}, {self._before_sums(part, chunks)}); }}"]
         if bias is not None:
             place = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)}"
             lines.append(f"const float2 b = *(const float2*)(sm + {place} + ({self._columns(part)}) * 4);")
@@ -401,6 +414,15 @@ class Kernel:
         lines.append(f"{each('m', self.s.tiles)} {{")
         lines += [f"{self._d(part, 'm', 'j', str(e))} = {value[e % 2]};" for e in range(4)]
         return [*lines, "}\n}"]
+
+    def _before_sums(self, part: int, chunks: int) -> str:
+        """Of chunk j of a part's sums: what was made of the last part's, whose registers they take."""
+        layer = self.p.layers[part - 1]
+        if part == 1 or self._flows(part) or layer.left[0] in layer.beside:
+            return "0u"
+        slices = padded(layer.widths[0]) // 16
+        at = "j / 2" if chunks <= 2 * slices else f"(j / 2 < {slices} ? j / 2 : {slices - 1})"
+        return f"{self._name(layer.left[0])}[0][{at}][j % 2 * 2 + 1]"
 
     def _d(self, part: int, m: str, j: str, e: str) -> str:
         return f"d{part}[{m}][4 * {j} + {e}]" if self.s.group else f"d{part}[{m}][{j}][{e}]"
@@ -710,7 +732,7 @@ class Kernel:
         record = p.graph.nodes[node]
         if c_type(record.type.dtype) != "w_f32":
             return None
-        if part in self.image.halved and (form := self._of_half(part, node)) is not None:
+        if part in self.image.halved | self.image.stretched and (form := self._of_half(part, node)) is not None:
             return form
         if record.prim in PERIODIC and self._ends_narrow(part):
             return PERIODIC[record.prim], record.inputs
@@ -737,6 +759,14 @@ class Kernel:
 
     def _gated(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[str, tuple[NodeId, ...]] | None:
         """A value times 1 + erf of a multiple of another one."""
+        found = self._gate(node, rough)
+        if found is None:
+            return None
+        value, rest, factor = found
+        return f"w_mlp_gated({{0}}, {{1}}, {literal(factor, DType.F32)})", (value, rest)
+
+    def _gate(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[NodeId, NodeId, float] | None:
+        """(the value, the other one, the factor)."""
         p = self.p
         inputs = p.graph.nodes[node].inputs
         for value, other in (inputs, inputs[::-1]):
@@ -749,9 +779,18 @@ class Kernel:
             numbers = [o for o in scaled.inputs if o in p.numbers]
             if scaled.prim is Prim.MUL and len(numbers) == 1:
                 rest = next(o for o in scaled.inputs if o not in p.numbers)
-                scale = literal(p.numbers[numbers[0]], DType.F32)
-                return f"w_mlp_gated({{0}}, {{1}}, {scale})", (value, rest)
+                return value, rest, p.numbers[numbers[0]]
         return None
+
+    def gelu_factor(self, part: int) -> float | None:
+        """The factor of erf's argument where a part with halves for sums is GELU of them and nothing else."""
+        wanted = [
+            self._narrowed(part, v, self.p.dtype) for v in (*self.p.kept[part], *(e.node for e in self.p.ends_of(part)))
+        ]
+        node = wanted[0]
+        form = self._of_half(part, node) if len(set(wanted)) == 1 else None
+        found = self._gate(node, self._rough_steps(part)) if form is not None and "gelu" in form[0] else None
+        return None if found is None else found[2]
 
     def _of_half(self, part: int, node: NodeId) -> tuple[str, tuple[NodeId, ...]] | None:
         """A whole activation of the sums of a part, which are there as halves."""
@@ -773,8 +812,17 @@ class Kernel:
                 and self._wide(rest) == z
                 and {0.5, z} == {p.numbers[o] if o in p.numbers else self._wide(o) for o in half.inputs}
             ):
-                return text.replace("w_mlp_gated({0}, {1}", "w_mlp_gelu_of_half({0}"), (z,)
+                return self._gelu(part, text.replace("w_mlp_gated({0}, {1}", "w_mlp_gelu_of_half({0}")), (z,)
         return None
+
+    def _gelu(self, part: int, text: str) -> str:
+        """GELU of a part's sums: of halves, or where those or its result are stretched."""
+        into, out = part - 1 in self.image.stretched, part in self.image.stretched
+        if not into and not out:
+            return text
+        if out:
+            return STRETCHED.format("{0}" if into else f"{literal(self.image.stretch, DType.F32)} * {{0}}")
+        return f"{literal(0.5 / self.image.stretch, DType.F32)} * {STRETCHED.format('{0}')}"
 
     def _wide(self, node: NodeId) -> NodeId:
         """What a value is, but for its type: sums are never rounded."""

@@ -1,0 +1,87 @@
+"""How the sums of a fused network begin, and in which scale they and the results between layers are.
+
+Sums that one activation reads may be halves: exact, for bf16 has the range of f32. Between two layers with GELU, a
+scale s = 0.0981^(1/3) c saves a multiplication of each value: with y = s x the tanh is that of y (y^2 + a), and
+y (1 + tanh(...)) is 2 s times GELU, of which halved weights and biases times s make the next layer's y. A rounded
+result has as many bits in one scale as in another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from weft.generate.cuda.templates.mlp_image import Image
+from weft.generate.cuda.templates.mlp_match import Chain, last_use
+from weft.generate.cuda.templates.mlp_runs import runs
+from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
+from weft.generate.cuda.templates.mlp_text import Kernel, halved
+from weft.generate.expr.ctype import literal
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+
+LINEAR, CUBIC = 1.13159299, 0.09814895
+"""1 + erf(u) is 1 + tanh(LINEAR u + CUBIC u^3), within 3e-4."""
+ADDED = LINEAR / CUBIC ** (1 / 3)
+_NARROWEST, _WIDEST = 128, 256
+"""Columns of layers whose sums begin with a vector that holds every pair twice: a load is all that takes."""
+_TIGHT = 512
+"""Threads of a block that have no registers to spare."""
+_SHARED, _SHARED_OF_SM, _RESERVED = 232448, 233472, 1024
+"""Bytes of a block, of a multiprocessor, and taken of each block, where there are warpgroup products."""
+
+
+@cache
+def sums_header() -> str:
+    """Text of weft_cuda_mlp_sums.h."""
+    text = Path(__file__).with_name("weft_cuda_mlp_sums.h").read_text(encoding="utf-8")
+    return text.replace("W_STRETCHED", literal(ADDED, DType.F32))
+
+
+def prepared(p: Chain, s: Shape, image: Image) -> Image:
+    """The image with all that saves operations of each sum."""
+    image = stretched(p, s, halved(p, s, image))
+    kernel = Kernel(p, s, image)
+    wanted = frozenset(
+        (part, vector)
+        for part in range(1, len(p.layers) + 1)
+        if (vector := kernel.added(part)) is not None
+        and s.group and s.tiles == 1 and s.threads < _TIGHT
+        and _NARROWEST <= p.layers[part - 1].n <= _WIDEST and _special(p, part)
+    )  # fmt: skip
+    wide = image.with_twice(wanted)
+    size = shared_bytes(wide, s)
+    return wide if size <= _SHARED and s.resident * (size + _RESERVED) <= _SHARED_OF_SM else image
+
+
+def _special(p: Chain, part: int) -> bool:
+    """Whether the last part's activation keeps other units busy than those that copy registers."""
+    steps = p.steps[part - 1] if part > 1 else p.steps[part]
+    return any(p.graph.nodes[x].prim in (Prim.TANH, Prim.ERF, Prim.EXP) for x in steps)
+
+
+def stretched(p: Chain, s: Shape, image: Image) -> Image:
+    """Results of GELU that only the next layer reads, with GELU too."""
+    kernel = Kernel(p, s, image)
+    factors = {part: kernel.gelu_factor(part) for part in image.halved}
+    uses = last_use(p)
+    found: set[int] = set()
+    for part in range(1, len(p.layers)):
+        alone = len(p.kept[part]) == 1 and p.kept[part] == p.layers[part].left and not p.layers[part].beside
+        gelus = factors.get(part) is not None and factors.get(part) == factors.get(part + 1)
+        if alone and gelus and uses[p.kept[part][0]] == part + 1 and not p.ends_of(part):
+            found.add(part)
+    for first, count in () if s.flow else runs(p, s.fixed):
+        around = set(range(first - 1, first + count))  # the layers of a loop have one text
+        found -= set() if around <= found else around
+    factor = next((factors[x] for x in sorted(found)), None)
+    if factor is None or any(factors[x] != factor for x in found):
+        return image
+    into = frozenset(x + 1 for x in found)
+    return replace(
+        image,
+        halved=image.halved - (found - into),
+        stretched=frozenset(found),
+        stretch=float(factor) * CUBIC ** (1 / 3),
+    )
