@@ -1,6 +1,7 @@
 """Other ways of a fused network's kernel, for `benchmarks.gpu_mlp_acts`: changes of its text, layer by layer or whole.
 
-`old`: sums begin with copies, and results are not stretched. Those in `WRONG` are ablations: their results are not those of the network.
+`old`: sums begin with copies, and results are not stretched.
+Those in `WRONG` are ablations: their results are not those of the network.
 """
 
 from __future__ import annotations
