@@ -108,6 +108,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: cpu)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     for module in (timing, layered, fused_mlp, kernels):
         monkeypatch.setattr(module, "stream", lambda: 0, raising=False)
         monkeypatch.setattr(module, "make_current", lambda device: None, raising=False)
