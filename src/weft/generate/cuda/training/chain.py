@@ -469,7 +469,7 @@ class Chain:
         net, plan, tiles = self.net, self.plan, self.shape.tiles
         lines = [
             self._array("h0", net.width(0)),
-            f"w_read_rows<{net.widths[0]}>(h0, x, row0, rows, lane);",
+            f"w_read_rows<{net.widths[0]}, {net.widths[0]}, true>(h0, x, row0, rows, lane);",
             f"w_keep_all<{tiles}, {net.width(0) // 16}>(kept + {plan.kept[0]}, h0, record, lane, live);",
         ]
         for first, count in self._alike():
@@ -505,7 +505,7 @@ class Chain:
         n = net.width(last + 1) // 16
         lines = [
             self._array(f"g{last}", net.width(last + 1)),
-            f"w_read_rows<{net.widths[-1]}>(g{last}, dy, row0, rows, lane);",
+            f"w_read_rows<{net.widths[-1]}, {net.widths[-1]}, true>(g{last}, dy, row0, rows, lane);",
         ]
         if self._whole:
             lines += [
@@ -544,7 +544,7 @@ class Chain:
             lines += [
                 f"{{ float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
                 *self._product(0, "g0", up=False),
-                f"w_input<{net.widths[0]}, {k}, {x}, {tiles}>(({x}*)dx_, d, row0, rows, lane); }}",
+                f"w_input<{net.columns}, {net.columns}, true, {k}, {x}, {tiles}>(({x}*)dx_, d, row0, rows, lane); }}",
             ]
         return lines
 

@@ -133,7 +133,7 @@ class SkipChain(Chain):
         lines = [self._array(name, self.net.width(value))]
         if value <= 0:
             kind, start = self._part(value)
-            return [*lines, f"w_read_part<{kind}>({name}, x{start}, row0, rows, lane);"]
+            return [*lines, f"w_read_rows<{kind}>({name}, x{start}, row0, rows, lane);"]
         return [*lines, f"w_recall({name}, kept + {self.plan.home[value]}, record, lane);"]
 
     def _summed(self, layer: int) -> list[str]:
@@ -229,7 +229,7 @@ class SkipChain(Chain):
         added = net.adds(last)
         lines = [
             self._array(f"g{last}", net.width(last + 1)),
-            f"w_read_rows<{net.widths[-1]}>(g{last}, dy, row0, rows, lane);",
+            f"w_read_rows<{net.widths[-1]}, {net.widths[-1]}, true>(g{last}, dy, row0, rows, lane);",
         ]
         if added is not None and not added.before:
             lines += self._pend(added.value, f"g{last}", known, left)
@@ -301,7 +301,7 @@ class SkipChain(Chain):
             lines.append(f"w_more<{k}, {tiles}>(d, kept + {self.plan.pending[value]}, record, lane);")
             known.discard(value)
         kind, start = self._part(value)
-        lines.append(f"w_part<{kind}, {k}, {x}, {tiles}>(({x}*)dx_{start}, d, row0, rows, lane);")
+        lines.append(f"w_input<{kind}, {k}, {x}, {tiles}>(({x}*)dx_{start}, d, row0, rows, lane);")
         return [*lines, "}"] if opened else lines
 
     def _below_with(self, layer: int, own: Segment | None, known: set[int], left: dict[int, int]) -> list[str]:

@@ -2,42 +2,49 @@
 // In memory and in shared memory values and weights lie in blocks of 8 rows of 8 columns, 128 bytes each, so that one
 // image serves a product and its transposed. W_KIND is f16 or bf16. Includes nothing.
 typedef long long w_rows;
+// For each word of T tiles of 16 rows of C sixteens of columns.
+#define W_WORDS(T, C) \
+  _Pragma("unroll") for (int m = 0; m < T; ++m) _Pragma("unroll") for (int c = 0; c < 2 * C; ++c) \
+  _Pragma("unroll") for (int half = 0; half < 2; ++half)
+W_FN u32* w_word(const char* kept, w_rows record, int m, int c, int half, int lane) {
+  return (u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
+}
 W_FN void w_keep(char* to, const u32 (&a)[4], int k, int lane, bool live) {
 #pragma unroll
   for (int e = 0; e < 4; ++e)
     if (live) *(u32*)(to + ((2 * k + (e >> 1)) * 2 + (e & 1)) * 128 + lane * 4) = a[e];
 }
-// Two neighbouring columns of a row-major matrix with K columns as a word of 16-bit numbers.
-template <int K> W_FN u32 w_pair(const u16* p, int column) {
-  if constexpr (K % 2 == 0) return column < K ? *(const u32*)(p + column) : 0u;
+// Two neighbouring columns of a row-major matrix with K columns as a word of 16-bit numbers; EVEN: rows begin at even ones.
+template <int K, bool EVEN = true> W_FN u32 w_pair(const u16* p, int column) {
+  if constexpr (EVEN && K % 2 == 0) return column < K ? *(const u32*)(p + column) : 0u;
   return (column < K ? (u32)p[column] : 0u) | (column + 1 < K ? (u32)p[column + 1] << 16 : 0u);
 }
-template <int K> W_FN u32 w_pair(const float* p, int column) {
-  if constexpr (K % 2 == 0) {
+template <int K, bool EVEN = true> W_FN u32 w_pair(const float* p, int column) {
+  if constexpr (EVEN && K % 2 == 0) {
     const float2 v = column < K ? *(const float2*)(p + column) : make_float2(0.0f, 0.0f);
     return w_narrow2_W_KIND(v.x, v.y);
   }
   return w_narrow2_W_KIND(column < K ? p[column] : 0.0f, column + 1 < K ? p[column + 1] : 0.0f);
 }
-template <int K> W_FN void w_put(u16* p, int column, float a, float b) {
+template <int K, bool EVEN = true> W_FN void w_put(u16* p, int column, float a, float b) {
   const u32 v = w_narrow2_W_KIND(a, b);
-  if constexpr (K % 2 == 0) {
+  if constexpr (EVEN && K % 2 == 0) {
     if (column < K) *(u32*)(p + column) = v;
   } else {
     if (column < K) p[column] = (u16)v;
     if (column + 1 < K) p[column + 1] = (u16)(v >> 16);
   }
 }
-template <int K> W_FN void w_put(float* p, int column, float a, float b) {
-  if constexpr (K % 2 == 0) {
+template <int K, bool EVEN = true> W_FN void w_put(float* p, int column, float a, float b) {
+  if constexpr (EVEN && K % 2 == 0) {
     if (column < K) *(float2*)(p + column) = make_float2(a, b);
   } else {
     if (column < K) p[column] = a;
     if (column + 1 < K) p[column + 1] = b;
   }
 }
-// Rows of memory as left operands; zeros where there are none.
-template <int K, class X, int T, int C>
+// K columns of rows of S in memory as left operands; zeros where there are none.
+template <int K, int S, bool EVEN, class X, int T, int C>
 W_FN void w_read_rows(u32 (&a)[T][C][4], const X* x, w_rows row0, w_rows rows, int lane) {
   const int g = lane >> 2, q = lane & 3;
 #pragma unroll
@@ -45,10 +52,10 @@ W_FN void w_read_rows(u32 (&a)[T][C][4], const X* x, w_rows row0, w_rows rows, i
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const w_rows r = row0 + m * 16 + half * 8 + g;
-      const X* const from = x + (r < rows ? r : rows - 1) * K;
+      const X* const from = x + (r < rows ? r : rows - 1) * S;
 #pragma unroll
       for (int c = 0; c < 2 * C; ++c) {
-        const u32 v = w_pair<K>(from, c * 8 + 2 * q);
+        const u32 v = w_pair<K, EVEN>(from, c * 8 + 2 * q);
         a[m][c / 2][c % 2 * 2 + half] = r < rows ? v : 0u;
       }
     }
@@ -97,6 +104,20 @@ W_FN void w_down(float (&d)[T][2 * K][4], const u32 (&a)[T][N][4], u32 w, int la
       for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][n], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][n], r[2], r[3]);
     }
 }
+// What an activation that keeps its sums reads of them on the way down.
+template <class A, int C>
+W_FN void w_keep_sums(char* sums, const float (&d)[C][4], int k, int lane, bool live) {
+  if constexpr (A::KEEP == 2) {
+    u32 z[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) z[e] = w_narrow2_W_KIND(d[2 * k + e / 2][e % 2 * 2], d[2 * k + e / 2][e % 2 * 2 + 1]);
+    w_keep(sums, z, k, lane, live);
+  }
+}
+template <class A, int C> W_FN void w_activate(u32 (&z)[4], const float (&d)[C][4], int k) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) z[e] = A::both(d[2 * k + e / 2][e % 2 * 2], d[2 * k + e / 2][e % 2 * 2 + 1]);
+}
 // The end of one layer upwards: what the way down needs is kept.
 template <class A, int N, int T>
 W_FN void w_layer(u32 (&h)[T][N][4], const float (&d)[T][2 * N][4], char* kept, char* sums, w_rows record, int lane, bool live) {
@@ -104,14 +125,8 @@ W_FN void w_layer(u32 (&h)[T][N][4], const float (&d)[T][2 * N][4], char* kept, 
   for (int m = 0; m < T; ++m)
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      if constexpr (A::KEEP == 2) {
-        u32 z[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) z[e] = w_narrow2_W_KIND(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
-        w_keep(sums + m * record, z, k, lane, live);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) h[m][k][e] = A::both(d[m][2 * k + e / 2][e % 2 * 2], d[m][2 * k + e / 2][e % 2 * 2 + 1]);
+      w_keep_sums<A>(sums + m * record, d[m], k, lane, live);
+      w_activate<A>(h[m][k], d[m], k);
       w_keep(kept + m * record, h[m][k], k, lane, live);
     }
 }
@@ -133,39 +148,26 @@ template <class A, int N, int T> W_FN void w_last(u32 (&dz)[T][N][4], const floa
 template <class A, int K, int T> struct w_early {
   enum { EARLY = W_EARLY && A::KEEP != 0 && K * T <= 8 };
   u32 word[EARLY ? T : 1][EARLY ? 2 * K : 1][2];
-  W_FN static u32 from(const char* kept, w_rows record, int m, int c, int half, int lane) {
-    return *(const u32*)(kept + m * record + (c * 2 + half) * 128 + lane * 4);
-  }
   W_FN void read(const char* kept, w_rows record, int lane) {
     if constexpr (EARLY) {
-#pragma unroll
-      for (int m = 0; m < T; ++m)
-#pragma unroll
-        for (int c = 0; c < 2 * K; ++c)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) word[m][c][half] = from(kept, record, m, c, half, lane);
+      W_WORDS(T, K) word[m][c][half] = *w_word(kept, record, m, c, half, lane);
     }
   }
 };
 // The end of one layer downwards: to the gradient of the sums of the layer below, whose activation is A.
 template <class A, int K, int T>
 W_FN void w_below(u32 (&below)[T][K][4], const float (&d)[T][2 * K][4], const w_early<A, K, T>& early, const char* kept, w_rows record, int lane) {
-#pragma unroll
-  for (int m = 0; m < T; ++m)
-#pragma unroll
-    for (int c = 0; c < 2 * K; ++c)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float x = d[m][c][2 * half], y = d[m][c][2 * half + 1];
-        if constexpr (A::KEEP != 0) {
-          u32 word;
-          if constexpr (w_early<A, K, T>::EARLY) word = early.word[m][c][half];
-          else word = early.from(kept, record, m, c, half, lane);
-          const float2 v = w_unpack_W_KIND(word);
-          x = A::back(x, v.x), y = A::back(y, v.y);
-        }
-        below[m][c / 2][c % 2 * 2 + half] = w_narrow2_W_KIND(x, y);
-      }
+  W_WORDS(T, K) {
+    float x = d[m][c][2 * half], y = d[m][c][2 * half + 1];
+    if constexpr (A::KEEP != 0) {
+      u32 word;
+      if constexpr (w_early<A, K, T>::EARLY) word = early.word[m][c][half];
+      else word = *w_word(kept, record, m, c, half, lane);
+      const float2 v = w_unpack_W_KIND(word);
+      x = A::back(x, v.x), y = A::back(y, v.y);
+    }
+    below[m][c / 2][c % 2 * 2 + half] = w_narrow2_W_KIND(x, y);
+  }
 }
 template <int T, int C> W_FN void w_keep_all(char* to, const u32 (&a)[T][C][4], w_rows record, int lane, bool live) {
 #pragma unroll
@@ -181,9 +183,9 @@ template <int T, int C> W_FN void w_move(u32 (&to)[T][C][4], const u32 (&a)[T][C
 #pragma unroll
       for (int e = 0; e < 4; ++e) to[m][k][e] = a[m][k][e];
 }
-// The gradient of the input.
-template <int C, int K, class X, int T>
-W_FN void w_input(X* dx, const float (&d)[T][2 * K][4], w_rows row0, w_rows rows, int lane) {
+// The gradient of such columns of the input.
+template <int K, int S, bool EVEN, int C, class X, int T>
+W_FN void w_input(X* dx, const float (&d)[T][2 * C][4], w_rows row0, w_rows rows, int lane) {
 #pragma unroll
   for (int m = 0; m < T; ++m)
 #pragma unroll
@@ -191,7 +193,8 @@ W_FN void w_input(X* dx, const float (&d)[T][2 * K][4], w_rows row0, w_rows rows
       const w_rows r = row0 + m * 16 + half * 8 + (lane >> 2);
       if (r < rows) {
 #pragma unroll
-        for (int c = 0; c < 2 * K; ++c) w_put<C>(dx + r * C, c * 8 + (lane & 3) * 2, d[m][c][2 * half], d[m][c][2 * half + 1]);
+        for (int c = 0; c < 2 * C; ++c)
+          w_put<K, EVEN>(dx + r * S, c * 8 + (lane & 3) * 2, d[m][c][2 * half], d[m][c][2 * half + 1]);
       }
     }
 }
