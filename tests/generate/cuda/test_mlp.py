@@ -189,9 +189,12 @@ def test_layers_alike_are_a_loop():
     ("net", "form"),
     [
         (Net(64, (32,) * 4, "silu", BF16), "silu_of_half"),
-        (Net(64, (32,) * 4, "gelu", BF16, bias=False), "gelu_of_half"),
+        (Net(64, (32,) * 4, "gelu", BF16, bias=False), "gelu_stretched"),
+        (Net(64, (32,) * 3, "gelu", BF16), "gelu_of_half"),  # nothing would be gained
+        (Net(64, (32,) * 4, "gelu", BF16, residual=True), "gelu_of_half"),
+        (Net(64, (32,) * 4, "gelu", F16), ""),
         (Net(64, (32,) * 4, "silu", BF16, residual=True), "silu_of_half"),
-        (Net(64, (192,) * 4, "gelu", BF16), "gelu_of_half"),
+        (Net(64, (192,) * 4, "gelu", BF16), "gelu_stretched"),
         (Net(64, (32,) * 4, "silu", F16), ""),  # a half of a weight may be none of f16
         (Net(64, (32,) * 4, "silu and itself", BF16), ""),
         (Net(64, (32,) * 4, "tanh", BF16), ""),
@@ -203,9 +206,24 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
     source = templates.emit(mlp(net), GROUP.schedule() if max(net.widths) < 100 else RING.schedule())
     assert isinstance(source, CudaSource)
     body = source.text[source.text.index(f"{source.entry}(const void") :]
-    uses = {"silu_of_half": body.count("w_mlp_silu_of_half("), "gelu_of_half": body.count("w_mlp_gelu_of_half(")}
+    uses = {name: body.count(f"w_mlp_{name}(") for name in ("silu_of_half", "gelu_of_half", "gelu_stretched")}
     assert all((count > 0) == (name == form) for name, count in uses.items())
     assert ("0.5f * w_unpack_bf16" in source.text) == bool(form)
+
+
+@pytest.mark.parametrize("act", ["gelu", "silu", "relu"])
+def test_sums_begin_with_a_load(act: str):
+    """Behind special functions, where registers and shared memory have room for it."""
+    group = Shape(True, 1, 12, 0, 0, 1, 132)
+    source = templates.emit(mlp(Net(4096, (128,) * 5, act, BF16)), group.schedule())
+    assert isinstance(source, CudaSource)
+    assert source.text.count(", sm, ") == (0 if act == "relu" else 4)
+    tight = templates.emit(mlp(Net(4096, (128,) * 5, act, BF16)), replace(group, warps=16).schedule())
+    assert isinstance(tight, CudaSource) and ", sm, " not in tight.text
+    packed = 4 * (2 * 128 * 128 + 4 * 128)
+    assert (source.packed_bytes[0], tight.packed_bytes[0]) == (packed + 4 * 4 * 128 * (act != "relu"), packed)
+    full = templates.emit(mlp(Net(4096, (128,) * 23, act, BF16)), replace(RING, stages=13).schedule())
+    assert isinstance(full, CudaSource) and ", sm, " not in full.text
 
 
 def test_schedules_are_few_and_fit():

@@ -75,6 +75,7 @@ def stretched(p: Chain, s: Shape, image: Image) -> Image:
     for first, count in () if s.flow else runs(p, s.fixed):
         around = set(range(first - 1, first + count))  # the layers of a loop have one text
         found -= set() if around <= found else around
+    found = {x for x in found if found & {x - 1, x + 1}}  # two operations more at the ends, one less for each
     factor = next((factors[x] for x in sorted(found)), None)
     if factor is None or any(factors[x] != factor for x in found):
         return image
