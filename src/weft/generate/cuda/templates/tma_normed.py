@@ -113,30 +113,22 @@ def _high(s: Shape) -> int:
 
 def values(p: Product, rows: Rows, s: Shape) -> list[str]:
     """In front of a tile's products: what the thread's rows are normalised by; four lanes share a row."""
-    norm = p.norm
-    if norm is None or norm.own:
+    if p.norm is None or p.norm.own:
         return []
-    names = epilogue.arguments(p, False, False, False).names
-    lines = [f"float row{j}_[{2 * _high(s)}];" for j in range(len(norm.rows))]
     at = "i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2)"
-    row = f"({at} < {rows.sizes[2]} ? {at} : {rows.sizes[2] - 1})"
-    return [
-        *lines,
-        f"#pragma unroll\nfor (int o = 0; o < {2 * _high(s)}; ++o)",
-        *rows_text(norm, names, row, 4, "(lane & 3)", [f"row{j}_[o]" for j in range(len(norm.rows))]),
-    ]
+    return _of_rows(p, s, f"({at} < {rows.sizes[2]} ? {at} : {rows.sizes[2] - 1})")
 
 
-def _own_values(p: Product, s: Shape, to: str) -> list[str]:
-    """What the thread's rows are normalised by, from the rows themselves, which are all of this stage."""
-    norm = p.norm
+def _of_rows(p: Product, s: Shape, row: str, words: str = "") -> list[str]:
+    """What each row `o` of a thread is normalised by; `row` and `words` as for `rows_text`."""
+    norm, count = p.norm, 2 * _high(s)
     assert norm is not None
     names = epilogue.arguments(p, False, False, False).names
-    word = f"{to}[o / 2][q][2 * u + o % 2]"
+    held = [f"row{j}_" for j in range(len(norm.rows))]
     return [
-        *(f"float row{j}_[{2 * _high(s)}];" for j in range(len(norm.rows))),
-        f"#pragma unroll\nfor (int o = 0; o < {2 * _high(s)}; ++o)",
-        *rows_text(norm, names, "0", 4, "(lane & 3)", [f"row{j}_[o]" for j in range(len(norm.rows))], word),
+        *(f"float {name}[{count}];" for name in held),
+        f"#pragma unroll\nfor (int o = 0; o < {count}; ++o)",
+        *rows_text(norm, names, row, 4, "(lane & 3)", [f"{name}[o]" for name in held], words),
     ]
 
 
@@ -149,7 +141,8 @@ def _fragments(p: Product, s: Shape, to: str) -> list[str]:
         f"#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
         "const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);",
         f"w_matrices({to}[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16)); }}",
-        *(_own_values(p, s, to) if norm.own else []),
+        # the rows themselves, which are all of this stage
+        *(_of_rows(p, s, "0", f"{to}[o / 2][q][2 * u + o % 2]") if norm.own else []),
         "#pragma unroll\nfor (int q = 0; q < 4; ++q)\n#pragma unroll\nfor (int u = 0; u < 2; ++u) {",
         f"const int k = st * {STEP} + q * 16 + u * 8 + (lane & 3) * 2;",
         *(f"const float2 c{j}_ = *(const float2*)((const float*)(sm + COLUMNS) + {j * padded} + k);" for j in range(n)),
