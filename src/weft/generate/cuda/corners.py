@@ -73,7 +73,7 @@ def _note(scene: Scene, part: Part, at: Sequence[dict[Key, Index]]) -> tuple[Not
 def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corners, *, eager: bool = False) -> None:
     """The vectors of one thread, which stand beside each other along the loop of the gathers.
 
-    `eager`: the last gather of every other vector is computed in any case, and first, so that no read waits for another.
+    `eager`: the last gather of every other vector is computed in any case and first: no read waits for another.
     """
     body, nest = draft.body, draft.nest
     lane = part.variables[-1]
