@@ -1,6 +1,6 @@
 """What activations cost in fully fused networks, and what hides them: variants of one kernel side by side, on a GPU.
 
-    python -m benchmarks.gpu_mlp_acts [--set SET] [--only TEXT] [--seconds S] [--dry]
+    python -m benchmarks.gpu_mlp_acts [--set SET] [--only TEXT] [--seconds S] [--in-turns] [--dry]
 
 Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
 its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
@@ -8,9 +8,9 @@ its products at a time; `flow k` begins a product when k fragments of its left o
 activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. `two blocks`
 share a tile of few rows. The first lines count operations per clock of one multiprocessor. `--set ways` and `--set
 memory` compare other ways of a few shapes, in brackets (`benchmarks.mlp_texts`); `clocks` prints where those of a layer
-of a tile went. Errors are norms of the error over the norm of the result, against float64 on the first
-4096 rows; `ratio` is the time over that of the fastest ReLU network of that size so far. A kernel that does not end
-within 12 seconds ends the program.
+of a tile went. `--in-turns` replays all of a size one after the other, so that they have the same clock. Errors are
+norms of the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that
+of the fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import math
 import os
 import re
+import statistics
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from weft.device.cuda.driver import Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
+from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp_pair
 from weft.generate.cuda.templates.mlp_shapes import Shape
@@ -42,6 +44,8 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
+IN_TURNS, RECORDED = 25, 12
+"""Rounds, and launches of a graph."""
 RATES = {
     "tanh": "tanh.approx.f32 f, f;",
     "ex2": "ex2.approx.ftz.f32 f, f;",
@@ -173,7 +177,15 @@ def memory(facts: GpuFacts) -> Iterator[Variant]:
         yield from (Variant(case, best, words=frozenset({w})) for w in words[: None if case.depth == 2 else 12])
 
 
-SETS = {"offered": variants, "ways": ways, "memory": memory}
+def offered_acts(facts: GpuFacts) -> Iterator[Variant]:
+    """What the template offers for four activations, for `--in-turns`."""
+    for width in (128, 192, 256):
+        for act in ("relu", "tanh", "silu", "gelu"):
+            case = Case(18, width, 4, act)
+            yield from (Variant(case, s) for s in offered(case, facts)[1] if s.group)
+
+
+SETS = {"offered": variants, "ways": ways, "memory": memory, "acts": offered_acts}
 
 
 def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.Shape], list[Shape]]:
@@ -251,6 +263,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--set", default="offered", choices=SETS, help="which variants")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
+    parser.add_argument("--in-turns", action="store_true", help="all of a size in turns: clocks and heat are shared")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -266,6 +279,8 @@ def main() -> int:
         rates(nvrtc, facts.arch)
     except WeftError as problem:
         print(f"rates: {problem}")
+    if given.in_turns:
+        return in_turns([v for v in SETS[given.set](facts) if given.only in v.case.name], nvrtc, facts)
     wanted = [(v, s) for v in SETS[given.set](facts) if given.only in v.case.name and (s := made(v)) is not None]
     results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in wanted])
     print(f"{len(wanted)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
@@ -314,6 +329,60 @@ def main() -> int:
             flush=True,
         )
     return 0
+
+
+def in_turns(wanted: list[Variant], nvrtc: Nvrtc, facts: GpuFacts) -> int:
+    """Replays of the graphs of all variants of a size, one after the other, again and again; returns the exit status.
+
+    A kernel that makes the GPU hot, or has it lower its clock, does so for all.
+    """
+    made_ = [(v, s) for v in wanted if (s := made(v)) is not None]
+    results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in made_])
+    ready = [(v, s, r) for (v, s), r in zip(made_, results, strict=True) if isinstance(r, CompiledCubin)]
+    for size in dict.fromkeys((v.case.log_rows, v.case.width, v.case.depth) for v, _, _ in ready):
+        group = [x for x in ready if (x[0].case.log_rows, x[0].case.width, x[0].case.depth) == size]
+        nets = {case: prepared(case) for case in dict.fromkeys(v.case for v, _, _ in group)}
+        runs = [Recorded(source, str(result.path), nets[v.case][0]) for v, source, result in group]
+        spent = [[run.replay() for run in runs] for _ in range(IN_TURNS + 2)][2:]
+        times = [statistics.median(of_round[i] for of_round in spent) for i in range(len(runs))]
+        base = [i for i, (v, _, _) in enumerate(group) if v.case.act == "relu"]
+        best = min(base, key=times.__getitem__) if base else 0
+        for i, (v, _, _) in enumerate(group):
+            ratio = statistics.median(of_round[i] / of_round[best] for of_round in spent)
+            error, own = error_of(runs[i].out, nets[v.case][1]), nets[v.case][2]
+            print(
+                f"{v.case.name:26} {v.name:40} {times[i]:8.2f} us in turns ratio {ratio:.3f}"
+                f" error {error:.4f} eager {own:.4f}{'' if error < 1.2 * own else ' WRONG'}",
+                flush=True,
+            )
+    return 0
+
+
+class Recorded:
+    """A graph of launches of one kernel."""
+
+    def __init__(self, source: CudaSource, path: str, inputs: list[torch.Tensor]) -> None:
+        """Record some two milliseconds."""
+        self.inputs, self.out = inputs, torch.full_like(inputs[0], math.nan)
+        self._packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in source.packed_bytes]
+        self._bound = BoundCuda(source, path)
+        given, places = ([x.data_ptr() for x in tensors] for tensors in (inputs, self._packed))
+        self._bound.pack(given, places, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        launch = self._bound.prepare(Addresses(given, [self.out.data_ptr()], places, 0, 0))
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for _ in range(RECORDED):
+                launch(torch.cuda.current_stream().cuda_stream)
+
+    def replay(self) -> float:
+        """Microseconds of a launch."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        self._graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / RECORDED
 
 
 def prepared(case: Case) -> tuple[list[torch.Tensor], torch.Tensor, float]:
