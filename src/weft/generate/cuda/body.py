@@ -128,6 +128,8 @@ class CudaBody(Body):
         """Where to note outermost gathers and the places of their results, if anybody asks."""
         self.outward: Outward | None = None
         """How the result shows what is stored, if not element by element."""
+        self.first = ""
+        """With that, name of the first place of the elements that are computed, if it is known."""
         self.nested = False
         """Whether a noted gather reads another one."""
         self._inside = False
@@ -264,7 +266,9 @@ class CudaBody(Body):
         before, rounded = self._before_rounding.get(value.name, (value, None))
         if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
             value = before
-        shown = self.outward.at(place) if self.outward is not None and buffer.name == OUT else ""
+        shown = ""
+        if self.outward is not None and buffer.name == OUT:
+            shown = f"{self.first or self.outward.first(place)}, {self.outward.at(place)}"
         self.pending.append((buffer, address, value, shown))
 
     def flush(self, guard: str = "") -> None:
