@@ -275,6 +275,25 @@ def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pyt
     assert any(e.endswith("_chain") for e in launched) and net.why_no_fused_backward(x) is None
 
 
+def test_layers_are_taken_where_no_kernel_of_all_layers_is_right(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "CONTESTED", 16)
+    monkeypatch.setattr(kernels.Kernels, "_built", lambda *a: Declined("wrong"))
+    net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    net(torch.randn(9, 16).half()).sum().backward()  # few rows: by the kernel that is found to be wrong
+    (run,) = net._images._runs.values()
+    assert isinstance(run, fused_mlp._Run) and run.kernels.chain_refused(9) is not None
+    plain = nn.Sequential(*copy.deepcopy(net))
+    x = torch.randn(9, 16).half()
+    wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
+    products: list[str] = []
+    before = layered.Chosen.run
+    monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (products.append(""), before(self, *a))[1])
+    found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert products and net.why_no_fused_backward(x) is None
+
+
 def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "CONTESTED", 16)
     monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)

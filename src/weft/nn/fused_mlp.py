@@ -496,7 +496,7 @@ class _Run:
         """The same for training: where a kernel takes one layer, the values between layers are kept."""
         layers = self.kernels.by_layers()
         if layers is not None and self.kernels.in_contest:
-            many = len(x) >= CONTESTED_ROWS
+            many = len(x) >= CONTESTED_ROWS or self.kernels.chain_refused(len(x)) is not None
             layers = self._fastest_way(layers, x, parameters, facts) if many else None
         if layers is None:
             return self.forward(x, parameters, facts), ()

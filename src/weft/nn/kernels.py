@@ -416,7 +416,13 @@ class Kernels:
         layers = self.by_layers()
         if layers is not None and not self._chains:
             return layers.refused(rows)
-        return self._slow.get(rows) or self.refused(rows) or self.backward_refused()
+        slow = self._slow.get(rows)
+        chain = self.chain_refused(rows) if slow is None else slow
+        return None if slow is None and layers is not None and layers.refused(rows) is None else chain
+
+    def chain_refused(self, rows: int) -> Declined | None:
+        """Why one kernel does not train all layers."""
+        return self.refused(rows) or self.backward_refused()
 
     def _built(
         self,
