@@ -85,12 +85,19 @@ def test_engines_that_compute_otherwise_are_left_out(library: ctypes.CDLL) -> No
     """1 adds up in any order, 3 wants too much, 5 rounds operands; 2 knows no bf16, and 0 is named twice."""
     _, asked = drawn(torch.float16)
     cudnn = Cudnn(library)
-    assert [x.engine for x in cudnn.algorithms(asked, 9, workspace=4096)] == [0, 2, 7]
-    assert [x.number for x in cudnn.algorithms(asked, 9, workspace=4096)] == [0, 1, 2]
-    assert [x.engine for x in cudnn.algorithms(asked, 2, workspace=4096)] == [0, 2]
-    assert [x.engine for x in cudnn.algorithms(asked, 9, workspace=100)] == [0, 7]
-    assert [x.engine for x in cudnn.algorithms(replace(asked, dtype="bf16"), 9, workspace=4096)] == [0, 7]
-    assert [x.engine for x in cudnn.algorithms(replace(asked, dtype="tf32"), 9, workspace=4096)] == [0, 5, 2, 7]
+    assert [(x.number, x.engine) for x in cudnn.algorithms(asked, 9, workspace=4096)] == [(0, 0), (1, 2)]
+    assert [x.engine for x in cudnn.algorithms(asked, 1, workspace=4096)] == [0]
+    assert [x.engine for x in cudnn.algorithms(asked, 9, workspace=100)] == [0]
+    assert [x.engine for x in cudnn.algorithms(replace(asked, dtype="bf16"), 9, workspace=4096)] == [0]
+    assert [x.engine for x in cudnn.algorithms(replace(asked, dtype="tf32"), 9, workspace=4096)] == [0, 5, 2]
+
+
+def test_where_the_heuristic_knows_none_there_is_what_works_everywhere(library: ctypes.CDLL) -> None:
+    _, asked = drawn(torch.float16)
+    cudnn = Cudnn(library)
+    assert [(x.engine, x.knobs) for x in cudnn.algorithms(asked, 9, workspace=-1)] == []
+    found = cudnn.algorithms(replace(asked, pads=((9, 9), (9, 9))), 9, workspace=4096)
+    assert [(x.engine, x.knobs) for x in found] == [(7, ())]
 
 
 def test_an_algorithm_is_made_again_from_its_numbers(library: ctypes.CDLL) -> None:

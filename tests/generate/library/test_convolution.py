@@ -84,7 +84,7 @@ def test_every_engine_computes_every_form(dtype: DType, attrs: ConvAttrs, here: 
             problem = convolution(dtype, attrs=attrs, formats=formats, activation="relu" if relu else "", **about)
             inputs = inputs_of(problem)
             made = calls(problem)
-            assert len(made) == (2 if dtype is DType.BF16 else 3)
+            assert len(made) == (1 if dtype is DType.BF16 else 2)
             for call in made:
                 y = run(problem, call, inputs)
                 exact = expected(problem, inputs, relu=relu, **about)
@@ -97,10 +97,10 @@ def test_engines_are_schedules_of_their_own(here: Engines) -> None:
     assert not isinstance(found, Declined)
     params = [dict(s.params) for s in found if dict(s.params)["form"] == "engine"]
     assert [(p["algorithm"], p["number"], p["knobs"], p["workspace"]) for p in params] == [
-        (0, 0, "2:3", 0), (1, 2, "2:5", 4096), (2, 7, "", 0),
+        (0, 0, "2:3", 0), (1, 2, "2:5", 4096),
     ]  # fmt: skip
     assert {p["version"] for p in params} == {"91900"} and {p["gpu"] for p in params} == {HERE}
-    assert dict(found[0].params)["form"] == "cudnn", "the framework's own choice comes first"
+    assert [dict(s.params)["form"] for s in found[:2]] == ["engine", "cudnn"]  # then the framework's own choice
     assert len({*found}) == len(found)
 
 

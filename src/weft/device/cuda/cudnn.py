@@ -141,6 +141,8 @@ class Cudnn:
         except DeviceError:
             return []
         for mode in _HEURISTICS:
+            if found:
+                break  # what works everywhere may take a second to make, and is seldom fast
             try:
                 configs = self._configurations(operations, mode)
             except DeviceError:

@@ -79,7 +79,8 @@ class LibraryGenerator:
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:
             from weft.generate.library.convolution import engine_schedules
 
-            found += engine_schedules(problem, facts)
+            best, *others = engine_schedules(problem, facts) or (None,)
+            found = [best, *found, *others] if best is not None else found
         if isinstance(facts, GpuFacts) and Prim.MATMUL in prims:
             from weft.generate.library.lt import lt_schedules
 
