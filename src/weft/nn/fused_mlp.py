@@ -326,6 +326,9 @@ class _Weakly:
         return len(held) == len(tensors) and all(r() is t for r, t in zip(held, tensors, strict=True))
 
 
+_NONE = _Weakly()
+
+
 def _now(parameters: Sequence[torch.Tensor]) -> tuple[object, ...]:
     """What decides of the thread and of the parameters."""
     return (
@@ -368,7 +371,7 @@ class _Run:
         self._lock = RLock()
         self._copies: list[torch.Tensor] = []
         self._versions: object = None
-        self._held = _Weakly()
+        self._held = _NONE
         """What was read last."""
         self._addresses: list[int] = []
         self._facts = _Facts(None, True, dtype, False)
@@ -429,7 +432,8 @@ class _Run:
         are taken for changed where it was a `GraphedStep`.
         """
         facts = facts or self.facts(parameters)
-        if self._captured or facts.trained:
+        trained = self._captured or facts.trained
+        if trained:
             self._versions = None
             self._stamp += 1
         else:
@@ -437,7 +441,9 @@ class _Run:
             if versions != self._versions or not self._held.are(parameters):
                 self._versions = versions
                 self._stamp += 1
-        if not self._held.are(parameters):
+        if trained and facts.addresses is not None:
+            self._held = _NONE  # nobody asks: they are read again, where they lie
+        elif not self._held.are(parameters):
             self._held = _Weakly(parameters)
         self._facts = facts
         self._addresses = self._copied(parameters) if facts.addresses is None else facts.addresses
