@@ -1,13 +1,15 @@
 """Every distinct convolution of the ten networks in f16: Weft's kernels against cuDNN through torch, on an NVIDIA GPU.
 
     python -m benchmarks.gpu_conv [NAME ...] [--batch 1,16] [--first K] [--more K] [--seconds S] [--only TEXT]
-                                  [--no-peers] [--dry] [--keep]
+                                  [--no-peers] [--dry] [--keep] [--part K/N]
 
-Weft: the best of the first K schedules, with bias and activation in the kernel. cuDNN: channels-last, its own search
-for the fastest algorithm, alone (`conv`), and with bias and activation (`chain`): fused where torch exposes that
-(ReLU), else the eager operators after it. A time is the median over replays of a CUDA graph of launches that read
-copies of the weights in turn, after the L2 cache was emptied. `--dry` writes and compiles the kernels without a GPU.
-`--keep` writes the record too, in which a case that is measured again takes the place of the old one.
+Weft: the best of the first K schedules, with bias and activation in the kernel. cuDNN: channels-last, alone (`conv`)
+and with bias and activation (`chain`): the best of torch's calls, with cuDNN's own search for the fastest algorithm,
+and of the first engines of its heuristic through its C interface (`engine_us`, alone and with what follows: bias and
+ReLU are part of its graph, other activations an eager operator behind it). A time is the median over replays of a CUDA
+graph of launches that read copies of the weights in turn, after the L2 cache was emptied. `--dry` writes and compiles
+the kernels without a GPU. `--keep` writes the record too, in which a case that is measured again takes the place of the
+old one. `--part` measures every Nth convolution from the Kth on.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch.nn import functional as F
 
 from benchmarks.models import NETWORKS
 from benchmarks.record import RESULTS, environment
+from weft.device.cuda.cudnn import ConvAddresses, Convolution, find_cudnn
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
@@ -53,6 +56,9 @@ PART = 12
 """Convolutions that are compiled at once, while the former ones are timed."""
 ROTATED_BYTES = 160 << 20
 FLUSHED_BYTES = 128 << 20
+ENGINES = 8
+"""Of cuDNN's heuristic."""
+WORKSPACE = 64 << 20
 TOLERANCE = 4e-3
 """Of the root mean square: f16 rounds to 5e-4."""
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -239,6 +245,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+        self.cudnn = find_cudnn()
 
     def median_us(self, launches: Sequence[Callable[[], object]]) -> float:
         """Microseconds per launch of a graph of all of them."""
@@ -346,6 +353,49 @@ def time_peer(bench: Bench, data: Data) -> tuple[float, float]:
     return times[0], min(times[1:])
 
 
+def time_engines(bench: Bench, data: Data) -> tuple[float, float]:
+    """Microseconds of the best of cuDNN's engines, alone and with what follows; infinite where there is none."""
+    if len(data.layers) > 1 or isinstance(bench.cudnn, Declined):
+        return math.inf, math.inf
+    ((c, w, bias),) = data.layers
+    count = data.copies(data.weight_bytes)
+    weights = [w.contiguous(memory_format=torch.channels_last).clone() for _ in range(count)]
+    out = torch.empty_like(data.exact, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    room = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
+    plain = Convolution(
+        tuple(data.x.shape), data.x.stride(), tuple(w.shape), weights[0].stride(), out.stride(), "f16",
+        (_two(c.pads), _two(c.pads)), _two(c.strides), _two(c.dilations),
+    )  # fmt: skip
+    relu = c.activation == "relu"
+    best = []
+    for asked in (plain, replace(plain, bias=bias is not None, activation="relu" if relu else "")):
+        behind = None if asked is plain or relu or c.activation == "none" else ACTIVATIONS[c.activation]
+        times = [math.inf]
+        for found in bench.cudnn.algorithms(asked, ENGINES, workspace=WORKSPACE):
+            given = bias.data_ptr() if bias is not None else 0
+            ready = [
+                found.bind(ConvAddresses(data.x.data_ptr(), v.data_ptr(), out.data_ptr(), given, 0, room.data_ptr()))
+                for v in weights
+            ]
+
+            def launch(i: int, ready: list[Callable[[int], None]] = ready, behind: Behind = behind) -> None:
+                ready[i % count](torch.cuda.current_stream().cuda_stream)
+                if behind is not None:
+                    behind(out)
+
+            times.append(bench.median_us([lambda i=i, f=launch: f(i) for i in range(LAUNCHES)]))  # type: ignore[misc]
+        best.append(min(times))
+    return best[0], best[1]
+
+
+Behind = Callable[[torch.Tensor], torch.Tensor] | None
+
+
+def _two(values: Sequence[int]) -> tuple[int, int]:
+    first, second = values
+    return first, second
+
+
 def time_kernel(bench: Bench, k: Written, cubin: CompiledCubin, data: Data) -> tuple[float, float]:
     """Microseconds of a kernel, and its error over the root mean square of the result."""
     s = k.source
@@ -406,11 +456,14 @@ def run_one(bench: Bench, c: Work, kernels: list[tuple[Written, CompiledCubin]],
         if us < best_us and k.rank != EARLY:
             best, best_us = k, us
     conv_us, chain_us = time_peer(bench, data) if peers else (math.nan, math.nan)
+    engines = time_engines(bench, data) if peers else (math.inf, math.inf)
+    conv_us, chain_us = min(conv_us, engines[0]), min(chain_us, engines[1])
     line: dict[str, object] = {"record": "conv", "case": str(c), "batch": len(data.x), "tried": tried}
     if best is not None:
         line |= {"us": round(best_us, 2), "rank": best.rank, "schedule": str(best.schedule)}
         if peers:
             line |= {"conv_us": round(conv_us, 2), "chain_us": round(chain_us, 2)}
+            line |= {"engine_us": [round(x, 2) if x < math.inf else None for x in engines]}
             line |= {"ratio_conv": round(conv_us / best_us, 3), "ratio_chain": round(chain_us / best_us, 3)}
     return line
 
@@ -470,6 +523,7 @@ def main() -> int:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--dry", action="store_true", help="no GPU: write, compile for sm_90a, show the model")
     parser.add_argument("--keep", action="store_true", help="write the record")
+    parser.add_argument("--part", default="1/1", help="K/N: every Nth convolution from the Kth on (1/1)")
     parser.add_argument("--missing", action="store_true", help="with --keep: only what the record does not have")
     args = parser.parse_args()
     record = Kept() if args.keep else None
@@ -506,6 +560,8 @@ def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namesp
     """All convolutions at one batch size, until `end`; 0 when every one had a right kernel."""
     networks = {name: convolutions(name, batch) for name in args.names}
     distinct = sorted({c for found in networks.values() for c in found if args.only in str(c)}, key=cost)
+    part, parts_of = (int(x) for x in args.part.split("/"))
+    distinct = distinct[part - 1 :: parts_of]
     if args.missing and record is not None:
         distinct = [c for c in distinct if (str(c), batch) not in record.cases and isinstance(c, Conv)]
     nvrtc = find_nvrtc()
