@@ -229,18 +229,22 @@ def _behind(stored: Stored, members: Mask, layers: Mask) -> Mask:
 def _sinks(graph: Graph, stored: Stored, last: NodeId) -> list[NodeId]:
     """The last layer, and values behind it to which elementwise steps on it come together, in their order."""
     size = graph.type_of(last).size
-    found = 1 << last
+    found = edge = fresh = 1 << last
     sinks = [last]
     while not stored.results >> sinks[-1] & 1:
-        grown = 0
-        for v in bits(found):
-            for u in bits(stored.dag.consumers[v] & ~found):
-                if CATEGORY[graph.nodes[u].prim] is Category.ELEMENTWISE and graph.type_of(u).size == size:
-                    grown |= 1 << u
-        if not grown:
+        readers = 0
+        for v in bits(fresh):
+            readers |= stored.dag.consumers[v]
+        fresh = sum(1 << u for u in bits(readers & ~found) if _is_alike(graph, u, size))
+        if not fresh:
             break
-        found |= grown
-        ends = stored.dag.written(found, stored.results)
-        if ends.bit_count() == 1:
-            sinks.append(next(bits(ends)))
+        found |= fresh
+        # what nobody outside reads stays so: the set only grows
+        edge = sum(1 << v for v in bits(edge | fresh) if stored.dag.consumers[v] & ~found or stored.results >> v & 1)
+        if edge.bit_count() == 1:
+            sinks.append(next(bits(edge)))
     return sinks
+
+
+def _is_alike(graph: Graph, v: NodeId, size: int) -> bool:
+    return CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE and graph.type_of(v).size == size
