@@ -1,10 +1,12 @@
 """Attention by warpgroups, one thing changed at a time, on an NVIDIA GPU: which shape is fastest, and what bounds it.
 
-    python -m benchmarks.gpu_attention_grid [--only TEXT] [--seconds S] [--dtype T] [--peers] [--dry]
+    python -m benchmarks.gpu_attention_grid [--only TEXT] [--seconds S] [--dtype T] [--peers] [--meeting] [--dry]
 
 Per case: every shape of a grid against float64 and by the clock (see `gpu_attention`), with what the model expects; for
 two shapes, times with parts of the kernel left out (`no exp`: weights by a multiplication), whose results are wrong and
-not checked. A kernel that does not end within 20 s ends the program. `--dry` compiles only. Nothing is written but
+not checked. `--meeting`: instead, where warpgroups share keys, how the first one learns that the others have left
+their results: every thread arrives at a barrier in shared memory (as it is), one of each warp, or all at a named
+barrier. A kernel that does not end within 20 s ends the program. `--dry` compiles only. Nothing is written but
 standard output.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import math
+import statistics
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -50,6 +53,18 @@ LEFT_OUT = {
     "no exp": ("ex2.approx.ftz.f32 %0, %1;", "mul.f32 %0, %1, %1;"),
 }
 
+MEETING: dict[str, dict[str, str]] = {
+    "one of each warp": {
+        "w_bar_arrive(sb + MET);": "w_together(); if (lane == 0) w_bar_arrive(sb + MET);",
+        "w_bar_init(sb + MET, 128);": "w_bar_init(sb + MET, 4);",
+    },
+    "named barrier": {
+        "w_bar_arrive(sb + MET);": "w_meet_some(1, 256);",
+        "w_bar_wait(sb + MET, 0);": "w_meet_some(1, 256);",
+    },
+}
+MEETS = ("bert_base b1", "vit_b16 b1", "bert_base b1 512 masked", "grouped, 1 row of 1024 keys")
+
 
 @dataclass(slots=True)
 class Trial:
@@ -63,7 +78,7 @@ class Trial:
     path: str = ""
 
 
-def grid(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
+def grid(c: Case, dtype: DType, facts: GpuFacts, most: int = 11) -> list[Trial]:
     """Shapes that differ in one thing or two."""
     problem = problem_of(c, dtype, bias=False)
     p = attention(problem)
@@ -95,7 +110,7 @@ def grid(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
                     name += f"{', turns' if turns else ''}{', shared' if keyed else ''}"
                     found.append(Trial(c, name, source, attention_tma.modelled(p, s, facts) / facts.clock_ghz / 1e3))
     found.sort(key=lambda t: t.modelled)
-    return [*found[:11], *without(c, dtype, facts)]
+    return [*found[:most], *without(c, dtype, facts)]
 
 
 def without(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
@@ -122,6 +137,20 @@ def left_out(t: Trial) -> list[Trial]:
         if old in t.source.text:
             source = replace(t.source, text=t.source.text.replace(old, new))
             found.append(Trial(t.case, f"{t.name}: {name}", source, math.nan))
+    return found
+
+
+def meeting(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
+    """Kernels of two warpgroups that share keys, each in three ways."""
+    found = []
+    for t in [x for x in grid(c, dtype, facts, most=60) if "shared" in x.name][:3]:
+        found.append(t)
+        for name, changes in MEETING.items():
+            text = t.source.text
+            for old, new in changes.items():
+                assert text.count(old) == 1, old
+                text = text.replace(old, new)
+            found.append(Trial(c, f"{t.name}: {name}", replace(t.source, text=text), t.modelled))
     return found
 
 
@@ -162,6 +191,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="no case is begun after so many")
     parser.add_argument("--dtype", default="f16", choices=["f16", "bf16"])
     parser.add_argument("--peers", action="store_true", help="torch's backends too")
+    parser.add_argument("--meeting", action="store_true", help="how warpgroups that share keys meet")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -170,9 +200,11 @@ def main() -> int:
     if not given.dry:
         torch.zeros(1, device="cuda")
         facts = gpu_facts(None, calibrate=False)
-    cases = [c for name in CHOSEN for c in (*CASES, *LONG) if c.name == name and given.only in name]
-    trials = [t for c in cases for t in grid(c, dtype, facts)]
-    ablated = [x for c in cases[:3] for t in [x for x in trials if x.case is c][:2] for x in left_out(t)]
+    chosen, made = (MEETS, meeting) if given.meeting else (CHOSEN, grid)
+    cases = [c for name in chosen for c in (*CASES, *LONG) if c.name == name and given.only in name]
+    trials = [t for c in cases for t in made(c, dtype, facts)]
+    some = [] if given.meeting else cases[:3]
+    ablated = [x for c in some for t in [x for x in trials if x.case is c][:2] for x in left_out(t)]
     ready = compiled([*trials, *ablated], facts)
     print(f"{len(ready)} kernels compiled after {time.perf_counter() - started:.1f} s", flush=True)
     if given.dry:
@@ -185,6 +217,8 @@ def main() -> int:
         print(f"{c.name}")
         for t in (t for t in ready if t.case is c):
             us, error = measured(t, d, dtype)
+            if given.meeting:
+                us = statistics.median([us, *(measured(t, d, dtype)[0] for _ in range(4))])
             print(f"  {us:8.2f} us, model {t.modelled:7.1f}, error {error:.1e}: {t.name}", flush=True)
         if given.peers:
             found = peers(c, d)[0]
