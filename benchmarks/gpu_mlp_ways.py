@@ -158,6 +158,9 @@ def measure(name: str, out: Path | None, *, by_torch: bool) -> None:
             (own,) = net._images._runs.values()
             if isinstance(own, fused_mlp._Run):
                 row["ways"], layers = list(own.kernels.ways.values()), own.kernels.by_layers()
+                row["contest"] = [
+                    [round(t * 1000 / LAUNCHES) for t in ts if t < 1e9] for ts in own.kernels.times.values()
+                ]
                 row["refused"] = None if layers is None else str(layers.refused(rows))
                 if way == "layers" and layers is not None:
                     put(out, case=name, products=timed_products(layers, rows))

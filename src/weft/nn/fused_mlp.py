@@ -682,17 +682,19 @@ class _Run:
             layers.refuse(len(x), layered)
             return False
         try:
-            dy = normal_like(self.forward(x, parameters, facts))
+            dy = normal_like(x.new_empty(len(x), self._columns, dtype=self.dtype))
 
             def chained() -> list[torch.Tensor | None] | None:
                 self.forward(x, parameters, facts)
                 return self._in_kernels(dy, x, parameters, needs, (), facts)
 
-            ours = least(lambda: layered(dy))
-            chain = math.inf if chained() is None else least(chained)
+            ours, chain = least(lambda: layered(dy)), math.inf
+            if not self.kernels.surely_by_layers(len(x)) and chained() is not None:
+                chain = least(chained)
             theirs = least(lambda: by_composite(self, dy, x, parameters, needs))
         except torch.OutOfMemoryError:  # the training under way leaves none for a second pass beside it
             return False
+        self.kernels.times[len(x), needs[0], any(needs[1:])] = ours, chain, theirs
         if theirs < min(ours, chain):
             widest = max(self.layers.widths)
             reason = f"layers of {widest} columns, which are faster one by one for {len(x)} rows"

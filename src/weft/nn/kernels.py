@@ -39,6 +39,8 @@ _ALIGNED = 256
 """Of what stands in one buffer."""
 CONTESTED = 128
 """Columns from which training in one kernel for all layers is measured against a kernel for each product."""
+_CHAINED_RATE, _LAYERED_RATE, _PRODUCT_US, _SURELY = 0.4, 0.65, 5.0, 1.2
+"""Shares of the tensor cores' and of memory's peak as measured on an NVIDIA H200; microseconds of a launch."""
 _SPILLED = 64
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
@@ -261,6 +263,8 @@ class Kernels:
         self._chains = True
         self.ways: dict[tuple[int, bool, bool], bool] = {}
         """(rows, with the gradient of x, with those of parameters) -> whether training them is fastest by layers."""
+        self.times: dict[tuple[int, bool, bool], tuple[float, float, float]] = {}
+        """As measured for that: by layers, by one kernel (infinite where that was not worth compiling), by torch."""
         self._slow: dict[int, Declined] = {}
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
@@ -388,6 +392,20 @@ class Kernels:
     def in_contest(self) -> bool:
         """Whether one kernel could train all layers as well as one for each product of a layer."""
         return self.by_layers() is not None and self._chains
+
+    def surely_by_layers(self, rows: int) -> bool:
+        """Whether one kernel for all layers would lose even at its best, so that it need not be compiled.
+
+        It multiplies five times where layers do three times, at no more than two fifths of the tensor cores' rate;
+        layers wait for memory.
+        """
+        facts, net = self.facts, self.net
+        if not facts.peak_bandwidth:
+            return False
+        products = 2.0 * rows * sum(p.size for p in self.places if len(p.shape) == 2)
+        chain = 5 * products / (_CHAINED_RATE * facts.peak_flops(net.dtype.value)) * 1e6
+        layers = layered.traffic(net, rows) / (_LAYERED_RATE * facts.peak_bandwidth * 1e3) + _PRODUCT_US * 3 * net.depth
+        return chain > _SURELY * layers
 
     @in_turn
     def refuse(self, rows: int, reason: Declined) -> None:

@@ -232,6 +232,16 @@ def _passed(net: Network, layer: int) -> Ref:
     return Ref("gradient", (layer + 1,)) if net.acts[layer].keeps or layer == net.depth - 1 else Ref("dz", (layer,))
 
 
+def traffic(net: Network, rows: int) -> int:
+    """Bytes of rows that the products of a step move for the gradients of the parameters, each tensor once."""
+    columns = 0
+    for layer in range(net.depth):
+        k, n, act = _reads(net, layer), padded(net.widths[layer + 1]), net.acts[layer]
+        # forward, gradient of the weights, gradient below with what the derivative reads
+        columns += (k + n * max(1, act.keeps)) + (k + n) + ((k + n) + n * min(1, act.keeps) if layer else 0)
+    return net.dtype.itemsize * rows * columns
+
+
 def _columns(net: Network, value: int) -> int:
     """Of a value in memory: the result has no padding."""
     return net.widths[value] if value == net.depth else padded(net.widths[value])
