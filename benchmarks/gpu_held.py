@@ -13,13 +13,12 @@ in `benchmarks.gpu_memory`. Nothing is recorded. `--dry` compiles.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +36,8 @@ from weft.generate.cuda.rough import rough_header
 from weft.ir.declined import Declined
 
 STEPS = ("nothing", "copy", "sums", "no-wait", "all")
+MORE_SHARED = (48 << 10) + 128
+"""From here on a launch asks for what it needs, with what the kernel declares itself."""
 WANTED = "candy", "group norm", "instance norm", "resize 256"
 RESIZES = [
     Form(threads=n, items=k, corners=True, eager=e) for e in (True, False) for n in (64, 128, 256) for k in (2, 4)
@@ -56,15 +57,18 @@ class Shape:
     """In shared memory, not in registers."""
     blocks: int = 1
     """Of a multiprocessor, at least."""
+    early: bool = False
+    """The next kernel may start before this one has waited for the last."""
+    dependent: bool = True
 
 
 SMALL = {
-    "candy norm+relu+pad 32x224": [(512, 4, 132), (1024, 4, 132), (512, 2, 66), (1024, 2, 66), (256, 2, 66)],
-    "candy norm+relu+pad 64x112": [(512, 2, 33), (512, 4, 66), (256, 2, 33), (1024, 4, 66), (512, 8, 132)],
-    "candy norm+residual+pad 128x56": [(256, 2, 16), (256, 4, 33), (512, 2, 16), (512, 4, 33), (128, 2, 16)],
-    "candy norm+relu+up+pad 128x56": [(256, 2, 16), (256, 4, 33), (512, 2, 16), (512, 4, 33), (512, 4, 66)],
-    "group norm+silu 128x64": [(256, 2, 16), (256, 4, 33), (512, 4, 33), (256, 1, 8), (512, 2, 16)],
-    "candy norm 32x224 channels-first": [(256, 1, 4), (512, 1, 4), (1024, 1, 4), (512, 1, 8)],
+    "candy norm+relu+pad 32x224": [(256, 2, 66), (256, 4, 132), (512, 2, 66), (128, 2, 66)],
+    "candy norm+relu+pad 64x112": [(256, 2, 33), (128, 2, 33), (128, 4, 66), (256, 4, 66)],
+    "candy norm+residual+pad 128x56": [(128, 2, 16), (256, 4, 33), (256, 2, 16), (128, 4, 33), (64, 2, 16)],
+    "candy norm+relu+up+pad 128x56": [(256, 4, 33), (128, 4, 33), (128, 8, 66), (256, 8, 66)],
+    "group norm+silu 128x64": [(256, 4, 33), (128, 4, 33), (128, 8, 66), (256, 16, 132)],
+    "candy norm 32x224 channels-first": [(512, 1, 4), (256, 1, 4), (128, 1, 4)],
 }
 LARGE = {
     "candy b16 norm+relu+pad 32x224": [(512, 4, 33, 2), (256, 4, 33, 2), (256, 4, 50, 2), (256, 4, 66, 4)],
@@ -74,10 +78,11 @@ LARGE = {
 
 
 def shapes(case: Case) -> list[Shape]:
-    """What is tried."""
+    """What is tried: the best ones also with the next kernel started earlier, and not before the end."""
     small = [Shape(*x) for x in SMALL.get(case.name, [])]
-    small += [dataclasses.replace(s, hold=True) for s in small[:2]]
-    return small + [Shape(*x[:3], hold=True, blocks=x[3]) for x in LARGE.get(case.name, [])]
+    large = [Shape(*x[:3], hold=True, blocks=x[3]) for x in LARGE.get(case.name, [])]
+    starts = [replace(s, early=e, dependent=d) for s in small[:2] for e, d in ((True, True), (False, False))]
+    return [*small[:2], *starts, *small[2:], *large]
 
 
 def text(case: Case, shape: Shape, step: int) -> str:
@@ -89,7 +94,8 @@ def text(case: Case, shape: Shape, step: int) -> str:
     out = {0: height * width, 1: (height + 2) * (width + 2), 2: (2 * height + 2) * (2 * width + 2)}[border]
     defines = {
         "THREADS": shape.threads, "COLS": shape.columns, "PARTS": shape.parts, "BLOCKS": shape.blocks,
-        "HOLD": int(shape.hold), "STEP": step, "RUN": run, "BORDER": border, "OUT": out, "CHANNELS": channels,
+        "HOLD": int(shape.hold), "STEP": step, "EARLY": int(shape.early), "RUN": run,
+        "BORDER": border, "OUT": out, "CHANNELS": channels,
         "HEIGHT": height, "WIDTH": width, "N": height * width // (8 if rows else 1), "STRIDE": 8 if rows else channels,
         "CHANNEL_ROWS": int(rows), "GRID": grid(case, shape),
         "GROUPS": channels if rows else channels // (8 * shape.columns),
@@ -111,7 +117,8 @@ def shared_bytes(case: Case, shape: Shape) -> int:
     """What a block keeps in shared memory."""
     _, _, height, width = case.shapes[0]
     vectors = -(-(height * width // (1 if case.last else 8)) // shape.parts)
-    return -(-vectors // (shape.threads // shape.columns)) * shape.threads * 16 if shape.hold else 0
+    needed = -(-vectors // (shape.threads // shape.columns)) * shape.threads * 16
+    return max(needed, MORE_SHARED) if shape.hold else 0
 
 
 def compiled(nvrtc: Nvrtc, case: Case, shape: Shape, step: int, cache: str) -> tuple[Path, str] | str:
@@ -152,7 +159,7 @@ def measure(case: Case, made: dict[tuple[Shape, int], tuple[Path, str] | str], b
         tensors = (images[0], images[-1], scale, shift, result, slots, epochs)
         bound = function.bind(
             (blocks, 1, 1), (shape.threads, 1, 1), [x.data_ptr() for x in tensors],
-            shared_bytes=shared_bytes(case, shape), dependent=True,
+            shared_bytes=shared_bytes(case, shape), dependent=shape.dependent,
         )  # fmt: skip
         alive.append((function, tensors))
         run = _on_stream(bound.launch)
@@ -175,6 +182,7 @@ def measure(case: Case, made: dict[tuple[Shape, int], tuple[Path, str] | str], b
         numbers = " ".join("       -" if v is None else f"{v:8.3f}" for v in values)
         last = next(f for (s, _), f in reversed(made.items()) if s == shape)
         form = f"{shape.threads} threads, {shape.columns} columns, {shape.parts} parts{', held' if shape.hold else ''}"
+        form += f"{', early' if shape.early else ''}{'' if shape.dependent else ', plain'}"
         print(f"  {numbers}  {share}  {form} grid={grid(case, shape)} {last[1] if isinstance(last, tuple) else ''}")
 
 

@@ -106,8 +106,13 @@ ENTRY held(const unsigned short* in, const unsigned short* more, const unsigned 
   } else {
     ga = load(scale + channel), be = load(shift + channel);
   }
-  w_wait();
+#if EARLY
   w_release();
+#endif
+  w_wait();
+#if !EARLY
+  w_release();
+#endif
 #if STEP == 0
   if (ga.x[0] == 12345u && be.x[0] == 54321u) out[0] = 0;
 #else

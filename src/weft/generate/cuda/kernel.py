@@ -40,10 +40,14 @@ from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Sched
 ALIGN = 256
 SHARED = 227 << 10
 OWN_SHARED = 4 << 10
+USUAL_SHARED = 48 << 10
+OWN_MOST = 24 << 10
+ROOM_STEP = 128
 REGISTERS = 1 << 16
 LEAST_REGISTERS = 80
 MOST_AT_ONCE = 4
-"""Blocks whose values wait in shared memory: bytes of a multiprocessor and beside those values; registers; how many."""
+"""Blocks whose values wait in shared memory: bytes of a multiprocessor and beside those values; what a launch may have
+unasked, and most that a kernel declares of that; registers; how many."""
 _NAME = re.compile(r"\b(?:in|out|v|state|table)\d+\b")
 
 
@@ -264,7 +268,7 @@ class CudaText:
                     (draft.threads, 1, 1),
                     arguments,
                     cluster=(draft.cluster, 1, 1),
-                    shared_bytes=draft.room,
+                    shared_bytes=_asked(draft),
                 )
             )
         if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
@@ -321,6 +325,11 @@ class CudaText:
 
     def _is_wide(self) -> bool:
         return any(self.graph.type_of(n).size >= 2**31 for n in live_nodes(self.graph)) or self.workspace_bytes >= 2**33
+
+
+def _asked(draft: Draft) -> int:
+    """Shared memory of a launch: more than is usual has to be asked for, by what the kernel declares itself, too."""
+    return max(draft.room, USUAL_SHARED + ROOM_STEP) if draft.room > USUAL_SHARED - OWN_MOST else draft.room
 
 
 def _head(draft: Draft) -> str:
