@@ -96,3 +96,74 @@ def test_a_step_that_waits_says_so():
     with pytest.raises(RuntimeError) as caught:
         step(x, wanted)
     assert any("must not wait for the device" in note for note in caught.value.__notes__)
+
+
+def test_an_average_that_replays_make_is_read():
+    """Of a module that nobody trains, whose parameters a replay changes without new versions."""
+    net = FusedMLP(network())
+    average = torch.optim.swa_utils.AveragedModel(net).requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=5e-2)
+    kept = list(zip(average.module.parameters(), net.parameters(), strict=True))
+
+    def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for mean, new in kept:
+                mean.lerp_(new, 0.5)
+        with torch.autocast("cuda", torch.bfloat16):
+            return (net(x).float() - wanted).square().mean()
+
+    step = GraphedStep(loss, optimizer, warmup=2)
+    (x, wanted), *_ = batches(1, 2000)
+    for _ in range(8):
+        step(x, wanted)
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            own, modules = average(x), nn.Sequential(*average.module)(x)
+        assert float((own - modules).norm()) < 0.02 * float(modules.norm())
+    assert step.recorded
+
+
+def test_a_state_that_was_replaced_is_an_error():
+    net = FusedMLP(network())
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True, capturable=True)
+
+    def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return (net(x).float() - wanted).square().mean()
+
+    step = GraphedStep(loss, optimizer, warmup=2)
+    (x, wanted), *_ = batches(1, 2000)
+    for _ in range(4):
+        step(x, wanted)
+    assert step.recorded
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(ValueError, match="the optimizer's state was replaced"):
+        step(x, wanted)
+    again = GraphedStep(loss, optimizer, warmup=2)
+    losses = [float(again(x, wanted)) for _ in range(20)]
+    assert again.recorded and losses[-1] < losses[0]
+
+
+def test_memory_is_kept_from_other_streams():
+    """What a module holds is let go while another stream still uses it: the same results as of one stream."""
+    (x, dy), *_ = batches(1, 60_000)
+    reference = FusedMLP(network())
+
+    def gradients(net: nn.Module) -> list[torch.Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = net(x)
+        return list(torch.autograd.grad(y, list(net.parameters()), dy.to(y.dtype)))
+
+    wanted = gradients(reference)
+    side = torch.cuda.Stream()
+    for _ in range(5):
+        net = FusedMLP(nn.Sequential(*reference))
+        gradients(net)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            found = gradients(net)
+            del net
+        torch.full((64 << 20,), 255, dtype=torch.uint8, device="cuda")  # takes what is free
+        rubbish = [torch.full((n,), 255, dtype=torch.uint8, device="cuda") for n in (1 << 12, 1 << 16, 1 << 20) * 20]
+        side.synchronize()
+        assert rubbish and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
