@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import heapq
-import itertools
 import json
 import math
 import random
@@ -167,15 +166,15 @@ class Machine:
 
     def measure(self, batches: Iterator[Sequence[Entry]], done: set[tuple[str, Schedule]]) -> Iterator[Measurement]:
         """See `weft.pipeline.search.Measure`: what is built first is measured first, while others are written."""
-        entries = itertools.chain.from_iterable(batches)
         ahead: list[tuple[float, Entry, list[Schedule]]] = []
         while True:
-            for entry in itertools.islice(entries, 2 * AHEAD - len(ahead)):
-                with self.uncounted():
-                    self.make(entry)
-                kernels = [s for s, _ in entry.asked if (entry.problem.key, s) not in done]
-                done.update((entry.problem.key, s) for s in kernels)
-                ahead.append((self._built(kernels), entry, kernels))
+            while len(ahead) < 2 * AHEAD and (batch := next(batches, ())):
+                for entry in batch:
+                    with self.uncounted():
+                        self.make(entry)
+                    kernels = [s for s, _ in entry.asked if (entry.problem.key, s) not in done]
+                    done.update((entry.problem.key, s) for s in kernels)
+                    ahead.append((self._built(kernels), entry, kernels))
             if not ahead:
                 return
             next_one = min(ahead[:AHEAD], key=lambda x: x[0])

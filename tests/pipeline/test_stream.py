@@ -6,6 +6,8 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -135,19 +137,21 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
 
 
 class OneAhead:
-    """In place of the tuner: takes trials one ahead of those whose results it gives."""
+    """In place of the tuner: takes trials in a thread of its own, one ahead of those whose results it gives."""
 
     def __init__(self) -> None:
         self.trials: list[ProblemTrial] = []
 
     def measure(self, trials: Iterator[ProblemTrial], **_: object) -> Iterator[Measurement]:
-        waiting: ProblemTrial | None = None
-        for trial in itertools.chain(trials, [None]):
-            for schedule, _kernel, _binary in waiting.kernels if waiting is not None else ():
-                yield Measurement(waiting.problem.key, schedule, Verdict.OK, (1.0 + len(waiting.problem.graph) / 99,))
-            if trial is not None:
+        with ThreadPoolExecutor(1) as thread:
+            trial = next(trials, None)
+            while trial is not None:
                 self.trials.append(trial)
-            waiting = trial
+                coming = thread.submit(next, trials, None)
+                for schedule, _kernel, _binary in trial.kernels:
+                    us = 1.0 + len(trial.problem.graph) / 99
+                    yield Measurement(trial.problem.key, schedule, Verdict.OK, (us,))
+                trial = coming.result()
 
 
 def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems]) -> None:
@@ -168,3 +172,83 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     assert plans[0].name == "solution-1"
     assert all(step.measured for step in plans[0].steps)
     assert plans[-1].name == "library"
+
+
+def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float) -> tuple[Learning, list[list[int]]]:
+    """A search that may take so many seconds; kernels asked for of each problem of each batch."""
+    alternatives, problems = posed
+    asked: list[list[int]] = []
+
+    def measure(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
+        for batch in batches:
+            asked.append([])
+            for entry in batch:
+                found = list(machine.measured(entry))
+                asked[-1].append(len(found))
+                yield from found
+
+    known = stream(
+        alternatives.graph,
+        problems,
+        alternatives,
+        measure,
+        replace(OPTIONS, budget_s=budget_s),
+        out_of_time=lambda: False,
+        spent=lambda: 0.0,
+        say=lambda line: None,
+        pace=Pace(batch=100, late=0.8, overlaps=True),
+    )
+    assert isinstance(known, Learning)
+    return known, asked
+
+
+def test_in_a_hurry_one_kernel_of_everything_in_the_plan_goes_first(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Gpu(posed[1])
+    known, asked = hurried(posed, machine, budget_s=0.5)
+    assert len(asked[0]) > 2 and set(asked[0]) == {1}
+    assert known.complete and any(sum(batch) > len(batch) for batch in asked[1:]), "others follow"
+    assert len(machine.asked) == len(set(machine.asked)) == len(known.measurements)
+    assert not any(e.hurried for e in posed[1].entries.values() if e.widened)
+
+
+def test_with_time_the_first_few_kernels_go_together(posed: tuple[Alternatives, Problems]) -> None:
+    _, asked = hurried(posed, Gpu(posed[1]), budget_s=1e4)
+    assert max(asked[0]) >= FIRST_ON_GPU
+
+
+def test_a_problem_whose_one_kernel_is_wrong_gets_the_next_ones(posed: tuple[Alternatives, Problems]) -> None:
+    class Wrong(Gpu):
+        def measured(self, entry: Entry) -> Iterator[Measurement]:
+            for found in super().measured(entry):
+                first = entry.asked[0][0] == found.schedule and len(entry.kernels or ()) > 1
+                yield replace(found, verdict=Verdict.WRONG) if first else found
+
+    known, _ = hurried(posed, Wrong(posed[1]), budget_s=0.5)
+    assert known.complete
+    tried = [e for e in posed[1].entries.values() if e.problem.key in known.best_us and len(e.kernels or ()) > 1]
+    assert tried and all(math.isfinite(known.best_us[e.problem.key]) for e in tried)
+
+
+def test_what_is_left_out_at_first_is_taken_in(posed: tuple[Alternatives, Problems]) -> None:
+    alternatives, whole = posed
+    found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
+    first = collect(alternatives.graph, found, alternatives, FACTS, most_at_once=10)
+    assert first.rest is not None and len(first.entries) < len(whole.entries)
+    known, _ = hurried((alternatives, first), Gpu(first), budget_s=1e4)
+    assert known.complete and first.rest is None
+    assert first.entries.keys() == whole.entries.keys()
+    for key, entry in first.entries.items():
+        same = whole.entries[key]
+        assert (entry.estimate_us, entry.bound_us, entry.on_gpu) == (same.estimate_us, same.bound_us, same.on_gpu)
+        assert len(entry.uses) == len(same.uses)
+        assert {(c.members, i, o) for c, i, o in entry.formats} == {(c.members, i, o) for c, i, o in same.formats}
+
+
+def test_what_is_left_out_is_given_up_when_time_is_over(posed: tuple[Alternatives, Problems]) -> None:
+    alternatives, _ = posed
+    found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
+    first = collect(alternatives.graph, found, alternatives, FACTS, most_at_once=10)
+    assert first.rest is not None
+    few = iter([False, False])
+    assert len(first.rest(lambda: next(few, True)).entries) <= 2
+    assert first.rest is not None, "nothing is taken in by collecting"

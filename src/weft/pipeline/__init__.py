@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import ArtifactError, OptionError, ToolchainError
+from weft.errors import ArtifactError, InvalidGraphError, OptionError, ToolchainError
 from weft.frontends.imported import Imported
 from weft.generate.offer import kernels_of
 from weft.generate.protocol import Generator
@@ -116,12 +118,14 @@ def compile_imported(
     *,
     example_inputs: Tensors | None = None,
     eager: Callable[..., Tensors] | None = None,
+    settle: Callable[[], None] | None = None,
     model: str = "model",
     say: Say = silent,
 ) -> Compilation:
     """Primitives -> the fastest verified executable: one line per stage.
 
-    `eager` runs the framework's own model on the example inputs; it is timed as a baseline.
+    `eager` runs the framework's own model on the example inputs; it is timed as a baseline. `settle` is called when it
+    has won: from then on it must not depend on what others hold.
     """
     stages = Stages(options, say)
     setting = stages.run("survey", survey, options)
@@ -143,6 +147,8 @@ def compile_imported(
             torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
         baseline = None
+        if record.chosen == "eager" and settle is not None:
+            settle()
         if record.chosen == "eager" and example_inputs is not None:
             baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting, alone=True)
         return Compilation(executable, record, record.chosen == "eager", baseline)
@@ -196,6 +202,8 @@ def compile_imported(
         options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
     )
     eager_won = chosen.executable is None
+    if eager_won and settle is not None:
+        settle()
     if setting.on_gpu:
         baseline = record_eager(eager, inputs, setting, alone=True) if eager_won else None
         del contenders, chosen  # all plans but one, which hold themselves by their launches
@@ -299,6 +307,8 @@ def opened(setting: Setting) -> Iterator[Bench | None]:
     ):
         if setting.on_gpu:
             tuner.start_early()
+            # read from the disk meanwhile: the first plan needs it
+            threading.Thread(target=importlib.import_module, args=("scipy.optimize",), daemon=True).start()
         yield Bench(tuner, emission)
 
 
@@ -403,7 +413,8 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
                 )
     if setting.options.allow_library or setting.options.budget_s <= 0:
         calls = choose.rank(problems, known.measurements, library_only=True)
-        with contextlib.suppress(OptionError):
+        # over the limit on memory, or an operator of the framework was found wrong: then there is no such plan
+        with contextlib.suppress(OptionError, InvalidGraphError):
             found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
     return found
 

@@ -63,7 +63,7 @@ def rank(
     library_only: bool,
     avoid: Sequence[str] = (),
 ) -> list[Ranked]:
-    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured or unfinished.
+    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured, unfinished or odd.
 
     Kernels with an `algorithm` in `avoid` are left out.
     """
@@ -86,7 +86,8 @@ def rank(
             found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
             continue
         calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
-        fresh = [(s, k) for s, k in calls if _is_open(measurements.get((entry.problem.key, s)))]
+        tried = [(s, k, measurements.get((entry.problem.key, s))) for s, k in calls]
+        fresh = [(s, k) for s, k, m in tried if _is_open(m)] or [(s, k) for s, k, m in tried if _is_odd(m)]
         fresh.sort(key=lambda x: names_algorithm(x[1]))  # what nobody measured is the framework's own call
         if entry.essential and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
@@ -97,6 +98,14 @@ def rank(
 def _is_open(m: Measurement | None) -> bool:
     """Never measured, or given up on next to a faster kernel: nothing speaks against its being right."""
     return m is None or m.verdict is Verdict.SLOW
+
+
+def _is_odd(m: Measurement | None) -> bool:
+    """Right but for which results are NaN or infinite, as oneDNN's convolutions are where an infinite weight meets padding.
+
+    The framework's own operators are what the model is written in; where nothing else is right, they may stand in.
+    """
+    return m is not None and m.verdict is Verdict.NAN_CLASS
 
 
 def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) -> list[Offer]:

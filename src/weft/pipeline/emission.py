@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import final
 
 from weft.device.any import DeviceFacts
@@ -14,6 +15,22 @@ from weft.generate.protocol import Generator
 from weft.options import Options
 from weft.pipeline.problems import Entry, Problems, take_kernels
 from weft.tune.emitters import Emitters, processes
+
+LOOK_S = 0.005
+"""How long something is waited for before the clock is looked at again."""
+
+
+def _first_written(entries: Collection[Entry], written: Mapping[str, Mapping[str, Future[Offer]]]) -> Entry | None:
+    """The first that other processes need no longer write; None: for a moment none was finished."""
+    for entry in entries:
+        if all(f.done() for f in written.get(entry.problem.key, {}).values()):
+            return entry
+    wait(
+        [f for e in entries for f in written[e.problem.key].values() if not f.done()],
+        timeout=LOOK_S,
+        return_when=FIRST_COMPLETED,
+    )
+    return None
 
 
 @final
@@ -39,18 +56,23 @@ class Emission:
     def made(
         self, problems: Problems, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """The entries one by one, in their order, as soon as their kernels are there; those that time allows."""
+        """The entries one by one, as soon as their kernels are there; those that time allows."""
         for entries in batches:
+            if not entries:
+                time.sleep(LOOK_S)
             yield from self._made(problems, entries, out_of_time)
 
     def _made(self, problems: Problems, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
         written = {e.problem.key: self._begin(e) for e in entries if not e.is_made}
+        left = {e.problem.key: e for e in entries}
         try:
-            for entry in entries:
-                if out_of_time():
-                    return
-                futures = written.get(entry.problem.key)
-                if futures is not None and not entry.is_made:
+            while left and not out_of_time():
+                entry = _first_written(left.values(), written)
+                if entry is None:
+                    continue
+                del left[entry.problem.key]
+                if entry.problem.key in written and not entry.is_made:
+                    futures = written[entry.problem.key]
                     take_kernels(entry, problems, [self._offer(entry, g, futures) for g in self._generators])
                 yield entry
         finally:

@@ -37,8 +37,9 @@ SORT_WEIGHT = 1.0
 """Of what is known of the sort, in measurements of a family."""
 FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
-GAP, SOLVER_S = 0.015, 1.5
-"""What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
+GAP, SOLVER_S, SOLVER_SHARE = 0.015, 1.5, 0.04
+"""What the solver may leave open, and seconds or share of the budget that it may take: plans are made of guesses here,
+and after a third of a second a plan is mostly within 3 % of the best."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
 TRIAL_S, HURRIED = 0.1, 4.0
@@ -60,8 +61,9 @@ class Pace:
     last: float = math.inf
     """Share after which they are first made as they are in the end: of what was measured, and of library calls whose
     guesses are dear. Then the dearest of these calls are measured."""
-    hurries: bool = False
-    """Whether one kernel of each problem is measured first where time is short, see `HURRIED`."""
+    overlaps: bool = False
+    """Whether batches are asked for while those before are measured. Then one kernel of each problem is measured first
+    where time is short, see `HURRIED`."""
 
     def prices(self, spent: float) -> tuple[float, ...]:
         """Factors on predictions in their order, when that share of the budget is gone."""
@@ -70,7 +72,7 @@ class Pace:
         return (*last, *late, *PRICES)
 
 
-ON_GPU = Pace(batch=24, late=0.8, hurries=True)
+ON_GPU = Pace(batch=24, late=0.8, overlaps=True)
 ON_CPU = Pace(batch=12, late=0.4, last=0.75)
 """A CPU measures some three problems a second, and large networks have hundreds in their plans."""
 
@@ -218,6 +220,10 @@ class Asking:
         self._queue: list[_Wish] = []
         self._prices: tuple[float, ...] = PRICES
         self._level = 0
+        self._late = 0
+        """How many of the prices are those of a search that ends."""
+        self._covering = False
+        """Whether one kernel of each problem of a plan is measured, in a hurry."""
         self._plan_us = 0.0
         self._last: list[_Place] = []
         """The last plan."""
@@ -228,21 +234,38 @@ class Asking:
         """Problems that the first plan was made without."""
 
     def batches(self) -> Iterator[Sequence[Entry]]:
-        """What to measure next, asked for while what was given before is built and measured."""
+        """What to measure next, asked for while what was given before is built and measured.
+
+        An empty batch: nothing for the moment.
+        """
         while not self._out_of_time():
             self.settle()
             if self._solving is not None and self._solving[0].done():
                 self._plan()
-            if self._solving is None and self._all_known() and self._stale:
+            if self._solving is None and self._all_known() and self._stale and not self._held:
                 self._begin()
             wishes = self._ready()
             if not wishes and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
-            if not wishes and not self._stale and not self._dare():
-                return
             if wishes:
                 yield self._take(wishes[: self._pace.batch])
+            elif self._flying and self._pace.overlaps:
+                yield ()  # what is on its way decides
+            elif not self._stale and not self._collect_rest() and not self._dare():
+                return
+
+    @property
+    def _held(self) -> bool:
+        """Whether a plan is worth its time only when more is known."""
+        return self._covering and len(self._flying) > self._pace.batch
+
+    def _collect_rest(self) -> bool:
+        """Begin with the problems that were left out; False: there are none, or it was begun."""
+        if self._problems.rest is None or self._rest is not None:
+            return False
+        self._rest = self._solver.submit(self._problems.rest, self._out_of_time)
+        return True
 
     def _dare(self) -> bool:
         """Go on with more optimistic prices, if there are any."""
@@ -278,8 +301,8 @@ class Asking:
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
         prices = self._pace.prices(self._spent())
-        if len(prices) > len(self._prices):
-            self._prices, self._level = prices, 0
+        if len(prices) > self._late + len(PRICES):
+            self._prices, self._level, self._late = prices, 0, len(prices) - len(PRICES)
         self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = False
@@ -294,7 +317,7 @@ class Asking:
             offers,
             alternatives=self._alternatives,
             gap=GAP,
-            seconds=SOLVER_S,
+            seconds=min(SOLVER_S, SOLVER_SHARE * self._options.budget_s),
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
@@ -313,7 +336,7 @@ class Asking:
         saving = savings(known, offers, owners)
         dear = math.isinf(known.weight)
         first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
-        hurried = self._pace.hurries and self._left_s < HURRIED * TRIAL_S * len(wanted)
+        hurried = self._pace.overlaps and self._left_s < HURRIED * TRIAL_S * len(wanted)
         self._queue = [_Wish(e, self._depth(e, hurried=hurried)) for e in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
@@ -322,8 +345,16 @@ class Asking:
         slow = [e for e in measured if share[e.problem.key] >= WIDEN_SHARE * found.cost_us]
         more = [e for e in slow if not (e.widened or e.hurried) and (e.more or len(e.kernels or ()) > e.first)]
         self._queue += [_Wish(e, ALL) for e in more]
-        if self._problems.rest is not None and self._rest is None:
-            self._rest = self._solver.submit(self._problems.rest, self._out_of_time)
+        if not wanted:
+            self._collect_rest()
+        self._cover(hurried=hurried, whole=not wanted)
+
+    def _cover(self, *, hurried: bool, whole: bool) -> None:
+        """Once a plan was made in a hurry, the next ones stay with what is known until one is measured throughout."""
+        if hurried and not self._covering and not self._late:
+            self._covering, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
+        elif whole and self._covering:
+            self._covering, self._prices, self._level = False, PRICES, 0
 
     def _depth(self, entry: Entry, *, hurried: bool) -> int:
         if entry.widened:
