@@ -63,9 +63,9 @@ def rank(
     library_only: bool,
     avoid: Sequence[str] = (),
 ) -> list[Ranked]:
-    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured, unfinished or odd.
+    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured or unfinished.
 
-    Kernels with an `algorithm` in `avoid` are left out.
+    Where all were measured, those that are only odd may. Kernels with an `algorithm` in `avoid` are left out.
     """
     found = []
     for entry in problems.entries.values():
@@ -101,7 +101,7 @@ def _is_open(m: Measurement | None) -> bool:
 
 
 def _is_odd(m: Measurement | None) -> bool:
-    """Right but for which results are NaN or infinite, as oneDNN's convolutions are where an infinite weight meets padding.
+    """Right but for which results are NaN or infinite: oneDNN's convolutions multiply infinite weights with padding.
 
     The framework's own operators are what the model is written in; where nothing else is right, they may stand in.
     """
