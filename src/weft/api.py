@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -150,7 +151,8 @@ def compile(
 
     A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
     inputs have symbolic dimensions; `limits` bound what is read of it. The module is compiled for inference as it
-    stands: call `.eval()` first.
+    stands: call `.eval()` first. What is done to it or its weights later changes nothing; on a GPU, where plans for
+    further shapes are made of the module itself, that holds for each plan from when it is made.
 
     Raises:
         ModelError: the model is refused [W1xx].
@@ -225,11 +227,10 @@ def _compile_torch(
         from weft.pipeline.gpu import device_of
 
         device_of(options)  # told before the weights go there
-    placed = _placed(model, device)
-
-    def eager(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        with torch.no_grad():
-            return flat(placed(*tensors))
+    placed, owned = _placed(model, device)
+    if module is not None and not owned and device == "cpu":
+        placed, owned = _copied(placed)
+    eager = _Eager(placed, owned=owned)
 
     def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
         say("import", "")
@@ -242,8 +243,13 @@ def _compile_torch(
                 with torch.no_grad():
                     program = torch.export.export(placed, traced, strict=False)
             imported = import_exported(program, device=device)
+        if device == "cpu" and (not owned or program is model):
+            imported = _with_own_constants(imported)
         label = name if name != "model" or module is None else type(module).__name__
-        return compile_imported(imported, options, example_inputs=examples, eager=eager, model=label, say=say), imported
+        made = compile_imported(
+            imported, options, example_inputs=examples, eager=eager, settle=eager.settle, model=label, say=say
+        )
+        return made, imported
 
     if inputs is None:
         inputs = _program_inputs(model)
@@ -252,13 +258,51 @@ def _compile_torch(
     return Compiled(first, imported, again, options=options, eager=eager)
 
 
-def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> torch.nn.Module:
-    """The model as a module for tensors of the device: a copy where its weights lie elsewhere."""
+def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
+    """The model as a module for tensors of the device; whether it is a copy, as it is where weights lie elsewhere."""
     module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
     place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     if all(x.device == place for x in (*module.parameters(), *module.buffers())):
-        return module
-    return copy.deepcopy(module).to(place)
+        return module, False
+    return copy.deepcopy(module).to(place), True
+
+
+def _copied(module: torch.nn.Module) -> tuple[torch.nn.Module, bool]:
+    """The module as it stands: what its owner does with it later changes no plan. Itself where it cannot be copied."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch at its own exported programs
+            return copy.deepcopy(module), True
+    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError):
+        return module, False
+
+
+def _with_own_constants(imported: Imported) -> Imported:
+    """Constants in memory of their own, at boundaries of cache lines."""
+    owned = {}
+    for digest, data in imported.graph.constants.items():
+        mine = torch.empty(data.nbytes, dtype=torch.uint8, device="cpu").numpy().view(data.dtype).reshape(data.shape)
+        mine[...] = data
+        mine.flags.writeable = False
+        owned[digest] = mine
+    return replace(imported, graph=replace(imported.graph, constants=owned))
+
+
+@final
+class _Eager:
+    """The model by the framework's own operators."""
+
+    def __init__(self, module: torch.nn.Module, *, owned: bool) -> None:
+        self._module, self._owned = module, owned
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        with torch.no_grad():
+            return flat(self._module(*tensors))
+
+    def settle(self) -> None:
+        """From here on it is the module as it stands now, whoever holds that one."""
+        if not self._owned:
+            self._module, self._owned = _copied(self._module)
 
 
 def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:

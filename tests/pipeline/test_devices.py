@@ -60,9 +60,9 @@ def test_a_model_on_another_gpu_is_copied(
     monkeypatch.setattr(api.copy, "deepcopy", copy.copy)  # there is no memory to copy
     with FakeTensorMode():
         model = Moved("cuda:1")
-        placed = api._placed(model, device)
+        placed, copied = api._placed(model, device)
     assert isinstance(placed, Moved)
-    assert placed.place == place and (placed is model) == (place is None)
+    assert placed.place == place and copied == (placed is not model) == (place is not None)
     assert model.place is None
 
 
