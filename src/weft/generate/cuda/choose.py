@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda import pointwise
 from weft.generate.cuda.forms import Form
-from weft.generate.cuda.meeting import meetings
+from weft.generate.cuda.meeting import balanced, meetings, roomy
+from weft.generate.cuda.outward import outward
 from weft.generate.cuda.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.rows import MAX_CARRIED
 from weft.ir import attrs as a
@@ -48,6 +49,10 @@ L2_BYTES = 64
 """Per cycle, to a multiprocessor."""
 MOST_STREAMED = 8
 """So many times what a thread keeps in registers it goes through at most where it keeps nothing."""
+OUTWARD = 2
+"""Forms of norms that are offered with their results stored to all places of pads and resizes."""
+HALF = 2
+"""Bytes of the numbers that wait as they were read."""
 MOST_HELD = 1 << 14
 """Elements of a row that a block keeps in registers."""
 
@@ -71,7 +76,8 @@ def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
             [ranked[0], *shared, *(f for f in ranked[1:] if f not in shared)] if ranked[0] not in shared else ranked
         )
         if sum(n.prim is Prim.GATHER for n in problem.graph.nodes) >= FEWEST_CORNERS:
-            ranked = [*(Form(threads=t, items=k, corners=True) for t, k in ((128, 4), (256, 4), (128, 8))), *ranked]
+            along = [Form(threads=t, items=k, corners=True) for t, k in ((128, 4), (256, 4), (128, 8))]
+            ranked = [along[0], replace(along[0], eager=True), *along[1:], *ranked]
     if _joins_few(problem):
         ranked = [Form(threads=128, whole=True), Form(threads=256, whole=True), *ranked]
     return ranked[:8]
@@ -133,6 +139,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         divided = _in_parts(problem, facts, beside=beside) if feeds else []
         if is_pair(graph):
             norms = _norms(problem, facts, operand.nbytes, divided, beside=beside)
+            norms = _outward(problem, facts, norms, beside=beside)
             return list(dict.fromkeys([*norms, *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         if _run(problem, largest):
@@ -176,6 +183,44 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
     if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece
         divided = divided[::-1]
     return [*meeting[:1], *divided[:1], *meeting[1:], *apart, *once[:1], *clusters[:2], *divided[1:], *once[1:]]
+
+
+def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: bool) -> list[Form]:
+    """These, and behind the first of them blocks that meet and store results to all places of pads and resizes."""
+    rows = _rows_of(problem)
+    if not (beside and rows.lanes > 1) or rows.stored * 4 >= STREAMED * facts.l2_bytes * HALF:
+        return ranked
+    sizes = rows.count, rows.stored
+    even = balanced(facts, *sizes, access=16, lanes=rows.lanes)
+    if outward(problem) is None:
+        return [*ranked[:1], *even, *ranked[1:]]
+    held = roomy(facts, *sizes, access=16, lanes=rows.lanes, beside=rows.beside)
+    wide = meetings(facts, *sizes, access=16, lanes=rows.lanes, beside=True, wide=True)
+    few = [form for form in ranked if form.meet > 1] if not (held or even or wide) else []
+    shown = [replace(form, outward=True) for form in (*held, *even, *wide, *few)][:OUTWARD]
+    if held:
+        return [*shown[:1], *ranked[:1], *shown[1:], *even, *ranked[1:]]
+    return [*ranked[:1], *shown[:1], *even, *ranked[1:2], *shown[1:], *ranked[2:]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The longest rows of a problem: how many, their bytes in memory, how many lie side by side, of a thread's read."""
+
+    count: int
+    stored: int
+    beside: int
+    lanes: int
+
+
+def _rows_of(problem: Problem) -> _Rows:
+    graph = problem.graph
+    long = long_reductions(graph)
+    operand = graph.type_of(graph.nodes[long[0]].inputs[0])
+    large = [graph.type_of(n) for n in _sources(graph, long[0]) if graph.type_of(n).size * 2 >= operand.size]
+    item = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
+    lanes = 1 if _run(problem, long[0]) or item > HALF else 16 // item
+    return _Rows(graph.type_of(long[0]).size, operand.size * item, operand.shape[1] if operand.rank > 1 else 1, lanes)
 
 
 def _meeting(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:

@@ -8,6 +8,8 @@ of a block, or many blocks, cost as much as the data itself.
 
 from __future__ import annotations
 
+import math
+
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.forms import MEETING, Form
 from weft.ir.graph import Graph, GraphBuilder, NodeId
@@ -29,18 +31,23 @@ MOST_LEFT = 1 << 15
 """Bytes that a block reads of what the others leave."""
 LEFT = 8
 """Bytes of those per row."""
+KEPT = 8 << 10
+"""Bytes of shared memory that a block needs beside what waits."""
 MOST_ROWS = 32
 """Of a block: a warp joins what its threads have of them."""
 
 
-def meetings(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: bool) -> list[Form]:
+def meetings(
+    facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: bool, wide: bool = False
+) -> list[Form]:
     """Forms for mean and variance of so many rows of `stored` bytes in all, the most promising first, at most two.
 
-    `beside`: neighbours in memory belong to different rows, of which a thread has `lanes`, read at once.
+    `beside`: neighbours in memory belong to different rows, of which a thread has `lanes`, read at once. `wide`: of a
+    block's rows as many lie side by side as for much data.
     """
     found = []
     large = stored > facts.sms * LARGE
-    for sectors in (2, 1) if large else (1, 2):
+    for sectors in (2, 1) if large else (2,) if wide else (1, 2):
         columns = max(1, SECTOR * sectors // access) if beside else 0
         every = columns * lanes if beside else 1
         groups = -(-rows // every)
@@ -51,6 +58,34 @@ def meetings(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int
             forms = (Form(n, columns=columns, per_row=0 if beside else n, once=True, meet=blocks) for n in THREADS)
             found += [f for f in forms if f.threads == threads or (f.threads == 2 * threads and not large)]
     return list(dict.fromkeys(found))[:2]
+
+
+def balanced(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int) -> list[Form]:
+    """Of much data, rows side by side: so many blocks that each multiprocessor has as many as the others, or nearly."""
+    columns = max(1, 2 * SECTOR // access)
+    groups = -(-rows // (columns * lanes))
+    if stored <= facts.sms * LARGE or columns * lanes > MOST_ROWS:
+        return []
+    each = stored / (2 * SHARE) / facts.sms
+    found = [facts.sms * max(1, n) // groups for n in (math.ceil(each), math.floor(each))]
+    return [Form(256, columns=columns, once=True, meet=n) for n in dict.fromkeys(found) if MEETING <= n <= MOST_BLOCKS]
+
+
+def roomy(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: int) -> list[Form]:
+    """Of much data with `beside` rows side by side: what blocks read waits in shared memory.
+
+    Two blocks of a multiprocessor, so that one reads while the other waits or writes; of as many rows as run at once
+    all parts do. Where a block's rows are a small part of those side by side, short runs cost more than that gains.
+    """
+    columns = max(1, 2 * SECTOR // access)
+    every = columns * lanes
+    if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * LARGE:
+        return []
+    group = stored * every // rows
+    most = (facts.shared_per_sm - 2 * KEPT) // 2
+    at_once = max((g for g in range(1, 2 * facts.sms) if group * g <= most * (2 * facts.sms // g) * g), default=0)
+    blocks = 2 * facts.sms // at_once if at_once else 0
+    return [Form(256, columns=columns, once=True, meet=blocks, room=True)] if MEETING <= blocks <= MOST_BLOCKS else []
 
 
 def factors_together(graph: Graph) -> Graph:
