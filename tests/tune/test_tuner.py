@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref, Schedu
 from weft.options import Options
 from weft.tune import keys
 from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.site import Built, Refused
 from weft.tune.store import Database
-from weft.tune.tuner import ProblemTrial, Progress, Tuner
+from weft.tune.tuner import ProblemTrial, Progress, Tuner, _Build, _first_built, _Work
 
 PAIR = [Schedule("library"), Schedule("cpp")]
 
@@ -204,3 +206,15 @@ def test_a_worker_that_does_not_start_early_starts_when_it_is_needed() -> None:
         t.start_early()
         assert [m.verdict for m in t.measure([fake_trial(1, PAIR)])] == [Verdict.OK] * 2
     assert transport.started == 2
+
+
+def test_what_is_built_first_is_measured_first() -> None:
+    futures: list[Future[Built | Refused | None]] = [Future() for _ in range(3)]
+    builds = [_Build(_Work(fake_trial(k, PAIR)), {0: f}) for k, f in enumerate(futures)]
+    assert _first_built(builds) is None
+    futures[1].set_result(None)
+    assert _first_built(builds) is builds[1]
+    futures[0].set_result(None)
+    assert _first_built(builds) is builds[0], "the earliest of those that are there"
+    builds.remove(builds[1])
+    assert len(builds) == 2 and all(b.futures[0] is not futures[1] for b in builds)
