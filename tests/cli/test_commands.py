@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft.cli import app as cli
+from weft.cli import main
 from weft.device import facts
 from weft.device.files import private_directory
 from weft.errors import DeviceError, InvalidGraphError, ToolchainError
@@ -212,6 +213,11 @@ def test_run_refuses_what_is_no_array(run: Weft, saved: Path, tmp_path: Path, co
     (tmp_path / "x.npy").write_bytes(content)
     done = run("run", saved, "--input", tmp_path / "x.npy")
     assert done.code == 2 and "[W001]" in done.err and "x.npy" in done.err
+
+
+def test_run_does_not_read_a_device_to_its_end(run: Weft, saved: Path) -> None:
+    done = run("run", saved, "--input", "/dev/zero")
+    assert done.code == 2 and "[W001]" in done.err and "magic" in done.err
 
 
 def test_run_refuses_pickles_texts_and_wrong_shapes(run: Weft, saved: Path, tmp_path: Path) -> None:
@@ -539,3 +545,17 @@ def test_trace_writes_when_each_kernel_ran(run: Weft, saved: Path, tmp_path: Pat
     np.save(given, np.zeros((2, 5), np.float32))
     done = run("trace", saved, "--input", given, "-o", out)
     assert done.code != 0 and "[W011]" in done.err
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "weft.cli.app", Interrupted())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "weft: interrupted\n"

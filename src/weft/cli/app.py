@@ -233,8 +233,12 @@ def run_command(
 
 
 def _tensor(path: Path) -> torch.Tensor:
+    magic = np.lib.format.MAGIC_PREFIX
     try:
-        return torch.from_numpy(np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False))
+        with path.open("rb") as file:  # what is no array, a device say, is not read to its end
+            start = file.read(len(magic))
+            content = io.BytesIO(start + (file.read() if start == magic else b""))
+        return torch.from_numpy(np.lib.format.read_array(content, allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, SyntaxError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise OptionError(option="--input", problem=f"{visible(path.name)}: {visible(problem, 200)}") from None
