@@ -27,6 +27,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
@@ -34,7 +36,7 @@ from weft.generate.cuda.templates.product import product
 from weft.generate.cuda.templates.tma_end import sum_rows
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.generate.cuda.training.gradient import Entry, training_header
-from weft.generate.cuda.training.network import ALIGNMENT, Network
+from weft.generate.cuda.training.network import ALIGNMENT, Network, forward_problem
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -168,6 +170,17 @@ def kept(net: Network) -> list[Ref]:
     return [r for r in dict.fromkeys(found) if r.kind != "given"]
 
 
+def whole(net: Network, rows: int) -> tuple[Problem, tuple[Ref, ...]] | None:
+    """The forward pass as one problem that leaves all values that are read afterwards; None: it cannot."""
+    read = {r for r in kept(net) if r.kind != "joined"}
+    read |= {Ref("value", (v,)) for r in kept(net) if r.kind == "joined" for v in r.of if v > 0}
+    read.add(Ref("value", (net.depth,)))
+    left = sorted(read)
+    if any(r.kind != "value" or (net.of(r.of[0]) % ALIGNMENT and r.of != (net.depth,)) for r in left):
+        return None
+    return forward_problem(net, rows, [r.of[0] for r in left]), tuple(left)
+
+
 def segments(net: Network, layer: int) -> list[tuple[int, int, int]]:
     """(value, its first column in what the layer reads as it lies in memory, in the layer's weights)."""
     found = []
@@ -260,6 +273,7 @@ def _forward(net: Network, rows: int, layer: int) -> Problem:
     z = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
     if net.biases[layer]:
         z = b.apply(Prim.ADD, z, b.input(TensorType(net.dtype, (n,))))
+    z = _bounded(b, z, net.widths[layer + 1])
     added = net.adds(layer)
     more = None if added is None else b.input(TensorType(net.dtype, (rows, n)))
     if added is not None and more is not None and added.before:
@@ -271,6 +285,16 @@ def _forward(net: Network, rows: int, layer: int) -> Problem:
     return _problem(b, [left[r.kind] for r in results(net, layer)])
 
 
+def _bounded(b: GraphBuilder, x: NodeId, width: int) -> NodeId:
+    """Zeros behind the columns of a value: what is multiplied with weights that are zeros must be finite."""
+    shape = b.type_of(x).shape
+    if shape[1] == width:
+        return x
+    real = b.constant(np.arange(shape[1]) < width)
+    zero = b.broadcast(b.scalar(0.0, b.type_of(x).dtype), shape)
+    return b.add(Prim.SELECT, b.broadcast(real, shape), x, zero)
+
+
 def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: Role) -> Problem:
     n, k = padded(net.widths[layer + 1]), padded(net.of(value)) if value > 0 else net.of(value)
     b = GraphBuilder()
@@ -279,6 +303,7 @@ def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: 
     g = b.add(Prim.MATMUL, dz, b.transpose(turned, (1, 0)))
     for _ in range(addends):
         g = b.apply(Prim.ADD, g, b.input(TensorType(net.dtype, (rows, k))))
+    g = _bounded(b, g, net.of(value))
     if role == "input" and not net.parts:
         return _problem(b, [b.cast(g, net.given)])
     if role != "below":
