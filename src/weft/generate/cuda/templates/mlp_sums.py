@@ -18,18 +18,13 @@ from weft.generate.cuda.templates.mlp_runs import runs
 from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
 from weft.generate.cuda.templates.mlp_text import Kernel, halved
 from weft.generate.expr.ctype import literal
-from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 LINEAR, CUBIC = 1.13159299, 0.09814895
 """1 + erf(u) is 1 + tanh(LINEAR u + CUBIC u^3), within 3e-4."""
 ADDED = LINEAR / CUBIC ** (1 / 3)
-_NARROWEST, _WIDEST = 128, 256
-"""Columns of layers whose sums begin with a vector that holds every pair twice: a load is all that takes."""
-_TIGHT = 512
-"""Threads of a block that have no registers to spare."""
-_SHARED, _SHARED_OF_SM, _RESERVED = 232448, 233472, 1024
-"""Bytes of a block, of a multiprocessor, and taken of each block, where there are warpgroup products."""
+_SHARED = 232448
+"""Bytes of a block, where there are warpgroup products."""
 
 
 @cache
@@ -42,23 +37,12 @@ def sums_header() -> str:
 def prepared(p: Chain, s: Shape, image: Image) -> Image:
     """The image with all that saves operations of each sum."""
     image = stretched(p, s, halved(p, s, image))
+    if s.sums < 2:
+        return image
     kernel = Kernel(p, s, image)
-    wanted = frozenset(
-        (part, vector)
-        for part in range(1, len(p.layers) + 1)
-        if (vector := kernel.added(part)) is not None
-        and s.group and s.tiles == 1 and s.threads < _TIGHT
-        and _NARROWEST <= p.layers[part - 1].n <= _WIDEST and _special(p, part)
-    )  # fmt: skip
-    wide = image.with_twice(wanted)
-    size = shared_bytes(wide, s)
-    return wide if size <= _SHARED and s.resident * (size + _RESERVED) <= _SHARED_OF_SM else image
-
-
-def _special(p: Chain, part: int) -> bool:
-    """Whether the last part's activation keeps other units busy than those that copy registers."""
-    steps = p.steps[part - 1] if part > 1 else p.steps[part]
-    return any(p.graph.nodes[x].prim in (Prim.TANH, Prim.ERF, Prim.EXP) for x in steps)
+    wanted = frozenset((at, v) for at in range(1, len(p.layers) + 1) if (v := kernel.added(at)) is not None)
+    wide = image.with_twice(wanted) if s.group and s.tiles == 1 else image
+    return wide if shared_bytes(wide, s) <= _SHARED else image
 
 
 def stretched(p: Chain, s: Shape, image: Image) -> Image:

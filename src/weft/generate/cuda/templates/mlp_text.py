@@ -6,6 +6,7 @@ The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +20,7 @@ from weft.generate.cuda.templates.mlp_image import PANEL, Image, layer_bytes
 from weft.generate.cuda.templates.mlp_image import column as column_of
 from weft.generate.cuda.templates.mlp_match import Chain, End, Layer, last_use, padded
 from weft.generate.cuda.templates.mlp_runs import Run, runs
-from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, panels_ahead, prefetched, slot_bytes
+from weft.generate.cuda.templates.mlp_shapes import Shape, fixed_bytes, last_asks, panels_ahead, prefetched, slot_bytes
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
@@ -30,6 +31,8 @@ from weft.ir.types import DType
 
 _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
+_EARLY_WIDE = 256
+"""The same of shapes that say so."""
 STRETCHED = "w_mlp_gelu_stretched({})"
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
@@ -236,7 +239,7 @@ class Kernel:
             f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0, place = {start}; }}",
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
             "}\n};",
-            f"if (t == 0) for (int i = 0; i < {panels_ahead(s)}; ++i) ask();",
+            f"if (t == {self._asking}) for (int i = 0; i < {panels_ahead(s)}; ++i) ask();",
         ]
 
     def _panels(self) -> list[tuple[int, int, int, int]]:
@@ -269,7 +272,8 @@ class Kernel:
         if p.plain_input and v > 1:
             guard = f"if (c * 8 + 2 * q < {k}) " if group == 1 and k % 16 else ""
             start = f"from + c * {8 * group} + q * {2 * group}"
-            lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = *(const {_WORDS[v]}*)({start});")
+            value = f"w_load_once({start})" if s.keep and v == 8 else f"*(const {_WORDS[v]}*)({start})"
+            lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = {value};")
             words = ["w"] if v == 2 else [f"w.{f}" for f in "xyzw"[:group]]
             for i, word in enumerate(words):
                 lines.append(f"to[m][(c * {group} + {i}) / 2][(c * {group} + {i}) % 2 * 2 + half] = {word};")
@@ -343,7 +347,8 @@ class Kernel:
         vector = self.added(part)
         if vector is None:
             return None
-        narrow = self.p.layers[part - 1].n * self.s.tiles <= _EARLY or self.image.held_twice(part, vector)
+        most = _EARLY_WIDE if self.s.sums else _EARLY
+        narrow = self.p.layers[part - 1].n * self.s.tiles <= most or self.image.held_twice(part, vector)
         return vector if narrow else None
 
     def added(self, part: int) -> NodeId | None:
@@ -480,10 +485,13 @@ class Kernel:
         take, give = (
             ("w_turn_take(1 + owner); ", f" w_turn_give(1 + (owner + 1) % {s.owners});") if s.turns else ("", "")
         )
+        early, late = ("", give) if s.whole else (give, "")
+        lines += self._read(part) if s.turns else []  # all of the left operand is there before the turn
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
+            lines += [f"{take}w_group_begin();", *calls(0, count, at)]
+            lines.append(f"w_group_commit();{early} w_group_wait<0>();{late}")
         else:
             panels = -(-layer.depth // PANEL)
             for i in range(panels):
@@ -491,20 +499,24 @@ class Kernel:
                 lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
                 lines += [
                     *calls(first, last, "w, k % 4 * 32"),
-                    f"w_group_commit();{give if i == panels - 1 else ''} }}",
+                    f"w_group_commit();{early if i == panels - 1 else ''} }}",
                 ]
                 lines += ["w_group_wait<1>();", self._panel_read()] if i else []
                 lines += self._next_panel(i == 0)
-            lines += ["w_group_wait<0>();", self._panel_read()]
+            lines += [f"w_group_wait<0>();{late}", self._panel_read()]
             lines = ["{", *lines, "}"]
         return [*lines, *self._done(part)]
 
     def _done(self, part: int) -> list[str]:
         """Products are complete: until now they read their left operands, and nobody read the sums."""
         layer, tiles = self.p.layers[part - 1], each("m", self.s.tiles)
+        return [*self._read(part), f"{tiles}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"]
+
+    def _read(self, part: int) -> list[str]:
+        """The left operand is there, and still there."""
+        layer, tiles = self.p.layers[part - 1], each("m", self.s.tiles)
         steps = self._steps(layer, 0, layer.depth // 16)
-        read = [f"{head}\n{tiles}\n{each('e', 4)} w_read_until({left}[e]);" for head, left in steps]
-        return [*read, f"{tiles}\n{each('e', padded(layer.n) // 2)} w_hold(d{part}[m][e]);"]
+        return [f"{head}\n{tiles}\n{each('e', 4)} w_read_until({left}[e]);" for head, left in steps]
 
     def _known(self, part: int, m: str) -> dict[NodeId, list[Value]]:
         """Values at chunk j and row `half` that a part may read: its product, and what earlier parts keep."""
@@ -582,7 +594,7 @@ class Kernel:
         """Ask for a later panel, wait for the next one: it lies at `w`."""
         slot = slot_bytes(self.image)
         return [
-            "if (t == 0) ask();",
+            f"if (t == {self._asking}) ask();",
             "__syncwarp();",
             "w_bar_wait(full + 8 * slot, parity);",
             f"{{ const u64 w = w_behind(weights, {fixed_bytes(self.image, self.s)} + slot * {slot}u);",
@@ -598,6 +610,11 @@ class Kernel:
     def _panel_read() -> str:
         """The panel `before` may be overwritten."""
         return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);"
+
+    @property
+    def _asking(self) -> int:
+        """The thread that asks for panels."""
+        return self.s.threads - 128 if last_asks(self.s) else 0
 
     def _keep(self, part: int, head: str) -> list[str]:
         """Kept values, chunk by chunk of those that the loop `head` names."""
@@ -667,7 +684,10 @@ class Kernel:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]
             stored = wide_store(names, dtype, f"to + q * {v}")
-            lines += [guard, *(x.replace("w_narrow2_", f"w_{name}_") for x in stored), "}"]
+            stored = [x.replace("w_narrow2_", f"w_{name}_") for x in stored]
+            if self.s.keep:
+                stored = [re.sub(r"\*\(uint4\*\)\((.*?)\) = (.*);", r"w_store_kept(\1, \2);", x) for x in stored]
+            lines += [guard, *stored, "}"]
         else:
             for e in range(2):
                 lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
