@@ -222,6 +222,8 @@ class Asking:
         self._level = 0
         self._late = 0
         """How many of the prices are those of a search that ends."""
+        self._refused = False
+        """Whether a problem turned out to have no kernel since."""
         self._covering = False
         """Whether one kernel of each problem of a plan is measured, in a hurry."""
         self._plan_us = 0.0
@@ -257,8 +259,8 @@ class Asking:
 
     @property
     def _held(self) -> bool:
-        """Whether a plan is worth its time only when more is known."""
-        return self._covering and len(self._flying) > self._pace.batch
+        """Whether another plan is worth its time only when more is known, or what the last one has no kernel for."""
+        return self._covering and len(self._flying) > self._pace.batch and not self._refused
 
     def _collect_rest(self) -> bool:
         """Begin with the problems that were left out; False: there are none, or it was begun."""
@@ -284,6 +286,7 @@ class Asking:
                 del self._flying[key]
                 self.known.take(entry)
                 self._stale = True
+                self._refused |= math.isinf(self.known.best_us.get(key, math.inf))
 
     def _ready(self) -> list[_Wish]:
         return [w for w in self._queue if w.key not in self._asked and w.entry.problem.key not in self._flying]
@@ -305,7 +308,7 @@ class Asking:
             self._prices, self._level, self._late = prices, 0, len(prices) - len(PRICES)
         self.known.weight = self._prices[self._level]
         offers, owners = priced_offers(self._problems, self.known)
-        self._stale = False
+        self._stale = self._refused = False
         again = {place(p): i for i, p in enumerate(offers)} if self._last else {}
         start = [again[p] for p in self._last if p in again]
         start = start if len(start) == len(self._last) else []
