@@ -103,7 +103,8 @@ class Candidate:
         what = "group" if p["group"] else "warp"
         if p["template"] == "mlp_wide":
             return f"{what} w{p['warps']} s{p['stages']} c{p['columns']}"
-        overlap = " turns" * bool(p["turns"]) + f" flow {p['flow']}/{p['pace']}" * bool(p["flow"])
+        overlap = " turns" * bool(p["turns"]) + " whole" * bool(p["whole"]) + f" sums {p['sums']}" * bool(p["sums"])
+        overlap += " keep" * bool(p["keep"]) + f" flow {p['flow']}/{p['pace']}" * bool(p["flow"])
         overlap += " near" * bool(p["near"])
         return f"{what} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}{overlap}"
 
@@ -383,7 +384,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--first", type=int, default=5, help="schedules of each problem (5)")
+    parser.add_argument("--first", type=int, default=8, help="schedules of each problem (8)")
     parser.add_argument("--seconds", type=float, default=85.0, help="no case is begun after so many (85)")
     parser.add_argument("--dtype", default="bf16", choices=[d.value for d in TORCH])
     parser.add_argument("--autotune", type=int, default=8, help="cases of torch.compile's slow mode (8)")

@@ -80,7 +80,8 @@ class Variant:
         if isinstance(s, mlp_pair.Shape):
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
-        words += ["near"] * s.near + ["turns"] * s.turns + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
+        words += ["near"] * s.near + ["keep"] * s.keep + ["turns"] * s.turns + ["whole"] * s.whole
+        words += [f"sums {s.sums}"] * bool(s.sums) + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         words += [f"({', '.join(sorted(self.words))})"] * bool(self.words)
         return " ".join([*words, f"[{self.without}]" if self.without else ""]).strip()
 
@@ -118,63 +119,26 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
 
 
 def ways(facts: GpuFacts) -> Iterator[Variant]:
-    """The same few shapes in other ways of the old text, and of the new one."""
-    seen: set[Variant] = set()
-    for v in _ways(facts):
-        new = "new" in v.words
-        changed = replace(v, words=v.words - {"new"} if new else v.words | {"old"})
-        if changed not in seen:
-            yield changed
-        seen.add(changed)
-
-
-def _ways(facts: GpuFacts) -> Iterator[Variant]:
-    of = frozenset
-    for act in ("relu", "gelu", "silu", "tanh"):
-        case = Case(18, 128, 4, act)
-        shape = Shape(True, 1, 12, 0, 0, 1, facts.sms)
-        turns, two = replace(shape, turns=True), replace(shape, warps=8)
-        words = ["", "new", "clocks", "bias wide", "staggered", "near memory"]
-        yield from (Variant(case, shape, words=of({w} - {""})) for w in words)
-        yield from (Variant(case, turns, words=of({w} - {""})) for w in ("", "clocks", "exclusive", "tail"))
-        yield Variant(case, turns, words=of({"exclusive", "clocks"}))
-        yield from (Variant(case, s, words=of({"new", "exclusive"})) for s in (turns, replace(two, turns=True)))
-        yield Variant(case, replace(two, flow=1, pace=1), words=of({"new"}))
-        yield from (Variant(case, replace(two, turns=True), words=of({w} - {""})) for w in ("", "exclusive"))
-        yield from (Variant(case, replace(two, flow=f, pace=1)) for f in (1, 2))
-        yield Variant(case, replace(two, flow=1, pace=1), words=of({"bias wide"}))
-        yield Variant(case, turns, words=of({"exclusive", "bias wide"}))
-        if act == "gelu":
-            yield from (Variant(case, shape, words=of({w})) for w in ("f16", "bf16", "short"))
-            yield Variant(case, shape, words=of({"short", "bias wide"}))
-            yield Variant(case, turns, words=of({"short", "bias wide", "exclusive"}))
-    for width in (256, 192):
-        for act in ("relu", "gelu", "silu", "tanh"):
+    """What is offered for activations, and the same in other ways."""
+    for width in (192, 256, 128):
+        for act in ("gelu", "silu", "tanh", "relu"):
             case = Case(18, width, 4, act)
             shapes = [s for s in offered(case, facts)[1] if s.group]
             yield from (Variant(case, s) for s in shapes)
-            turns = next(s for s in shapes if s.turns)
-            words = ["new", "new,exclusive", "new,tail", "clocks", "exclusive", "tail", "near memory"]
-            words += [] if act == "relu" else ["early", "early,bias wide", "early,bias wide,exclusive"]
-            words += ["short", "short,early,bias wide", "f16"] if act == "gelu" else []
-            yield from (Variant(case, turns, words=of(w.split(","))) for w in words)
-            yield Variant(case, turns, words=of({"exclusive", "clocks"}))
+            turns = next((s for s in shapes if s.turns), replace(shapes[0], warps=12, turns=True))
+            yield Variant(case, replace(turns, whole=not turns.whole))
+            words = ["clocks", *(["first asks", "near memory"] if turns.stages else ["near memory"])]
+            words += ["old"] if act == "gelu" else []
+            yield from (Variant(case, turns, words=frozenset({w})) for w in words)
 
 
 def memory(facts: GpuFacts) -> Iterator[Variant]:
     """Loads and stores of two and four narrow layers."""
-    for case in (Case(18, 64, 2), Case(18, 64, 4), Case(18, 128, 2), Case(20, 64, 2)):
+    for case in (Case(18, 64, 2), Case(18, 64, 4), Case(18, 32, 4), Case(17, 128, 2), Case(18, 64, 4, "silu")):
         shapes = [s for s in offered(case, facts)[1] if s.group]
         yield from (Variant(case, s) for s in shapes)
-        best = next((s for s in shapes if s.flow), shapes[0])
-        kinds = ["-", ".cs", "first", "last", ".L1::no_allocate"]
-        hints = [f"hints {a} {b}" for a in kinds for b in kinds[:4] if a != b]
-        if case.width == 64:
-            few = replace(best, warps=4, near=False)
-            for flow, resident in ((1, 4), (1, 5), (0, 5)):
-                yield Variant(case, replace(few, flow=flow, pace=flow, resident=resident, blocks=resident * facts.sms))
-        words = ["near memory", "bias wide", *hints]
-        yield from (Variant(case, best, words=frozenset({w})) for w in words[: None if case.depth == 2 else 12])
+        best = next((s for s in shapes if s.flow and not s.keep), shapes[0])
+        yield from (Variant(case, best, words=frozenset({w})) for w in ("near memory", "hints .cs -", "hints - last"))
 
 
 def offered_acts(facts: GpuFacts) -> Iterator[Variant]:

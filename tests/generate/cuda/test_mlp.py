@@ -39,6 +39,7 @@ NEAR = Shape(True, 1, 4, 0, 0, 1, 1, near=True)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
 TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
 RING_TURNS = replace(RING, turns=True)
+LOADS = replace(RING_TURNS, sums=2)
 RING_ONE = replace(RING, warps=4)
 RING_FLOW = replace(RING, flow=1, pace=1)
 PART_FLOW = replace(PART, flow=2)
@@ -75,14 +76,20 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_pair.Shape | mlp_wide.Shape, ...]]
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP, GROUP, FLOWS)),
-    "stretched layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, TURNS, replace(RING, fixed=0))),
+    "stretched layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, replace(TURNS, whole=True))),
     "stretched between others": (
         Net(70, (48, *(32,) * 8, 24), ("tanh", *("gelu",) * 3, "silu", *("gelu",) * 3, "none"), dtype=BF16),
         (GROUP, FLOWS),
     ),
     "not stretched beside": (Net(40, (24,) * 6, "gelu", dtype=BF16, residual=True), (GROUP,)),
-    "pairs twice": (Net(70, (128, 160, 192, 136), "gelu", dtype=BF16), (RING, RING_TURNS, PART, RING_FLOW)),
-    "pairs of layers alike twice": (Net(70, (128,) * 7, "silu", dtype=BF16), (RING, RING_TURNS)),
+    "sums begin with loads": (Net(140, (128, 160, 192, 136), "gelu", dtype=BF16), (LOADS, replace(RING_FLOW, sums=2))),
+    "sums of layers alike begin with loads": (Net(140, (72,) * 7, "silu", dtype=BF16), (LOADS, replace(RING, sums=2))),
+    "sums begin with copies": (
+        Net(200, (144,) * 4, "tanh", dtype=BF16),
+        (replace(RING_TURNS, sums=1, whole=True), replace(PART, sums=1)),
+    ),
+    "the last of three asks": (Net(700, (72, 80, 16, 16), "silu", dtype=BF16), (replace(RING_TURNS, warps=12),)),
+    "results stay": (Net(140, (64,) * 3, dtype=BF16), (replace(GROUP, keep=True), replace(FLOWS, keep=True))),
     "one tanh, and the sum": (Net(60, (32,) * 4, "silu and itself", dtype=BF16), (WARP, FLOW)),
     "one tanh for tanh": (Net(60, (32,) * 4, "gelu tanh", dtype=BF16), (WARP,)),
     "input beside": (Net(40, (13, 24, 24, 24, 5), "relu", skip=(2, 3)), (WARP, GROUP, FLOW)),
@@ -211,19 +218,51 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
     assert ("0.5f * w_unpack_bf16" in source.text) == bool(form)
 
 
-@pytest.mark.parametrize("act", ["gelu", "silu", "relu"])
-def test_sums_begin_with_a_load(act: str):
-    """Behind special functions, where registers and shared memory have room for it."""
-    group = Shape(True, 1, 12, 0, 0, 1, 132)
-    source = templates.emit(mlp(Net(4096, (128,) * 5, act, BF16)), group.schedule())
-    assert isinstance(source, CudaSource)
-    assert source.text.count(", sm, ") == (0 if act == "relu" else 4)
-    tight = templates.emit(mlp(Net(4096, (128,) * 5, act, BF16)), replace(group, warps=16).schedule())
-    assert isinstance(tight, CudaSource) and ", sm, " not in tight.text
+def test_sums_begin_with_loads_where_there_is_room():
+    def made(layers: int, **names: int) -> CudaSource:
+        source = templates.emit(mlp(Net(4096, (128,) * (layers + 1), "silu", BF16)), replace(LOADS, **names).schedule())
+        assert isinstance(source, CudaSource)
+        return source
+
     packed = 4 * (2 * 128 * 128 + 4 * 128)
-    assert (source.packed_bytes[0], tight.packed_bytes[0]) == (packed + 4 * 4 * 128 * (act != "relu"), packed)
-    full = templates.emit(mlp(Net(4096, (128,) * 23, act, BF16)), replace(RING, stages=13).schedule())
-    assert isinstance(full, CudaSource) and ", sm, " not in full.text
+    assert (made(4).packed_bytes[0], made(4, sums=0).packed_bytes[0]) == (packed + 4 * 4 * 128, packed)
+    assert made(4).text.count("w_sums4(d") == 4
+    assert "w_sums4(d" not in made(4, sums=1).text
+    assert "w_sums4(d" not in made(22, stages=13).text
+
+
+@pytest.mark.parametrize(
+    ("net", "ways"),
+    [
+        (Net(1 << 18, (256,) * 5, "gelu", BF16), {"loads", "copies", "whole"}),
+        (Net(1 << 18, (192,) * 5, "tanh", BF16), {"loads", "copies", "whole"}),
+        (Net(1 << 18, (128,) * 5, "silu", BF16), {"whole"}),
+        (Net(1 << 18, (256,) * 5, "relu", BF16), set()),
+        (Net(1 << 18, (256,) * 5, "silu", F16), set()),
+        (Net(1 << 18, (64,) * 3, "relu", BF16), {"keep"}),
+        (Net(1 << 20, (64,) * 3, "relu", BF16), set()),  # results do not fit into the L2 cache
+        (Net(1 << 16, (64,) * 3, "relu", BF16), set()),  # all of it does
+    ],
+    ids=str,
+)
+def test_other_ways_are_offered_where_they_may_gain(net: Net, ways: set[str]):
+    found = templates.schedules(mlp(net), H200)
+    assert not isinstance(found, Declined), found.reason
+    shapes = [Shape.of(s) for s in found]
+    names = {"whole": lambda s: s.whole, "keep": lambda s: s.keep}
+    names |= {"copies": lambda s: s.sums == 1, "loads": lambda s: s.sums == 2}
+    assert {name for name, of in names.items() if any(map(of, shapes))} == ways
+
+
+def test_the_last_warpgroup_asks_where_turns_are_taken():
+    """It has read what all others have; at first a layer and more is asked for."""
+    problem = mlp(Net(1 << 14, (256,) * 5, "silu", BF16))
+    for shape, asking in ((RING_TURNS, 128), (replace(RING_TURNS, warps=12), 256), (RING, 0), (PART_TURNS, 0)):
+        source = templates.emit(problem, shape.schedule())
+        assert isinstance(source, CudaSource)
+        assert f"if (t == {asking}) ask();" in source.text
+        first = 4 if asking else 2
+        assert f"if (t == {asking}) for (int i = 0; i < {first}; ++i) ask();" in source.text
 
 
 def test_schedules_are_few_and_fit():
