@@ -193,3 +193,19 @@ class Runner:
             assert out.intact() and partial.intact()
         values = out.data.view(np.float32)
         return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]
+
+
+def infinite(net: Network, rows: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """As `normal`, with positive parameters and rows of -inf: a relu leaves zeros of them, and finite results."""
+    x, dy, parameters = normal(net, rows)
+    x[::2] = -np.inf
+    return x, dy, [np.abs(p) for p in parameters]
+
+
+def assert_as_finite(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    """Numbers that are none stand where they should, and the others are near."""
+    for a, b in zip(got, want, strict=True):
+        good = np.isfinite(b)
+        np.testing.assert_array_equal(np.isfinite(a), good)
+        assert not good.any() or error_of(a[good], b[good]) < 2.0**-5
+    assert any(np.isfinite(b).all() for b in want) and not all(np.isfinite(b).all() for b in want)

@@ -7,7 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.gradients import by_torch, error_of, exact, network, normal, rounded
+from tests.generate.cuda.gradients import (
+    assert_as_finite,
+    by_torch,
+    error_of,
+    exact,
+    infinite,
+    network,
+    normal,
+    rounded,
+)
 from tests.generate.cuda.layers import Net, Runner
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200
@@ -69,6 +78,18 @@ def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated):
     assert y.shape == dy.shape
     error, own = (np.mean([error_of(a, b) for a, b in zip(g, wanted, strict=True)]) for g in ([dx, *others], eager))
     assert error <= 1.2 * own + 0.5 * unit, (error, own)
+
+
+def test_infinities_stay_in_their_columns():
+    """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
+    cases = [(network((24, 37, 33, 9), RELU), H200, 0), (network((24, 37, 265, 9), RELU, DType.F16), A100, 1)]
+    made = [Net(net, 40, facts, choice) for net, facts, choice in cases]
+    emulated = Emulated([x for n in made for x in (n.beside, *n.sources.values())])
+    for n in made:
+        x, dy, parameters = infinite(n.net, 40)
+        y, dx, others = Runner(emulated, n).run(x, dy, parameters)
+        assert np.isfinite(y).all()
+        assert_as_finite([dx, *others], exact(n.net, x, dy, parameters))
 
 
 SUMMED = {

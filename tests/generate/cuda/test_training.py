@@ -8,7 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.gradients import Runner, error_of, exact, made, network, normal, rounded, text_of
+from tests.generate.cuda.gradients import (
+    Runner,
+    assert_as_finite,
+    error_of,
+    exact,
+    infinite,
+    made,
+    network,
+    normal,
+    rounded,
+    text_of,
+)
 from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
 
@@ -95,6 +106,18 @@ def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient]
     (dx, one), (again, two) = (Runner(emulated, net, gradients["ragged"], n).run(*inputs) for n in (1, 3))
     np.testing.assert_array_equal(dx, again)
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_infinities_stay_in_their_columns():
+    """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
+    nets = network((24, 37, 33, 9), RELU), network((24, 40, 9, 9, 9), RELU)
+    found = [made(net, shape=shape) for net in nets for shape in (None, Shape(1, 4, 1, 0, inside=True))]
+    emulated = Emulated([text_of(g) for g in found])
+    for i, g in enumerate(found):
+        x, dy, parameters = infinite(nets[i // 2], 40)
+        dx, others = Runner(emulated, nets[i // 2], g).run(x, dy, parameters)
+        assert_as_finite([dx, *others], exact(nets[i // 2], x, dy, parameters))
+    assert "w_bound<" not in made(network((5, 32, 16, 3), RELU)).text.split("chain(", 1)[1]
 
 
 def test_parameters_in_float32_are_rounded_where_they_are_read():

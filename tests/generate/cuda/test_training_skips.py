@@ -7,7 +7,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.generate.cuda.gradients import Runner, error_of, exact, made, normal, result, text_of
+from tests.generate.cuda.gradients import (
+    Runner,
+    assert_as_finite,
+    error_of,
+    exact,
+    infinite,
+    made,
+    normal,
+    result,
+    text_of,
+)
 from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
 
@@ -224,3 +234,18 @@ def test_kernels_compile_without_spills(arch: str):
         for entry in (g.chain, g.finish) if g.inside else (g.chain, g.sums, g.finish):
             used = cubin.of(entry.name)
             assert used.spill_stores == used.stack_bytes == 0, (n.widths, shape, entry.name, used)
+
+
+def test_infinities_stay_in_their_columns():
+    nets = (
+        net((24, 37, 37, 37, 9), RELU, added={1: (1, False), 2: (2, True)}),
+        net((24, 37, 33, 9), RELU, sources={2: (2, 1)}),
+        net((24, *(40,) * 5, 9), RELU, sources={4: (0, 4)}),
+        net((24, 40, 33, 33, 33, 33, 9), RELU, sources={5: (1, 5)}),
+    )
+    found = [made(n) for n in nets]
+    emulated = Emulated([text_of(g) for g in found])
+    for n, g in zip(nets, found, strict=True):
+        x, dy, parameters = infinite(n, 40)
+        dx, others = Runner(emulated, n, g).run(x, dy, parameters)
+        assert_as_finite([dx, *others], exact(n, x, dy, parameters))

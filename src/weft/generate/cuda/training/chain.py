@@ -496,6 +496,7 @@ class Chain:
         return [
             f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(layer, vector)}, lane);",
             *self._product(layer, left, up=True, turn=turn),
+            *self._bounded(layer + 1),
             f"w_layer<{act}, {n}, {tiles}>({to}, d, {kept}, record, lane, live); }}",
         ]
 
@@ -511,6 +512,7 @@ class Chain:
             lines += [
                 f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(last)}, lane);",
                 *self._product(last, f"h{last}", up=True),
+                *self._bounded(last + 1),
                 f"w_last<{self.acts[net.acts[last]]}, {n}, {tiles}>(g{last}, d); }}",
             ]
         lines += self._keep(last, f"g{last}")
@@ -548,6 +550,11 @@ class Chain:
             ]
         return lines
 
+    def _bounded(self, value: int) -> list[str]:
+        """Zeros in d behind the columns of a value."""
+        width = self.net.widths[value]
+        return [f"w_bound<{width}>(d, lane);"] if width % 16 else []
+
     def _keep(self, layer: int, name: str, step: str = "") -> list[str]:
         if not self.parameters:
             return []
@@ -565,5 +572,6 @@ class Chain:
             f"{{ w_early<{kind}> early; early.read({kept}, lane);",
             f"float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
             *self._product(layer, gradient, up=False, turn=turn),
+            *self._bounded(layer),
             f"w_below<{kind}>({to}, d, early, {kept}, lane); }}",
         ]

@@ -106,7 +106,7 @@ class SkipChain(Chain):
     def _form(self, layer: int, *, up: bool) -> tuple[Activation, int, tuple[int, ...]] | None:
         """(activation, width, places) of a layer that may stand in a loop."""
         net, plan = self.net, self.plan
-        if not 0 < layer < net.depth - 1 or net.reads(layer) != (layer,) or net.width(layer) != net.width(layer + 1):
+        if not 0 < layer < net.depth - 1 or net.reads(layer) != (layer,) or net.widths[layer] != net.widths[layer + 1]:
             return None
         if up:
             if net.adds(layer) is not None:
@@ -114,13 +114,13 @@ class SkipChain(Chain):
             keeps = net.acts[layer].keeps == 2
             sums = plan.sums[layer] if keeps else 32 * net.width(layer) * layer
             places = plan.weights[layer], plan.vectors[layer], plan.home[layer + 1], sums, plan.kept[layer]
-            return net.acts[layer], net.width(layer), places
+            return net.acts[layer], net.widths[layer], places
         if layer in plan.pending or layer < 2 or net.adds(layer - 1) is not None:
             return None
         value = plan.sums[layer - 1] if net.acts[layer - 1].keeps == 2 else plan.home[layer]
         left = plan.gradients[layer - 1] if self.parameters else 32 * net.width(layer) * layer
         places = plan.weights[layer], plan.vectors[layer], value, left, plan.kept[layer]
-        return net.acts[layer - 1], net.width(layer), places
+        return net.acts[layer - 1], net.widths[layer], places
 
     def _part(self, value: int) -> tuple[str, str]:
         """(template arguments, address) of a part of the given matrix."""
@@ -173,6 +173,7 @@ class SkipChain(Chain):
                 own = plan.own.get(layer, 0)
                 kept += f", kept + {own}, kept + {plan.home[added.value]}"
             name = "w_layer" if added is None or added.before else "w_layer_more"
+            lines += self._bounded(layer + 1)
             lines.append(f"{name}<{act}, {n}, {tiles}>(h{layer + 1}, d, {kept}, record, lane, live); }}")
         return lines
 
@@ -192,6 +193,7 @@ class SkipChain(Chain):
             f"{{ float d[{tiles}][{2 * n}][4];",
             f"w_begin<{n}, {tiles}>(d, {self._vectors(first, f' + l * {4 * size}')}, lane);",
             *self._times(first, own, name, up=True, turn=f" + l * {2 * size * size}", others=others),
+            *self._bounded(first),
             f"w_layer<{self.acts[net.acts[first]]}, {n}, {tiles}>(u, d, {kept}, record, lane, live); }}",
             f"{move}({name}, u); }}",
         ]
@@ -215,6 +217,7 @@ class SkipChain(Chain):
             f"{{ w_early<{kind}> early; early.read({kept}, lane);",
             f"float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
             *self._times(first, own, to, up=False, turn=f" - l * {2 * size * size}", others=others),
+            *self._bounded(first),
             f"w_below<{kind}>(u, d, early, {kept}, lane); }}",
             *self._keep(first - 1, "u", step),
             f"w_move<{tiles}, {k}>({to}, u); }}",
@@ -237,6 +240,7 @@ class SkipChain(Chain):
             lines += ["{", *self._summed(last)]
             if added is not None and added.before:
                 lines.append(f"w_more<{n}, {tiles}>(d, kept + {plan.home[added.value]}, record, lane);")
+            lines += self._bounded(last + 1)
             lines.append(f"w_last<{self.acts[net.acts[last]]}, {n}, {tiles}>(g{last}, d); }}")
         elif self.parameters:
             lines += self._kept_only(last)
@@ -323,6 +327,7 @@ class SkipChain(Chain):
         if layer in known:
             lines.append(f"w_more<{k}, {tiles}>(d, kept + {plan.pending[layer]}, record, lane);")
             known.discard(layer)
+        lines += self._bounded(layer)
         if added is not None and not added.before:
             lines += self._pend(added.value, "d", known, left)
         lines.append(f"w_below<{kind}>({to}, d, early, {kept}, lane); }}")

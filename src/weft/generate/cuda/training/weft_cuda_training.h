@@ -104,6 +104,16 @@ W_FN void w_down(float (&d)[T][2 * K][4], const u32 (&a)[T][N][4], u32 w, int la
       for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][n], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][n], r[2], r[3]);
     }
 }
+// Zeros behind W columns: what is multiplied with weights that are zeros must be finite.
+template <int W, int T, int C> W_FN void w_bound(float (&d)[T][C][4], int lane) {
+#pragma unroll
+  for (int m = 0; m < T; ++m)
+#pragma unroll
+    for (int c = W / 8; c < C; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (c * 8 + 2 * (lane & 3) + e % 2 >= W) d[m][c][e] = 0.0f;
+}
 // What an activation that keeps its sums reads of them on the way down.
 template <class A, int C>
 W_FN void w_keep_sums(char* sums, const float (&d)[C][4], int k, int lane, bool live) {
