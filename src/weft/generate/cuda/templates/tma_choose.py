@@ -11,7 +11,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.templates import cost, epilogue
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import aligned
-from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, units
+from weft.generate.cuda.templates.tma_cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
 from weft.generate.cuda.templates.tma_operands import (
     STEP,
     WOVEN,
@@ -42,7 +42,7 @@ _OFFERED = (1, 2, 3, 4, 5)
 """Ways to share operands that the model tells apart."""
 _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
     *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
-    *((256, n, 2, False, 1) for n in (32, 64, 96, 128)),
+    *((256, n, 2, False, 1) for n in (32, 64, 96, 128, 160)),
     *((128, n, 2, True, 1) for n in (32, 64, 96, 128)),
     *((192, n, 3, False, 1) for n in (64, 96, 128, 160, 192)),
     *((64, n, 2, True, 1) for n in (32, 64, 96, 128, 192, 256)),
@@ -175,7 +175,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, s.together, int(s.even), s.apart)
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, s.together, int(s.even) + int(s.mutual), s.apart)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -227,7 +227,7 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         return
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     steps = dict(case.stages)[usual.panel]
-    copies = (usual.bm + usual.bn) * 2.0 * STEP / PORT
+    copies = ported(case, usual) / PORT
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
     if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
@@ -240,6 +240,10 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         count = at_once(case, usual, facts)
         if pair:
             yield replace(usual, blocks=count * together if tiles > count else 0)
+        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN))
+        if not usual.turns and sharers >= 2 and usual.bn % WOVEN == 0 and steps >= _STEPS_EACH * sharers:
+            both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
+            yield replace(both, stages=max(usual.stages, _FEWEST))
         e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
         enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
         if not usual.turns and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:

@@ -60,6 +60,10 @@ CLUSTER_REGISTERS = 168
 HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
 HANDED_LATENCY = 4000.0
+MUTUAL = 600.0
+"""Cycles for each of the blocks that finish a tile together, besides the bytes that they leave for each other."""
+APART_PORT = 40.0
+"""Bytes per cycle and multiprocessor from the L2 cache where neighbours are at different parts of a sum."""
 PAIRED = {1: 0.0, 2: 1700.0, 4: 600.0}
 """Cycles in which so many blocks that copy for each other start and leave together, less what else they save: of four
 too little is looked up to be in the way of anything."""
@@ -154,7 +158,13 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     end = waited + shared
     apart = min(busiest, 2 if s.turns else s.resident)
     rounds = -(-busiest // apart)
-    if s.even:
+    if s.mutual:
+        sharers = Even(tiles, s.blocks // s.together, steps).sharers
+        left = s.bm * s.bn * 4 * (sharers - 1) / sharers
+        each = max(alone, ported(case, s) / APART_PORT)
+        inside = -(-steps // sharers) * each + LATE + (end - LATE) / sharers
+        inside += 2 * left / HANDED + MUTUAL * sharers
+    elif s.even:
         e = Even(tiles, s.blocks // s.together, steps)
         others = max(1.0, e.units / e.shared)
         inside = e.tiles * steps / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
@@ -186,7 +196,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
     reads = (high * (64 + s.bn) * 128 * part + loaded) / SHARED
-    flow = max(products, reads, (_ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
+    flow = max(products, reads, (ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.beside == 1 else s.bm) / (s.bm + s.bn)
     own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
@@ -195,7 +205,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     return flow, max(flow, LATENCY / s.stages, own)
 
 
-def _ported(case: Case, s: Shape) -> float:
+def ported(case: Case, s: Shape) -> float:
     """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
     left, right = s.bm * by_left, (s.bn + s.spare) * by_right
