@@ -127,6 +127,10 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     orders = [*banded(lows[1], 8, 1, 2, 4), *banded(replace(flat, pair=2), 8, 1, 2, 4)]
     orders += banded(replace(mid, split=2), 8, 1, 2, 4)
     shares = [*shared(wide, 0), *mutual(wide, 1, 2), *mutual(tall, 0, 1, 2), *shared(mid, 1), *mutual(mid, 0, 2)]
+    both = [replace(mid, pair=n, even=True, mutual=True, blocks=128) for n in (1, 2)]
+    orders += [
+        x for s in (*both, replace(wide, pair=2, even=True, mutual=True, blocks=128)) for x in banded(s, 1, 2, 4)
+    ]
     yield Gemm(1024, 1024, 8192, layout="nt"), [*shares, *orders, *parts]
     alone = pairs(mid, 3, 4)
     cut: list[Variant] = [("no products, no end", x[1], COPIES, 2) for x in alone]
