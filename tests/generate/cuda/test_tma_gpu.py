@@ -13,6 +13,7 @@ from tests.generate.cuda.products import BF16, F16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, Known, normal
 from tests.generate.cuda.test_tma import CASES, contraction, made
+from tests.generate.cuda.test_tma_mutual import CASES as TOGETHER
 
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -77,7 +78,9 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gpu, GpuFact
         facts = gpu_facts(tmp_path_factory.mktemp("facts"), calibrate=False)
         if facts.capability != 90:
             pytest.skip("the tma template is for compute capability 9.0")
-        sources = [made(*case, "k0") for case in CASES.values()] + [large(tile) for tile in TILES]
+        sources = [made(*case, "k0") for case in (*CASES.values(), *TOGETHER.values())] + [
+            large(tile) for tile in TILES
+        ]
         sources += [source for problem in SHAPES.values() for source in chosen(problem, facts)]
         yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch), facts  # type: ignore[arg-type]
 
@@ -112,6 +115,17 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], *, exact: b
 def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):
     problem, shape = CASES[name]
     check(gpu[0], problem, [made(problem, shape, "k0")])
+
+
+@pytest.mark.parametrize("name", list(TOGETHER))
+def test_tiles_that_blocks_finish_together(name: str, gpu: tuple[Gpu, GpuFacts]):
+    problem, shape = TOGETHER[name]
+    source = made(problem, shape, "k0")
+    check(gpu[0], problem, [source])
+    inputs = normal(problem)
+    first = gpu[0].run(problem, source, inputs)[0]
+    for _ in range(20):  # sums are added in one order, whoever comes first
+        np.testing.assert_array_equal(gpu[0].run(problem, source, inputs)[0], first)
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
