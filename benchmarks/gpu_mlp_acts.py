@@ -40,10 +40,14 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp_pair
 from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.generate.cuda.templates.mlp_sums import CUBIC, sums_header
+from weft.generate.cuda.templates.mlp_text import mlp_header
+from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 
+STRETCH = CUBIC ** (1 / 3) * 0.70710677
 IN_TURNS, RECORDED = 25, 12
 """Rounds, and launches of a graph."""
 RATES = {
@@ -138,7 +142,11 @@ def memory(facts: GpuFacts) -> Iterator[Variant]:
         shapes = [s for s in offered(case, facts)[1] if s.group]
         yield from (Variant(case, s) for s in shapes)
         best = next((s for s in shapes if s.flow and not s.keep), shapes[0])
-        yield from (Variant(case, best, words=frozenset({w})) for w in ("near memory", "hints .cs -", "hints - last"))
+        if case.width == 64:
+            one = replace(best, warps=16, resident=1, blocks=facts.sms)
+            yield from (Variant(case, s) for s in (one, replace(one, keep=True), replace(best, near=True)))
+        words = ("near memory", "hints .cs -", "hints .cs unchanged", "hints first first", "hints - last")
+        yield from (Variant(case, best, words=frozenset({w})) for w in words)
 
 
 def offered_acts(facts: GpuFacts) -> Iterator[Variant]:
@@ -221,6 +229,43 @@ def rates(nvrtc: Nvrtc, arch: str) -> None:
     print("lanes per clock:", ", ".join(found), flush=True)
 
 
+def exactness(nvrtc: Nvrtc, arch: str) -> None:
+    """Prints the worst relative errors of activations of negative sums, beside those of eager in bf16."""
+    forms = {
+        "silu": ("w_mlp_silu_of_half(0.5f * x)", torch.nn.functional.silu),
+        "gelu": ("w_mlp_gelu_of_half(0.5f * x, 0.70710677f)", torch.nn.functional.gelu),
+        "gelu, stretched": (
+            f"{0.5 / STRETCH}f * w_mlp_gelu_stretched({STRETCH}f * x)",
+            torch.nn.functional.gelu,
+        ),
+        "tanh": ("w_mlp_tanh_bf16(x)", torch.tanh),
+    }
+    text = prelude() + mlp_header() + sums_header()
+    for i, (form, _) in enumerate(forms.values()):
+        text += (
+            f'extern "C" __global__ void f{i}(const float* in, float* out) {{'
+            f" const int i = blockIdx.x * 256 + threadIdx.x; const float x = in[i]; out[i] = {form}; }}\n"
+        )
+    result = nvrtc.compile_many([CompileJob(text, arch)])[0]
+    if not isinstance(result, CompiledCubin) or not torch.cuda.is_available():
+        print(f"exactness: {'compiled' if isinstance(result, CompiledCubin) else result}")
+        return
+    module = Module(result.path)
+    stream = torch.cuda.current_stream().cuda_stream
+    for i, (name, (_, function)) in enumerate(forms.items()):
+        found = []
+        for low in (-8.0, -6.0, -4.0, -3.0, -2.0, -1.0):
+            high = {-8.0: -6.0, -6.0: -4.0}.get(low, low + 1.0)
+            x = torch.linspace(low, high, 65537, device="cuda")[:65536].contiguous()
+            out = torch.empty_like(x)
+            module.function(f"f{i}").launch((256, 1, 1), (256, 1, 1), (x.data_ptr(), out.data_ptr()), stream=stream)
+            exact = function(x.double())
+            own = function(x.bfloat16())
+            worst = [float(((y.double() - exact) / exact).abs().max()) for y in (out.bfloat16(), own)]
+            found.append(f"{low:.0f}..{high:.0f} {worst[0]:.4f} ({worst[1]:.4f})")
+        print(f"worst relative error of {name}, in brackets eager's:", ", ".join(found), flush=True)
+
+
 def main() -> int:
     """Compile all, then measure; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -228,6 +273,9 @@ def main() -> int:
     parser.add_argument("--set", default="offered", choices=SETS, help="which variants")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case is begun after so many")
     parser.add_argument("--in-turns", action="store_true", help="all of a size in turns: clocks and heat are shared")
+    parser.add_argument(
+        "--behind", action="store_true", help="in turns: each launch is followed by copies of its result"
+    )
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -241,10 +289,12 @@ def main() -> int:
         facts = gpu_facts(None, calibrate=False)
     try:
         rates(nvrtc, facts.arch)
+        exactness(nvrtc, facts.arch)
     except WeftError as problem:
         print(f"rates: {problem}")
     if given.in_turns:
-        return in_turns([v for v in SETS[given.set](facts) if given.only in v.case.name], nvrtc, facts)
+        found = [v for v in SETS[given.set](facts) if given.only in v.case.name]
+        return in_turns(found, nvrtc, facts, behind=given.behind)
     wanted = [(v, s) for v in SETS[given.set](facts) if given.only in v.case.name and (s := made(v)) is not None]
     results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in wanted])
     print(f"{len(wanted)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
@@ -295,10 +345,11 @@ def main() -> int:
     return 0
 
 
-def in_turns(wanted: list[Variant], nvrtc: Nvrtc, facts: GpuFacts) -> int:
+def in_turns(wanted: list[Variant], nvrtc: Nvrtc, facts: GpuFacts, *, behind: bool = False) -> int:
     """Replays of the graphs of all variants of a size, one after the other, again and again; returns the exit status.
 
-    A kernel that makes the GPU hot, or has it lower its clock, does so for all.
+    A kernel that makes the GPU hot, or has it lower its clock, does so for all. `behind`: copies of the result, and of
+    32 MB that nobody else reads, are part of a launch: what a kernel leaves in the L2 cache helps or hinders them.
     """
     made_ = [(v, s) for v in wanted if (s := made(v)) is not None]
     results = nvrtc.compile_many([CompileJob(s.text, facts.arch, s.flags) for _, s in made_])
@@ -306,7 +357,7 @@ def in_turns(wanted: list[Variant], nvrtc: Nvrtc, facts: GpuFacts) -> int:
     for size in dict.fromkeys((v.case.log_rows, v.case.width, v.case.depth) for v, _, _ in ready):
         group = [x for x in ready if (x[0].case.log_rows, x[0].case.width, x[0].case.depth) == size]
         nets = {case: prepared(case) for case in dict.fromkeys(v.case for v, _, _ in group)}
-        runs = [Recorded(source, str(result.path), nets[v.case][0]) for v, source, result in group]
+        runs = [Recorded(source, str(result.path), nets[v.case][0], behind=behind) for v, source, result in group]
         spent = [[run.replay() for run in runs] for _ in range(IN_TURNS + 2)][2:]
         times = [statistics.median(of_round[i] for of_round in spent) for i in range(len(runs))]
         base = [i for i, (v, _, _) in enumerate(group) if v.case.act == "relu"]
@@ -325,7 +376,7 @@ def in_turns(wanted: list[Variant], nvrtc: Nvrtc, facts: GpuFacts) -> int:
 class Recorded:
     """A graph of launches of one kernel."""
 
-    def __init__(self, source: CudaSource, path: str, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, source: CudaSource, path: str, inputs: list[torch.Tensor], *, behind: bool = False) -> None:
         """Record some two milliseconds."""
         self.inputs, self.out = inputs, torch.full_like(inputs[0], math.nan)
         self._packed = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in source.packed_bytes]
@@ -334,10 +385,16 @@ class Recorded:
         self._bound.pack(given, places, torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         launch = self._bound.prepare(Addresses(given, [self.out.data_ptr()], places, 0, 0))
+        copy = torch.empty_like(self.out)
+        other = torch.zeros(2, 4 << 20, dtype=torch.float32, device="cuda")
+        self._held = copy, other
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             for _ in range(RECORDED):
                 launch(torch.cuda.current_stream().cuda_stream)
+                if behind:
+                    copy.copy_(self.out)
+                    other[0].copy_(other[1])
 
     def replay(self) -> float:
         """Microseconds of a launch."""
