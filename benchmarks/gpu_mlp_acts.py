@@ -23,7 +23,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -231,7 +231,7 @@ def rates(nvrtc: Nvrtc, arch: str) -> None:
 
 def exactness(nvrtc: Nvrtc, arch: str) -> None:
     """Prints the worst relative errors of activations of negative sums, beside those of eager in bf16."""
-    forms = {
+    forms: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
         "silu": ("w_mlp_silu_of_half(0.5f * x)", torch.nn.functional.silu),
         "gelu": ("w_mlp_gelu_of_half(0.5f * x, 0.70710677f)", torch.nn.functional.gelu),
         "gelu, stretched": (
