@@ -173,3 +173,33 @@ def test_what_is_offered_fits_and_has_a_price():
             assert us is not None
             assert us * facts.clock_ghz * 1e3 == pytest.approx(modelled)
             assert us > n * k * 2 / facts.read_bandwidth[-1][1] / 1e3
+
+
+def of_many(m: int, n: int, k: int, facts: GpuFacts | None = None, **more: object) -> list[Shape]:
+    given = {"weight": False, "bias": False, **more}
+    p = contraction(product((m, k), (n, k) if given.get("turn_right") else (k, n), **given))  # type: ignore[arg-type]
+    return [s for _, s in swap_choose.shapes(p, facts or GpuFacts())]
+
+
+def test_many_rows_are_offered_tiles_that_all_run_at_once():
+    first = of_many(968, 1376, 2616)[0]
+    assert (first.bm, first.bn, first.pair) == (104, 128, 7)  # 10 by 11 tiles, 15 clusters of eight
+    assert (144, 128, 0) in [(s.bm, s.bn, s.pair) for s in of_many(1536, 1536, 1536)]
+    for m, n, k in ((968, 1376, 2616), (1536, 1536, 1536), (1000, 1000, 1000), (600, 5000, 512)):
+        for s in of_many(m, n, k):
+            source = made(product((m, k), (k, n), weight=False, bias=False), s, "k0")
+            assert source.launches[0].grid[0] <= GpuFacts().sms
+
+
+def test_many_rows_are_not_offered_where_other_tiles_fit_as_well():
+    assert of_many(968, 1376, 2616, turn_right=True) == []
+    assert of_many(968, 1376, 2616, weight=True) == []
+    assert of_many(4096, 4096, 4096) == []  # no tile is large enough for one round
+    assert of_many(100, 4096, 4096) == []
+    assert of_many(968, 1376, 2616, GpuFacts(capability=80)) == []
+
+
+def test_tiles_of_many_rows_compile_without_spills():
+    found = [Shape(104, 128, 7, 1, 7), Shape(144, 128, 6, 1), Shape(160, 192, 5, 1, 2), Shape(200, 128, 5, 1, 3)]
+    nn = product((1536, 2616), (2616, 1376), weight=False, gelu=True)
+    compile_all([made(nn, s, f"k{i}") for i, s in enumerate(found)])

@@ -13,7 +13,8 @@ from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 from tests.generate.cuda.test_tma_tiles import nn, nt
 
-from weft.generate.cuda.templates import tma
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.templates import tma, tma_choose
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -136,3 +137,18 @@ def test_a_schedule_is_read_back():
     s = together(64, 64, 8)
     assert Shape.of(s.schedule()) == s
     assert "mutual" not in dict(replace(s, mutual=False).schedule().params)
+
+
+def test_long_sums_of_few_tiles_are_offered_first():
+    deep = contraction(product((512, 8192), (512, 8192), weight=False, bias=False, turn_right=True))
+    found = [s for _, s in tma_choose.shapes(deep, GpuFacts(), 4)]
+    assert found[0].mutual
+    assert found[0].pair
+    for s in found:
+        assert not s.mutual or (s.even and not s.turns and s.blocks <= GpuFacts().sms)
+
+
+def test_short_sums_and_many_tiles_are_not_divided():
+    for m, n, k in ((512, 512, 512), (8192, 8192, 1024)):
+        p = contraction(product((m, k), (n, k), weight=False, bias=False, turn_right=True))
+        assert not any(s.mutual for _, s in tma_choose.shapes(p, GpuFacts(), 4))
