@@ -1,6 +1,6 @@
 """Generated CUDA kernels under compute-sanitizer: memcheck and racecheck over a hundred and more, one launch each.
 
-    python -m tools.sanitize [--tools memcheck,racecheck] [--seconds 240] [--only LABEL...]
+    python -m tools.sanitize [--tools memcheck,racecheck] [--seconds 480] [--only LABEL...]
 
 Each tool runs this program with `--launch`: kernels are written, compiled, bound and launched as an executable does it,
 in buffers of exactly their size, without a framework. The last launch is a planted fault that the tool must find;
@@ -336,7 +336,7 @@ def main() -> None:
     """Run the tools and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", default=",".join(TOOLS))
-    parser.add_argument("--seconds", type=float, default=240.0, help="for each tool")
+    parser.add_argument("--seconds", type=float, default=480.0, help="for each tool")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose labels begin so")
     parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
