@@ -90,7 +90,7 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     run = operand.rank > 4
     found = []
     large = stored > facts.sms << 16
-    for threads, share in itertools.product((256, 512), ROOMS if large and beside and not run else ()):
+    for threads, share in itertools.product((256, 128), ROOMS if large and beside and not run else ()):
         blocks = math.ceil(operand.shape[-1] * operand.shape[-2] / (share // 64))
         found.append(Form(threads, columns=4, once=True, meet=max(2, blocks), room=True))
     for threads in (256, 128, 512):

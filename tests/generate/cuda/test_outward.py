@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.generate.cuda.emulate import Trial, build, check, run, trial
+from tests.generate.cuda.emulate import FACTS, Trial, build, check, run, trial
 from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
+from weft.generate.cuda.meeting import balanced, roomy
 from weft.generate.cuda.outward import FEW, LONGEST, outward
 from weft.ir import attrs as a
 from weft.ir.attrs import PadMode
@@ -85,10 +87,12 @@ def batch_of(p: Problem, inputs: list[Array], forms: tuple[Form, ...] = FORMS) -
     return batch
 
 
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32])
-def test_all_forms_are_right(dtype: DType) -> None:
-    p = shown(images=2, dtype=dtype)
-    check(batch_of(p, inputs_of(p)))
+def test_all_forms_are_right() -> None:
+    batch = []
+    for dtype, forms in ((DType.F16, FORMS), (DType.BF16, FORMS[:2]), (DType.F32, FORMS[2:5])):
+        p = shown(images=2, dtype=dtype)
+        batch += batch_of(p, inputs_of(p), forms)
+    check(batch)
 
 
 def test_pads_and_resizes() -> None:
@@ -101,7 +105,7 @@ def test_pads_and_resizes() -> None:
         shown(sizes=(18, 22)),
     ):
         indices = (rows, columns) if any(p.graph.type_of(n).dtype is DType.I64 for n in p.graph.inputs) else ()
-        batch += batch_of(p, inputs_of(p, *indices), FORMS[:3])
+        batch += batch_of(p, inputs_of(p, *indices), FORMS[:2])
     check(batch)
 
 
@@ -161,3 +165,40 @@ def test_no_spills(arch: str, tmp_path: Path) -> None:
         source = trial(shown(residual=True, sizes=(18, 22)), form.schedule(), []).source
         for _, used in nvrtc.compile(source.text, arch=arch, cache_dir=tmp_path).resources:
             assert used.spill_stores == used.spill_loads == used.stack_bytes == 0
+
+
+def image_norm(images: int, channels: int, side: int) -> Problem:
+    """A norm with ReLU of so many images, padded by reflection."""
+    b = GraphBuilder()
+    shape, n = (images, channels, side, side), float(side * side)
+    x = b.cast(b.input(TensorType(DType.F16, shape)), DType.F32)
+    d = b.apply(Prim.SUB, x, b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, x, (2, 3)), n))
+    v = b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), (2, 3)), n)
+    y = b.apply(Prim.MUL, d, b.apply(Prim.RSQRT, b.apply(Prim.ADD, v, 1e-5)))
+    y = b.cast(b.apply(Prim.MAX, y, 0.0), DType.F16)
+    graph = b.build([b.add(Prim.PAD, y, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))])
+    return Problem(graph, str(graph), (Format.LAST,), (Format.LAST,))
+
+
+def test_where_it_is_offered() -> None:
+    """First for much data whose pixels a block has whole, with values in shared memory; second for little data."""
+    much, little = (CudaGenerator().schedules(image_norm(*x), FACTS) for x in ((16, 32, 224), (1, 128, 56)))
+    assert not isinstance(much, Declined) and not isinstance(little, Declined)
+    first, second = much[0], little[1]
+    assert first.param("room") and first.param("outward") and second.param("outward")
+    assert FACTS.sms * 2 % int(str(first.param("meet"))) == 0
+    (launch,) = trial(image_norm(16, 32, 224), first, []).source.launches
+    assert 2 * launch.shared_bytes < FACTS.shared_per_sm < 3 * launch.shared_bytes
+    assert not any("outward" in dict(s.params) for s in CudaGenerator().schedules(shown(pad=None), FACTS))
+
+
+def test_much_data_is_divided_evenly() -> None:
+    """As many blocks for each multiprocessor, or nearly; none where there is little, or runs would be short."""
+    sizes = {"access": 16, "lanes": 8}
+    for rows, stored in ((2048, 2048 * 3136 * 2), (512, 512 * 50176 * 2)):
+        for form in balanced(FACTS, rows, stored, **sizes):
+            blocks = rows // 32 * form.meet
+            assert 0.9 < blocks / FACTS.sms / -(-blocks // FACTS.sms) <= 1
+    assert [f.meet for f in balanced(FACTS, 2048, 2048 * 3136 * 2, **sizes)] == [4, 2]
+    assert balanced(FACTS, 128, 128 * 3136 * 2, **sizes) == []
+    assert roomy(FACTS, 2048, 2048 * 3136 * 2, beside=128, **sizes) == []

@@ -199,7 +199,7 @@ def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: b
     few = [form for form in ranked if form.meet > 1] if not (held or even or wide) else []
     shown = [replace(form, outward=True) for form in (*held, *even, *wide, *few)][:OUTWARD]
     if held:
-        return [*shown[:1], *ranked[:1], *shown[1:], *even, *ranked[1:]]
+        return [*shown[:1], *ranked[:1], *shown[1:], *ranked[1:]]
     return [*ranked[:1], *shown[:1], *even, *ranked[1:2], *shown[1:], *ranked[2:]]
 
 

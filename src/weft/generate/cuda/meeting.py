@@ -31,7 +31,7 @@ MOST_LEFT = 1 << 15
 """Bytes that a block reads of what the others leave."""
 LEFT = 8
 """Bytes of those per row."""
-KEPT = 8 << 10
+KEPT = 13 << 10
 """Bytes of shared memory that a block needs beside what waits."""
 MOST_ROWS = 32
 """Of a block: a warp joins what its threads have of them."""
@@ -74,18 +74,20 @@ def balanced(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int
 def roomy(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: int) -> list[Form]:
     """Of much data with `beside` rows side by side: what blocks read waits in shared memory.
 
-    Two blocks of a multiprocessor, so that one reads while the other waits or writes; of as many rows as run at once
+    Two or three blocks of a multiprocessor: one reads while others wait or write, and of the rows of those that run
     all parts do. Where a block's rows are a small part of those side by side, short runs cost more than that gains.
     """
     columns = max(1, 2 * SECTOR // access)
     every = columns * lanes
     if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * LARGE:
         return []
-    group = stored * every // rows
-    most = (facts.shared_per_sm - 2 * KEPT) // 2
-    at_once = max((g for g in range(1, 2 * facts.sms) if group * g <= most * (2 * facts.sms // g) * g), default=0)
-    blocks = 2 * facts.sms // at_once if at_once else 0
-    return [Form(256, columns=columns, once=True, meet=blocks, room=True)] if MEETING <= blocks <= MOST_BLOCKS else []
+    group, found = stored * every // rows, []
+    for each, threads in ((2, 256), (3, 128)):
+        at_once, most = each * facts.sms, facts.shared_per_sm // each - KEPT
+        parts = [n for n in range(MEETING, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
+        best = max(parts, key=lambda n: (at_once // n * n, -n), default=0)
+        found += [Form(threads, columns=columns, once=True, meet=best, room=True)] if best else []
+    return found
 
 
 def factors_together(graph: Graph) -> Graph:

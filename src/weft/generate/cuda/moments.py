@@ -307,12 +307,14 @@ class Moments(Rows):
         return self._named(total), self._named(squares)
 
     def _find_places(self) -> None:
-        """Where results go, if each of them may go to several places: known before the exchange."""
+        """Where results go, if each of them may go to several places: known before the exchange, in registers."""
         outward, last = self.draft.body.outward, len(self.segment.stages) - 1
-        if outward is None or self.segment.stages[last].pre != [*self.scene.graph.outputs]:
+        if outward is None or self.form.room or self.segment.stages[last].pre != [*self.scene.graph.outputs]:
             return
-        root = self.scene.graph.outputs[0]
-        space = self.space_of[last]
+        root, space = self.scene.graph.outputs[0], self.space_of[last]
+        held = any(self.spaces[which] is space for which, *_ in self.arrays)
+        if not held and space.turns > self.unrolled:  # a loop: its turns cannot be told apart in registers
+            return
         self._places = self.draft.name("o")
         self.nest.put(f"unsigned {self._places}[{space.turns}];", self.level)
         with self._turns(space):
