@@ -73,24 +73,26 @@ def presolve(instance: Instance) -> list[int]:
         waiting -= ready
     kept: list[int] = []
     writers: dict[int, list[int]] = {}
-    for k in sorted(usable, key=lambda k: (instance.price(k), k)):
+    for k in sorted(sorted(usable), key=[instance.price(k) for k in range(len(options))].__getitem__):
         option = options[k]
         wanted = option.writes - instance.given
         if not wanted or option.writes <= option.reads:
             continue  # writes nothing new
-        first = min(wanted)
+        reads = option.reads
         # a cheaper option that was kept and covers this one; genuine ones must not yield to conversions, see (5)
-        if any(
-            options[q].reads <= option.reads
-            and wanted <= options[q].writes
-            and (option.conversion or not options[q].conversion)
-            and (not instance.memory_limit or _no_larger(options[q], option))
-            for q in writers.get(first, ())
-        ):
-            continue
-        kept.append(k)
-        for v in option.writes:
-            writers.setdefault(v, []).append(k)
+        for q in writers.get(min(wanted), ()):
+            cheaper = options[q]
+            if (
+                cheaper.reads <= reads
+                and wanted <= cheaper.writes
+                and (option.conversion or not cheaper.conversion)
+                and (not instance.memory_limit or _no_larger(cheaper, option))
+            ):
+                break
+        else:
+            kept.append(k)
+            for v in option.writes:
+                writers.setdefault(v, []).append(k)
     return sorted(kept)
 
 

@@ -172,7 +172,9 @@ def compile_imported(
     )
     plans = stages.run("select", select_plans, alternatives, problems, known, setting)
     inputs = (
-        list(example_inputs) if example_inputs is not None else reference.example_inputs(cleaned.graph, options.seed)
+        list(example_inputs)
+        if example_inputs is not None
+        else reference.example_inputs(cleaned.graph, options.seed, imported.integers)
     )
     inputs = [x.to(setting.device) for x in inputs]
     with setting.aside():
@@ -483,10 +485,19 @@ def link_all(
         )
     if refused is not None and not contenders:
         raise refused
-    if eager is not None:
+    if eager is not None and _takes(eager, inputs):
         free = not setting.options.memory_limit_bytes
         contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders
+
+
+def _takes(eager: Callable[..., Tensors], inputs: Tensors) -> bool:
+    """False where drawn values are indices outside of what they index, which only the framework refuses."""
+    try:
+        eager(*inputs)
+    except IndexError:
+        return False
+    return True
 
 
 def branched(graph: Graph, plans: Sequence[Plan]) -> list[Plan]:

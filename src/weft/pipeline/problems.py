@@ -112,12 +112,13 @@ class Entry:
 
         Several products with a result each, which may share a launch, are a sort of their own.
         """
-        prims = [n.prim for n in self.problem.graph.nodes if n.prim not in FREE]
-        found = {CATEGORY[p] for p in prims}
-        if len(self.problem.graph.outputs) > 1 and sum(CATEGORY[p] is Category.LINEAR for p in prims) > 1:
+        graph = self.problem.graph
+        found = [c for n in graph.nodes if (c := _CATEGORIES[n.prim._value_])]
+        products = found.count(Category.LINEAR.value)
+        if len(graph.outputs) > 1 and products > 1:
             return "group"
-        around = "product" if Category.LINEAR in found else "reduction" if Category.REDUCE in found else "plain"
-        return f"{around} alone" if len(prims) <= 1 else around
+        around = "product" if products else "reduction" if Category.REDUCE.value in found else "plain"
+        return f"{around} alone" if len(found) <= 1 else around
 
     @cached_property
     def family(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -11,6 +12,7 @@ from weft.generate.library.translate import Program
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
+from weft.ir.types import Array
 from weft.kernels.source import Schedule
 from weft.pipeline.finish import Expected, as_array
 from weft.runtime.executable import to_torch
@@ -18,9 +20,15 @@ from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Mode, evaluate
 
 
-def example_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
-    """Zero-mean normal values; integers that are used as indices stay in range."""
-    return draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=seed)
+NO_INTEGERS: Mapping[int, Array] = MappingProxyType({})
+
+
+def example_inputs(graph: Graph, seed: int, integers: Mapping[int, Array] = NO_INTEGERS) -> list[torch.Tensor]:
+    """Zero-mean normal values; integers that are used as indices stay in range. `integers` are taken as they are."""
+    found = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=seed)
+    for k, array in integers.items():
+        found[k] = torch.tensor(array, dtype=found[k].dtype).reshape(found[k].shape)
+    return found
 
 
 def outputs(

@@ -37,9 +37,10 @@ SORT_WEIGHT = 1.0
 """Of what is known of the sort, in measurements of a family."""
 FARTHEST = 1.2
 """Logarithm to which a single measurement is cut off."""
-GAP, SOLVER_S, SOLVER_SHARE = 0.015, 1.5, 0.04
-"""What the solver may leave open, and seconds or share of the budget that it may take: plans are made of guesses here,
-and after a third of a second a plan is mostly within 3 % of the best."""
+GAP, SOLVER_S = 0.015, 1.5
+"""What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
+SHORT_S, SHORT_GAP = 30.0, 0.04
+"""A search of fewer seconds is short, and what the solver may leave open there."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
 TRIAL_S, HURRIED = 0.1, 4.0
@@ -252,7 +253,7 @@ class Asking:
                 wishes = self._ready()
             if wishes:
                 yield self._take(wishes[: self._pace.batch])
-            elif self._flying and self._pace.overlaps:
+            elif self._flying and self._covering:
                 yield ()  # what is on its way decides
             elif not self._stale and not self._collect_rest() and not self._dare():
                 return
@@ -319,8 +320,8 @@ class Asking:
             self._graph,
             offers,
             alternatives=self._alternatives,
-            gap=GAP,
-            seconds=min(SOLVER_S, SOLVER_SHARE * self._options.budget_s),
+            gap=GAP if self._options.budget_s >= SHORT_S else SHORT_GAP,
+            seconds=SOLVER_S,
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
@@ -357,7 +358,7 @@ class Asking:
         if hurried and not self._covering and not self._late:
             self._covering, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
         elif whole and self._covering:
-            self._covering, self._prices, self._level = False, PRICES, 0
+            self._covering, self._prices, self._level = False, self._pace.prices(self._spent()), 0
 
     def _depth(self, entry: Entry, *, hurried: bool) -> int:
         if entry.widened:
