@@ -236,9 +236,9 @@ def _compiled(net: Network, products: Sequence[Product], rows: int, facts: GpuFa
             continue
         texts |= {s.text: s.flags for s, _ in candidates(p, schedules)}
     whole = text.whole(net, rows)
-    schedules = () if whole is None else mlp.schedules(whole[0], facts)
+    schedules = Declined("it cannot") if whole is None else mlp.schedules(whole[0], facts)
     for s in () if whole is None or isinstance(schedules, Declined) else schedules[:2]:
-        source = mlp.emit(whole[0], s, net.masters)
+        source = mlp.emit(whole[0], s, net.masters) if whole is not None else None
         texts |= {source.text: source.flags} if isinstance(source, CudaSource) else {}
     found = nvrtc.compile_many([CompileJob(t, facts.arch, f) for t, f in texts.items()])
     made = [x for x in found if isinstance(x, CompiledCubin)]
