@@ -31,6 +31,8 @@ _SHARED_COPY = 0.8
 products' time."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
+_STEPS_TOGETHER, _LEAST_TOGETHER = 8, 64 * 128
+"""Steps of a block, and results of a tile, from which on blocks finish tiles together: less was not measured."""
 _SECTOR = 16
 """Words of 16 bits; rows that begin within lines but not within sectors were not seen to be slower."""
 _STAGES = 8
@@ -241,7 +243,8 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         if pair:
             yield replace(usual, blocks=count * together if tiles > count else 0)
         sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN))
-        if not usual.turns and sharers >= 2 and usual.bn % WOVEN == 0 and steps >= _STEPS_EACH * sharers:
+        large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
+        if large and not usual.turns and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
             both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))
         e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
