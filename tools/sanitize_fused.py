@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast
 
 from benchmarks.norm_cases import leaving, normed
 
@@ -10,6 +12,7 @@ from tools.sanitize_products import Case, blocks, gemm, posed, tma
 from weft.fission.gelu import gelu
 from weft.fission.quantize import quantize_linear
 from weft.fission.sdpa import sdpa
+from weft.generate.cuda.forms import Form
 from weft.generate.cuda.templates import (
     attention_shapes,
     attention_tma_shapes,
@@ -139,6 +142,11 @@ def one_product() -> Mapping[str, Case]:
         "swapped, split": (gemm(9, 72, 520, "bf16"), few.Shape(16, 64, 2, 4).schedule()),
         "swapped, nn, two warpgroups": (gemm(20, 200, 200, layout="nn"), few.Shape(24, 128, 3, 1).schedule()),
         "swapped, constant": (layer(13, 136, 264), few.Shape(16, 64, 4, 2).schedule()),
+        "swapped, two by two": (gemm(100, 200, 264), few.Shape(40, 64, 3, 1, 3).schedule()),
+        "swapped, four by two, constant": (layer(100, 256, 264), few.Shape(24, 64, 3, 1, 6).schedule()),
+        "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, even=True, mutual=True, blocks=8)),
+        "together, a tile by three": (gemm(60, 96, 456), tma(64, 96, even=True, mutual=True, blocks=3)),
+        "together, pairs below": (gemm(150, 90, 264), tma(64, 64, even=True, mutual=True, blocks=16, pair=1)),
         "normed, fragments in a cluster": (
             normed(50, 160, 72, "own", BF16, stored=True), blocks(32, 32, 1, 2, cluster=True)
         ),
@@ -196,12 +204,12 @@ def field(length: int, width: int, position: int = 21, direction: int = 9) -> Pr
     return rows(b, linear(b, h, 3), density)
 
 
-def chain(length: int, *widths: int) -> Problem:
-    """relu layers of any widths."""
+def chain(length: int, *widths: int, act: Callable[..., object] = relu, dtype: DType = F16) -> Problem:
+    """Layers of any widths with one activation."""
     b = GraphBuilder()
-    h = b.input(TensorType(F16, (length, widths[0])))
+    h = b.input(TensorType(dtype, (length, widths[0])))
     for width in widths[1:]:
-        h = relu(b, linear(b, h, width))
+        h = cast("NodeId", act(b, linear(b, h, width)))
     return rows(b, h)
 
 
@@ -214,6 +222,11 @@ def layers() -> Mapping[str, Case]:
         "layers, warpgroups in turn": (small, shape(True, 1, 8, 0, 0, 1, 2, turns=True).schedule()),
         "layers, streamed": (small, shape(True, 1, 8, 6, 0, 1, 1).schedule()),
         "layers, streamed, flowing": (small, shape(True, 1, 8, 6, 0, 1, 1, flow=1, pace=1).schedule()),
+        "layers, sums begin with loads, in turn": (
+            chain(140, 128, 160, 192, 136, act=gelu, dtype=BF16),
+            shape(True, 1, 8, 6, 0, 1, 1, turns=True, whole=True, sums=2).schedule(),
+        ),
+        "layers, results stay": (chain(300, 64, 64, 64), shape(True, 1, 4, 0, 0, 1, 2, keep=True).schedule()),
         "layers, two blocks a tile": (chain(150, 256, 256, 256, 256), mlp_pair.Shape(6, 4).schedule()),
         "layers, wide, warps": (chain(70, 40, 272, 300, 24), wide(False, 2, 4, 64, 2).schedule()),
         "layers, wide, warpgroups": (chain(140, 600, 272, 300, 24), wide(True, 8, 4, 64, 2).schedule()),
@@ -306,9 +319,25 @@ def pyramid() -> Problem:
     return posed(b, b.add(Prim.CONCAT, x, *found, attrs=a.ConcatAttrs(1)), LAST, LAST)
 
 
+def shown() -> Problem:
+    """relu(instance norm) of an image with reflected borders."""
+    b = GraphBuilder()
+    x = b.cast(b.input(TensorType(F16, (1, 32, 9, 11))), F32)
+    d = b.apply(Prim.SUB, x, b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, x, (2, 3)), 99.0))
+    v = b.apply(Prim.DIV, b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), (2, 3)), 99.0)
+    y = b.apply(Prim.MUL, d, b.apply(Prim.RSQRT, b.apply(Prim.ADD, v, 1e-5)))
+    y = b.add(Prim.PAD, b.cast(relu(b, y), F16), attrs=a.PadAttrs((0, 0, 1, 2), (0, 0, 2, 1), "reflect"))
+    return posed(b, y, LAST, LAST)
+
+
 def images() -> Mapping[str, Case]:
-    """Two kernels' work in one; the generator's own first schedules."""
+    """Two kernels' work in one, and blocks that meet through memory; without a schedule the generator's own first."""
+    form = Form(threads=64, columns=2, once=True, outward=True)
     return {
+        "images, norm whose blocks meet": (shown(), replace(form, meet=3).schedule()),
+        "images, norm that waits in shared memory": (shown(), replace(form, columns=1, meet=2, room=True).schedule()),
+        "images, norm in parts": (shown(), replace(form, parts=3, spread=8).schedule()),
+        "images, norm by clusters": (shown(), replace(form, cluster=2).schedule()),
         "images, depthwise and 1x1": (pair(72, 0, 40, 7), None),
         "images, 3x3 and 1x1": (
             pair(16, 32, 120, 9), stacked.Shape(4, 4, 16, 16, 16, 1, 32, 16, 16, 2).schedule(),

@@ -106,7 +106,9 @@ def test_every_kernel_is_written_and_compiles(tmp_path: Path) -> None:
 
 
 PIECES = {
-    "swapped": {"w_cluster_sync();"},
+    "swapped": {"w_cluster_sync();", "aside"},
+    "together": {"w_raise(", "w_await("},
+    "images": {"w_meet<"},
     "grouped": {"namespace m1 {", "w_bar_wait(", "w_cluster_sync();"},
     "normed": {"w_turn_wait(", "word = w_narrow2_"},
     "leaving": {"mean_[o]"},
