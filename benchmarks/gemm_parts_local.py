@@ -82,6 +82,30 @@ def ahead(steps: int, rows: int, columns: int) -> Patch:
     return patch
 
 
+ORDERS = {
+    "columns": "tm = r / 8, tn = r % 8",
+    "2 by 4 each": "y_ = (r + 60) % 64, g_ = y_ % 8, i_ = y_ / 8, tm = g_ % 4 * 2 + i_ % 2, tn = g_ / 4 * 4 + i_ / 2",
+    "4 by 2 each": "y_ = (r + 60) % 64, g_ = y_ % 8, i_ = y_ / 8, tm = g_ % 2 * 4 + i_ % 4, tn = g_ / 2 * 2 + i_ / 4",
+    "2 by 4 at once": "g_ = r / 8, i_ = r % 8, tm = g_ % 4 * 2 + i_ % 2, tn = g_ / 4 * 4 + i_ / 2",
+    "4 by 2 at once": "g_ = r / 8, i_ = r % 8, tm = g_ % 2 * 4 + i_ % 4, tn = g_ / 2 * 2 + i_ / 4",
+    "4 by 4 at once": "g_ = r / 16, i_ = r % 16, tm = g_ % 2 * 4 + i_ % 4, tn = g_ / 2 * 4 + i_ / 4",
+    "2 by 4 as seen": (
+        "y_ = r < 4 ? r : r < 36 ? 4 + (r - 4) % 8 * 8 + (r - 4) / 8 : 0,"
+        " h_ = r < 36 ? 0 : (r - 36) % 7, k_ = r < 36 ? 0 : 4 + (r - 36) / 7,"
+        " g_ = r < 4 ? 6 : r < 36 ? (r - 4) % 8 : (h_ < 6 ? h_ : 7), i_ = r < 4 ? 4 + r : r < 36 ? (r - 4) / 8 : k_,"
+        " tm = g_ % 4 * 2 + i_ % 2 + 0 * y_, tn = g_ / 4 * 4 + i_ / 2"
+    ),
+}
+"""Orders of 8 by 8 pairs of tiles, by which clusters that run on neighbouring multiprocessors may share operands.
+Clusters of two are dealt to the eight processor clusters by turns, the first four aside; one of these has room for half
+as many."""
+
+
+def ordered(s: Shape) -> list[Variant]:
+    """The same tiles in these orders."""
+    return [(name, s, replaced(r"const int band = [^;]*;", f"const int {text};"), 2) for name, text in ORDERS.items()]
+
+
 def shared(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
     found = [replace(s, pair=k, even=True, blocks=blocks, woven=False) for k in kinds]
@@ -131,6 +155,8 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     orders += [
         x for s in (*both, replace(wide, pair=2, even=True, mutual=True, blocks=128)) for x in banded(s, 1, 2, 4)
     ]
+    orders += [*ordered(lows[1]), *ordered(replace(flat, pair=2)), *banded(low, 1, 2, 4, 16), *banded(flat, 1, 2, 4, 8)]
+    orders += [x for n in (0, 1) for x in turned(64, 128, 8, n)]
     yield Gemm(1024, 1024, 8192, layout="nt"), [*shares, *orders, *parts]
     alone = pairs(mid, 3, 4)
     cut: list[Variant] = [("no products, no end", x[1], COPIES, 2) for x in alone]
@@ -204,7 +230,7 @@ def _nvrtc() -> Nvrtc:
     return found
 
 
-def once() -> None:
+def once(profiled: Sequence[tuple[Gemm, int, Sequence[Variant]]]) -> None:
     """Each kernel once on one set of operands; the library's best algorithm, as measured before, first."""
     import torch
 
@@ -215,7 +241,7 @@ def once() -> None:
     facts, lt = gpu_facts(None, calibrate=False), find_cublaslt()
     if isinstance(lt, Declined):
         raise SystemExit(lt.reason)
-    for g, best, variants in PROFILED:
+    for g, best, variants in profiled:
         race = Race(g, 1)
         number = next(x for x in race.add_library(lt) if x.name == f"algorithm {best}")
         race._launch(number, 0)
@@ -282,11 +308,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gemm_parts_local", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--places", action="store_true", help="where blocks go")
     parser.add_argument("--once", action="store_true", help="each kernel once, for a profiler")
+    parser.add_argument("--orders", action="store_true", help="with --once: orders of tiles instead")
     given = parser.parse_args(arguments)
     if given.places:
         places()
     if given.once:
-        once()
+        low = replace(tile(64, 128, 8, groups=1, blocks=0), pair=1)
+        orders = [(Gemm(1024, 1024, 8192, layout="nt"), 0, [*ordered(low), *all_of([replace(low, pair=0)])])]
+        once(orders if given.orders else PROFILED)
 
 
 if __name__ == "__main__":
