@@ -101,7 +101,7 @@ def test_every_kernel_is_written_and_compiles(tmp_path: Path) -> None:
     assert len(set(entries)) == len(entries) >= 24
     templates = {dict(source.schedule.params).get("template") for _, _, source in found}
     assert templates >= TEMPLATES | {None}
-    for text, flags in [(PLANTED_TEXT, ()), *((s.text, s.flags) for _, _, s in found[::12])]:
+    for text, flags in [(PLANTED_TEXT, ()), *((s.text, s.flags) for _, _, s in found[::24])]:
         assert Path(nvrtc.compile(text, arch="sm_90a", flags=flags, cache_dir=tmp_path).path).is_file()
 
 
