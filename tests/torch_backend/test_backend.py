@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from weft.errors import OptionError, UserError
 from weft.options import Options
 from weft.torch_backend import Backend, Region, reference_engine, register, weft_backend, weft_backend_with
+from weft.torch_backend.engine import compiling_engine
 
 
 @pytest.fixture(autouse=True)
@@ -380,3 +382,36 @@ def test_running_statistics_are_updated_in_training_only(training):
     assert not seen.fallbacks()
     torch.testing.assert_close([got, *mine], [want, *theirs])
     assert (mine[0] == 2).all() == (not training)
+
+
+def _looked_up(x, i, j):
+    return x[i, j] + F.embedding(i + 2, x).sum(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path, dynamic):
+    """Drawn ones would be indices outside of what they index once arithmetic is done on them."""
+    given = []
+
+    def engine(imported, options, eager):
+        given.append(imported.integers)
+        return compiling_engine(imported, options, eager)
+
+    seen = Seen(engine, budget_s=0.0, cache_dir=tmp_path)
+    x, i, j = torch.randn(5, 4), torch.tensor([2, 0, 1]), torch.tensor([3, 3, 0])
+    with torch.no_grad():
+        found = seen.compile(_looked_up, dynamic=dynamic)(x, i, j)
+    torch.testing.assert_close(found, _looked_up(x, i, j))
+    assert seen.fallbacks() == []
+    assert sorted(v.tolist() for v in given[0].values()) == [[2, 0, 1], [3, 3, 0]]
+
+
+def test_eager_that_refuses_drawn_indices_takes_no_part(tmp_path):
+    def engine(imported, options, eager):
+        return compiling_engine(replace(imported, integers={}), options, eager)
+
+    seen = Seen(engine, budget_s=0.0, cache_dir=tmp_path)
+    x, i, j = torch.randn(5, 4), torch.tensor([2, 0, 1]), torch.tensor([3, 3, 0])
+    with torch.no_grad():
+        torch.testing.assert_close(seen.compile(_looked_up)(x, i, j), _looked_up(x, i, j))
+    assert seen.fallbacks() == []

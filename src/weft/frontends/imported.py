@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -66,3 +67,5 @@ class Imported:
     """Inputs whose values were compiled in; empty for most models."""
     notes: tuple[str, ...] = ()
     """What was assumed, one sentence each: e.g. which symbolic dimension was set to 1."""
+    integers: Mapping[int, Array] = field(default_factory=dict, compare=False)
+    """Values of the caller's integers, by input: indices that were drawn might lie outside of what they index."""

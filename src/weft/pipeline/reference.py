@@ -19,7 +19,6 @@ from weft.runtime.executable import to_torch
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Mode, evaluate
 
-
 NO_INTEGERS: Mapping[int, Array] = MappingProxyType({})
 
 

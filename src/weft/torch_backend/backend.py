@@ -22,7 +22,7 @@ from weft.options import Options
 from weft.torch_backend.engine import Engine, compiling_engine
 from weft.torch_backend.region import Compiled, Region
 from weft.torch_backend.specialised import Specialised, is_symbolic, scalars_of, with_scalars
-from weft.torch_backend.weights import static_inputs, traced_positions
+from weft.torch_backend.weights import given_integers, static_inputs, traced_positions
 
 _serial = itertools.count()
 _NAMES = frozenset(f.name for f in fields(Options))
@@ -65,11 +65,12 @@ class Backend:
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], serial: int) -> Callable[..., Any]:
         options = replace(self.options, device=_device_of(example_inputs, self.options.device))
         statics = static_inputs(gm, example_inputs) if options.freeze_weights else {}
+        integers = given_integers(example_inputs)
 
         def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
             def compile_region(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
                 weights = traced_positions(graph, statics) if kind == "inference" else {}
-                region = Region(graph, f"graph {serial} ({kind})", weights)
+                region = Region(graph, f"graph {serial} ({kind})", weights, traced_positions(graph, integers))
                 region.compile(inputs, options, self.engine)
                 if self.on_region is not None:
                     self.on_region(region)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, final
 
@@ -44,16 +44,24 @@ class Region:
     """Called with a list of arguments, which it empties (the boxed convention of aot_autograd).
 
     Compiled with the values of `weights`, by position; a call that brings others compiles again, and a tensor that
-    keeps changing becomes an argument.
+    keeps changing becomes an argument. Plans are judged on the values of `integers`, by position, where they are known.
     """
 
-    def __init__(self, gm: fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor] = _NO_WEIGHTS) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        name: str,
+        weights: Mapping[int, torch.Tensor] = _NO_WEIGHTS,
+        integers: Mapping[int, torch.Tensor] = _NO_WEIGHTS,
+    ) -> None:
         self.name = name
         self.fallback = ""
         """Why eager runs the region; empty while the executable does."""
         self.compilations = 0
         self._gm = gm
         self._constants = dict(weights)
+        with _disable_current_modes():  # aot_autograd's are for tensors without values
+            self._integers = {k: x.detach().cpu().numpy().copy() for k, x in integers.items()}
         self._changes: Counter[int] = Counter()
         self._linked: Linked | None = None
         self._build: Callable[[], Linked] | None = None
@@ -75,7 +83,10 @@ class Region:
                 if not program.imported.graph.outputs:
                     return Linked(program, _nothing, weights)
                 eager = eager_of(self._gm, program, constants)
-                return Linked(program, engine(program.imported, options, eager), weights)
+                places = enumerate(program.arguments)
+                integers = {n: self._integers[k] for n, k in places if k in self._integers}
+                imported = replace(program.imported, integers=integers)
+                return Linked(program, engine(imported, options, eager), weights)
 
         self._build = build
         self._link()

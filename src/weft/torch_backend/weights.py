@@ -41,6 +41,19 @@ def static_inputs(gm: fx.GraphModule, example_inputs: Sequence[object]) -> dict[
     return found
 
 
+MOST_INTEGERS = 1 << 20
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def given_integers(example_inputs: Sequence[object]) -> dict[int, torch.Tensor]:
+    """Integers among the arguments of a graph of dynamo that have values, by position; large ones left out."""
+    return {
+        k: x
+        for k, x in enumerate(example_inputs)
+        if type(x) is torch.Tensor and x.dtype in _INTEGERS and x.numel() <= MOST_INTEGERS
+    }
+
+
 def can_watch(value: torch.Tensor) -> bool:
     """Whether a change of this tensor can be noticed: dense, with bits and a version counter of its own."""
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
@@ -60,7 +73,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def traced_positions(gm: fx.GraphModule, statics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """`statics` that a graph of aot_autograd does not write, by their positions there.
+    """Arguments of dynamo's graph that one of aot_autograd does not write, by their positions there.
 
     aot_autograd may leave out, merge and add arguments.
     """

@@ -9,13 +9,15 @@ import torch
 from onnx import TensorProto, helper
 from tests.runtime.plans import executable
 
-from weft.generate.library.translate import TRANSLATE
+from weft.generate.library.execute import BoundCall
+from weft.generate.library.translate import TRANSLATE, Program
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import ARITY, CATEGORY, Category, Prim
 from weft.ir.reference import evaluate
 from weft.ir.shapes import SHAPE_RULES
 from weft.ir.types import DType, TensorType
+from weft.kernels.source import Schedule
 from weft.pipeline.reference import primitive_by_primitive
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
@@ -137,6 +139,23 @@ def test_select_iota_and_free_outputs() -> None:
     counted = b.iota((2, 3), 1, F32)
     graph = b.build([b.reshape(y, (3, 2)), b.broadcast(y, (4, 2, 3)), counted, x, b.scalar(2.5, F32)])
     check(graph, np.array([[True, False, True]] * 2), np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+def test_a_join_of_what_other_steps_compute() -> None:
+    b = GraphBuilder()
+    x, y = (b.input(TensorType(F32, (n,))) for n in (2, 3))
+    grid = [
+        b.reshape(b.broadcast(b.reshape(v, (n, 1) if k == 0 else (1, n)), (2, 3)), (6, 1))
+        for k, (v, n) in enumerate(((x, 2), (y, 3)))
+    ]
+    graph = b.build([b.add(Prim.CONCAT, *grid, attrs=a.ConcatAttrs(1))])
+    program = Program(graph)
+    call = program.finish(Schedule("library", (("form", "primitives"),)), row_major=True)
+    assert call.out_variant
+    given = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])]
+    out = torch.full((6, 2), -1.0)
+    BoundCall(call, {}).launcher(given, [out])()
+    torch.testing.assert_close(out, torch.cartesian_prod(*given))
 
 
 def test_an_opaque_onnx_operator_on_bf16() -> None:

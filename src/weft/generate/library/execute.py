@@ -190,11 +190,14 @@ class BoundCall:
             kwargs["device"] = self._device
         return resolve(step.target), [value(v) for v in step.args], kwargs
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Call once and give the results back as they come (any strides)."""
+    def run(self, inputs: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Call once and give the results back as they come (any strides); `out`: what an `out_variant` call writes."""
         tmp: list[Any] = []
-        for step in self._call.run:
+        last = len(self._call.run) - 1
+        for number, step in enumerate(self._call.run):
             function, args, kwargs = self._bind(step, inputs, tmp, self._weights)
+            if number == last and out is not None:
+                kwargs["out"] = out
             tmp.append(_keep(function(*args, **kwargs), step.result))
         return [self._result(r, inputs, tmp) for r in self._call.outputs]
 
@@ -252,6 +255,13 @@ class BoundCall:
         return run
 
     def _slow_launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+        if self._call.out_variant:
+
+            def write() -> None:
+                self.run(inputs, outputs[0])
+
+            return write
+
         def run() -> None:
             for result, output in zip(self.run(inputs), outputs, strict=True):
                 _copy(output, result)
