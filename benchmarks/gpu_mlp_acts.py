@@ -157,7 +157,21 @@ def offered_acts(facts: GpuFacts) -> Iterator[Variant]:
             yield from (Variant(case, s) for s in offered(case, facts)[1] if s.group)
 
 
-SETS = {"offered": variants, "ways": ways, "memory": memory, "acts": offered_acts}
+def fences(facts: GpuFacts) -> Iterator[Variant]:
+    """Steps between products that are kept in front of the next turn, for `--in-turns`."""
+    for width in (128, 192, 256):
+        for act in ("relu", "gelu", "silu", "tanh"):
+            case = Case(18, width, 4, act)
+            shapes = [s for s in offered(case, facts)[1] if s.group]
+            plain = Shape(True, 1, 12, 0, 0, 1, facts.sms)
+            near = [plain, replace(plain, turns=True, whole=True), replace(plain, turns=True)]
+            for shape in near if width == 128 else [s for s in shapes if s.turns and not s.whole]:
+                yield from (Variant(case, shape, words=w) for w in (frozenset[str](), frozenset({"fence"})))
+            if act == "gelu":
+                yield Variant(case, plain if width == 128 else shapes[-1], words=frozenset({"old"}))
+
+
+SETS = {"fences": fences, "offered": variants, "ways": ways, "memory": memory, "acts": offered_acts}
 
 
 def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.Shape], list[Shape]]:

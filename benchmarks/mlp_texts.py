@@ -1,6 +1,7 @@
 """Other ways of a fused network's kernel, for `benchmarks.gpu_mlp_acts`: changes of its text, layer by layer or whole.
 
-`old`: results are not stretched; `first asks`: for panels of weights, the first warpgroup.
+`old`: results are not stretched. `fence`: reading the clock keeps steps in front of a product there. `first asks`: for
+panels of weights, the first warpgroup.
 Those in `WRONG` are ablations: their results are not those of the network.
 """
 
@@ -31,6 +32,8 @@ class Way(Kernel):
 
     def _products(self, part: int) -> list[str]:
         lines = "\n".join(Kernel._products(self, part))
+        if "fence" in self.words:
+            lines = "\n".join(("(void)w_clock();", *self._read(part), "(void)w_clock();", lines))
         return [*self._stamps(part, lines)] if "clocks" in self.words else [lines]
 
     def _stamps(self, part: int, lines: str) -> Iterator[str]:
