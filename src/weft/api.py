@@ -30,7 +30,7 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
-from weft.runtime.executable import InputError
+from weft.runtime.executable import InputError, without_autocast
 from weft.runtime.loaded import Loaded, load
 
 if TYPE_CHECKING:
@@ -151,8 +151,9 @@ def compile(
 
     A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
     inputs have symbolic dimensions; `limits` bound what is read of it. The module is compiled for inference as it
-    stands: call `.eval()` first. What is done to it or its weights later changes nothing; on a GPU, where plans for
-    further shapes are made of the module itself, that holds for each plan from when it is made.
+    stands, under the autocast that is on: call `.eval()` first. What is done to it or its weights later changes
+    nothing; on a GPU, where plans for further shapes are made of the module itself, that holds for each plan from when
+    it is made.
 
     Raises:
         ModelError: the model is refused [W1xx].
@@ -168,9 +169,12 @@ def compile(
     if options.device.split(":")[0] not in ("cpu", "cuda"):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     inputs = _as_tensors(example_inputs)
-    if isinstance(model, str | os.PathLike | bytes):
-        return _compile_onnx(model, inputs, options, dict(dims or {}), limits, name, say)
-    return _compile_torch(model, inputs, options, name, say)
+    kind = options.device.partition(":")[0]
+    automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    with without_autocast(kind):
+        if isinstance(model, str | os.PathLike | bytes):
+            return _compile_onnx(model, inputs, options, dict(dims or {}), limits, name, say)
+        return _compile_torch(model, inputs, options, name, say, automatic)
 
 
 def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
@@ -211,7 +215,7 @@ def _compile_onnx(
 
 def _compile_torch(
     model: torch.nn.Module | torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...] | None,
-    options: Options, name: str, say: Say,
+    options: Options, name: str, say: Say, automatic: torch.dtype | None,
 ) -> Compiled:  # fmt: skip
     from weft.frontends.torch import import_exported
 
@@ -230,11 +234,14 @@ def _compile_torch(
     placed, owned = _placed(model, device)
     if module is not None and not owned and device == "cpu":
         placed, owned = _copied(placed)
-    eager = _Eager(placed, owned=owned)
+    kind = device.partition(":")[0]
+    if automatic is not None and module is not None:
+        placed = _Autocast(placed, kind, automatic)
+    eager = _Eager(placed, kind, owned=owned)
 
     def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
         say("import", "")
-        with put_off():
+        with put_off(), without_autocast(kind):
             if isinstance(model, torch.export.ExportedProgram):
                 program = model
             else:
@@ -246,9 +253,10 @@ def _compile_torch(
         if device == "cpu" and (not owned or program is model):
             imported = _with_own_constants(imported)
         label = name if name != "model" or module is None else type(module).__name__
-        made = compile_imported(
-            imported, options, example_inputs=examples, eager=eager, settle=eager.settle, model=label, say=say
-        )
+        with without_autocast(kind):
+            made = compile_imported(
+                imported, options, example_inputs=examples, eager=eager, settle=eager.settle, model=label, say=say
+            )
         return made, imported
 
     if inputs is None:
@@ -289,14 +297,28 @@ def _with_own_constants(imported: Imported) -> Imported:
 
 
 @final
+class _Autocast(torch.nn.Module):
+    """A module under the autocast that it is compiled under, whatever its caller's is."""
+
+    def __init__(self, module: torch.nn.Module, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self._kind, self._dtype = module, kind, dtype
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        """What the module gives."""
+        with torch.autocast(self._kind, self._dtype):
+            return self.module(*tensors)
+
+
+@final
 class _Eager:
     """The model by the framework's own operators."""
 
-    def __init__(self, module: torch.nn.Module, *, owned: bool) -> None:
-        self._module, self._owned = module, owned
+    def __init__(self, module: torch.nn.Module, kind: str, *, owned: bool) -> None:
+        self._module, self._kind, self._owned = module, kind, owned
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(self._kind):
             return flat(self._module(*tensors))
 
     def settle(self) -> None:

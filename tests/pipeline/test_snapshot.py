@@ -13,6 +13,12 @@ from weft import api
 from weft.options import Options
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The machine is looked at once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 class Stubborn(nn.Sequential):
     """A module that cannot be copied."""
 
@@ -33,14 +39,14 @@ def spoil(model: nn.Module) -> None:
             p.mul_(2)
 
 
-@pytest.mark.parametrize("budget_s", [0.0, 8.0])
+@pytest.mark.parametrize("budget_s", [0.0, 4.0])
 @pytest.mark.parametrize("exported", [False, True])
-def test_weights_and_modes_that_change_later(budget_s: float, exported: bool, tmp_path: Path) -> None:
+def test_weights_and_modes_that_change_later(budget_s: float, exported: bool, cache: Path, tmp_path: Path) -> None:
     model, x = model_of(), torch.randn(32, 64)
     with torch.no_grad():
         want = model(x)
     given = torch.export.export(model, (x,)) if exported else model
-    compiled = weft.compile(given, x, options=Options(budget_s=budget_s, cache_dir=tmp_path))
+    compiled = weft.compile(given, x, options=Options(budget_s=budget_s, cache_dir=cache))
     spoil(model)
     torch.testing.assert_close(compiled(x), want)
     torch.testing.assert_close(compiled.executable(x)[0], want)
@@ -49,27 +55,58 @@ def test_weights_and_modes_that_change_later(budget_s: float, exported: bool, tm
             more = torch.randn(8, 64)
             torch.testing.assert_close(compiled(more), model_of()(more))
     compiled.save(tmp_path / "plan.weft")
-    loaded = weft.load(tmp_path / "plan.weft", options=Options(cache_dir=tmp_path))
+    loaded = weft.load(tmp_path / "plan.weft", options=Options(cache_dir=cache))
     torch.testing.assert_close(loaded(x), want)
 
 
-def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(cache: Path) -> None:
     model, x = model_of(Stubborn), torch.randn(32, 64)
     with torch.no_grad():
         want = model(x)
-    compiled = weft.compile(model, x, options=Options(budget_s=0.0, cache_dir=tmp_path))
+    compiled = weft.compile(model, x, options=Options(budget_s=0.0, cache_dir=cache))
     spoil(model)
     torch.testing.assert_close(compiled.executable(x)[0], want)
 
 
 def test_the_frameworks_model_settles_once() -> None:
     model = model_of()
-    mine = api._Eager(model, owned=True)
+    mine = api._Eager(model, "cpu", owned=True)
     mine.settle()
     assert mine._module is model
-    shared = api._Eager(model, owned=False)
+    shared = api._Eager(model, "cpu", owned=False)
     shared.settle()
     settled = shared._module
     assert settled is not model
     shared.settle()
     assert shared._module is settled
+
+
+class Mixed(nn.Module):
+    """Something that autocast computes in 16 bits, and something that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.line(x).reshape(-1, 4, 8)
+        return nn.functional.scaled_dot_product_attention(y, y, y), torch.exp(x)
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_autocast_is_that_of_the_compilation(automatic: bool, cache: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Mixed().eval(), torch.randn(16, 32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+        with torch.no_grad():
+            want = model(x)
+        compiled = weft.compile(model, x, options=Options(budget_s=0.0, cache_dir=cache))
+    assert want[0].dtype is (torch.bfloat16 if automatic else torch.float32)
+    for around in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            for found in (compiled(x), compiled.executable(x)):
+                for got, right in zip(found, want, strict=True):
+                    assert got.dtype is right.dtype
+                    limit = 0.02 if right.dtype is torch.bfloat16 else 1e-5
+                    torch.testing.assert_close(got, right, atol=limit, rtol=limit)
+            assert [t.dtype for t in compiled(torch.randn(4, 32))] == [t.dtype for t in want]

@@ -14,6 +14,7 @@ from tests.runtime.plans import library_plan
 
 from weft.device.cuda.tensor_map import encode_tensor_map
 from weft.generate import bind
+from weft.generate.library import execute
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -155,6 +156,26 @@ def test_the_frameworks_own_model_inside_a_capture_and_elsewhere(cuda: FakeCuda)
     cuda.capturing = True
     torch.testing.assert_close(eager(x, w)[0], expected(x, w))
     assert calls[-1][0] is x
+
+
+def test_calls_are_recorded_without_the_callers_autocast(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[bool] = []
+    launcher = execute.BoundCall.launcher
+
+    def noting(self: execute.BoundCall, given: object, made: object) -> object:
+        launch = launcher(self, given, made)  # type: ignore[arg-type]
+        return lambda: (met.append(torch.is_autocast_enabled("cuda")), launch())
+
+    monkeypatch.setattr(execute.BoundCall, "launcher", noting)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        exe = executable()
+        cuda.capturing = True
+        exe(*inputs())
+        assert torch.is_autocast_enabled("cuda"), "the caller's own is back"
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert len(met) == 9 and not any(met), "a first run, the recording, a capture of the caller's"
 
 
 def test_the_frameworks_own_model_keeps_no_history_of_its_calls(

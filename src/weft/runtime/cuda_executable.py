@@ -34,7 +34,7 @@ from weft.ir.prims import Prim
 from weft.kernels.formats import Format
 from weft.kernels.plan import Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
-from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed
+from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
 from weft.runtime.streams import Lease
@@ -117,7 +117,7 @@ class CudaExecutable:
     @contextlib.contextmanager
     def _policy(self) -> Iterator[None]:
         """How library calls compute while they are recorded; entered before the lock of the buffers."""
-        with _POLICY, plain_math(allow_tf32=self.allow_tf32):
+        with _POLICY, plain_math(allow_tf32=self.allow_tf32), without_autocast("cuda"):
             yield
 
     def _for_capture(self, captured: bool) -> AbstractContextManager[None]:

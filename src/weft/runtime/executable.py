@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, final
@@ -44,6 +45,11 @@ class InputError(UserError):
     code = "W011"
     template = "input {position}: {problem}"
     todo = "compile the model again for these shapes and types, or convert the tensor"
+
+
+def without_autocast(kind: str) -> AbstractContextManager[None]:
+    """Library calls compute in the types of a plan, whatever the caller's autocast is set to for `cpu` or `cuda`."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def check_count(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> None:
@@ -117,7 +123,8 @@ class Executable:
         self._direct_outputs = self._choose_direct_outputs()
         self._patches: list[_Patch] = []
         self._packs: list[Callable[[], None]] = []
-        with torch.inference_mode(mode=False):  # what is made in that mode cannot be written outside of it
+        # what is made in inference mode cannot be written outside of it
+        with torch.inference_mode(mode=False), without_autocast("cpu"):
             self.memory = self._allocate()
             self._weights = _Pool([n for i in sorted(self._native) for n in self._source(i).packed_bytes])
             self._launches = self._bind()
@@ -280,7 +287,7 @@ class Executable:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), without_autocast("cpu"):
             fresh = self._point_at(tensors)
             for launch in self._launches:
                 launch()
@@ -290,7 +297,7 @@ class Executable:
         """Median microseconds of each step in its place, between its neighbours, launched one by one from Python."""
         calls = [c for x in self._launches for c in (x.singly() if isinstance(x, NativeRun) else [x])]
         samples: list[list[float]] = [[] for _ in calls]
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), without_autocast("cpu"):
             fresh = self._point_at(tensors)  # outputs live until the walk ends
             for _ in range(rounds):
                 for call, found in zip(calls, samples, strict=True):
