@@ -248,7 +248,7 @@ class Asking:
             if self._solving is None and self._all_known() and self._stale and not self._held:
                 self._begin()
             wishes = self._ready()
-            if not wishes and self._solving is not None:
+            if len(wishes) < (1 if self._covering else self._pace.batch) and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
             if wishes:
