@@ -71,6 +71,39 @@ def test_what_is_compiled_in_inference_mode_is_called_outside(shared_cache: Path
     assert not any(x.requires_grad for x in compiled.executable.static_inputs)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])
+def test_what_becomes_of_the_model_does_not_matter(budget_s: float, shared_cache: Path) -> None:
+    """Without a budget eager mostly wins: its graph must not hold memory that the model has given back."""
+    module, inputs = network("cnn", torch.float16)
+    with torch.no_grad():
+        want = module(*inputs)
+    compiled = weft.compile(module, inputs, options=Options(device="cuda", budget_s=budget_s, cache_dir=shared_cache))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(2)
+    module.train().cpu()
+    torch.cuda.empty_cache()
+    held = [torch.full((1 << 22,), float("nan"), device="cuda", dtype=torch.float16) for _ in range(64)]
+    near(compiled(*inputs), want)
+    near(compiled.executable(*inputs)[0], want)
+    del held
+
+
+def test_autocast_is_that_of_the_compilation(shared_cache: Path) -> None:
+    module, x = torch.nn.Linear(256, 256).cuda().eval(), torch.randn(64, 256, device="cuda")
+    options = Options(device="cuda", budget_s=BUDGET_S, cache_dir=shared_cache)
+    plain = weft.compile(module, x, options=options)
+    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+        want = module(x)
+        mixed = weft.compile(module, x, options=options)
+        inside = plain(x)
+    assert isinstance(inside, torch.Tensor) and inside.dtype is torch.float32
+    torch.testing.assert_close(inside, torch.nn.functional.linear(x, module.weight, module.bias).detach())
+    outside = mixed(x)
+    assert isinstance(outside, torch.Tensor) and outside.dtype is torch.bfloat16
+    near(outside, want)
+
+
 def test_torch_compile_takes_attention_as_one_kernel(shared_cache: Path) -> None:
     """Its graphs name the GPU by number, for which what only GPUs have was not looked for."""
     regions: list[Region] = []
