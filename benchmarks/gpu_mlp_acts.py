@@ -84,8 +84,8 @@ class Variant:
         if isinstance(s, mlp_pair.Shape):
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
-        words += ["near"] * s.near + ["keep"] * s.keep + ["turns"] * s.turns + ["whole"] * s.whole
-        words += [f"sums {s.sums}"] * bool(s.sums) + [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
+        words += ["near"] * s.near + ["keep"] * s.keep + ["turns"] * s.turns + ["early"] * s.early
+        words += [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         words += [f"({', '.join(sorted(self.words))})"] * bool(self.words)
         return " ".join([*words, f"[{self.without}]" if self.without else ""]).strip()
 
@@ -130,8 +130,7 @@ def ways(facts: GpuFacts) -> Iterator[Variant]:
             shapes = [s for s in offered(case, facts)[1] if s.group]
             yield from (Variant(case, s) for s in shapes)
             turns = next((s for s in shapes if s.turns), replace(shapes[0], warps=12, turns=True))
-            yield Variant(case, replace(turns, whole=not turns.whole))
-            words = ["clocks", *(["first asks", "near memory"] if turns.stages else ["near memory"])]
+            words = ["clocks", "whole", *(["first asks", "near memory"] if turns.stages else ["near memory"])]
             words += ["old"] if act == "gelu" else []
             yield from (Variant(case, turns, words=frozenset({w})) for w in words)
 
@@ -164,9 +163,10 @@ def fences(facts: GpuFacts) -> Iterator[Variant]:
             case = Case(18, width, 4, act)
             shapes = [s for s in offered(case, facts)[1] if s.group]
             plain = Shape(True, 1, 12, 0, 0, 1, facts.sms)
-            near = [plain, replace(plain, turns=True, whole=True), replace(plain, turns=True)]
-            for shape in near if width == 128 else [s for s in shapes if s.turns and not s.whole]:
-                yield from (Variant(case, shape, words=w) for w in (frozenset[str](), frozenset({"fence"})))
+            taking = replace(plain, turns=True)
+            for shape in [plain, taking] if width == 128 else [s for s in shapes if s.turns]:
+                words = ["", "fence", *(["whole", "whole,fence"] if shape.turns else [])]
+                yield from (Variant(case, shape, words=frozenset(w.split(",")) - {""}) for w in words)
             if act == "gelu":
                 yield Variant(case, plain if width == 128 else shapes[-1], words=frozenset({"old"}))
 

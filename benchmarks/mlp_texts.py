@@ -1,6 +1,7 @@
 """Other ways of a fused network's kernel, for `benchmarks.gpu_mlp_acts`: changes of its text, layer by layer or whole.
 
-`old`: results are not stretched. `fence`: reading the clock keeps steps in front of a product there. `first asks`: for
+`old`: results are not stretched. `whole`: a turn is given when all its products
+are done. `fence`: reading the clock keeps steps in front of a product there. `first asks`: for
 panels of weights, the first warpgroup.
 Those in `WRONG` are ablations: their results are not those of the network.
 """
@@ -32,6 +33,8 @@ class Way(Kernel):
 
     def _products(self, part: int) -> list[str]:
         lines = "\n".join(Kernel._products(self, part))
+        if "whole" in self.words:
+            lines = _given_behind(lines, "w_group_wait<0>();")
         if "fence" in self.words:
             lines = "\n".join(("(void)w_clock();", *self._read(part), "(void)w_clock();", lines))
         return [*self._stamps(part, lines)] if "clocks" in self.words else [lines]
@@ -60,6 +63,16 @@ class Way(Kernel):
                 " ((u32*)out0)[(blockIdx.x * 4 + owner) * 4 + i] = spent[i];"
             )
         return [text[: loop.start()] + before + text[loop.start() :]]
+
+
+def _given_behind(lines: str, wait: str) -> str:
+    """A turn is given behind the last such wait."""
+    found = re.search(r" w_turn_give\([^;]*;", lines)
+    if found is None:
+        return lines
+    lines = lines.replace(found[0], "")
+    at = lines.rindex(wait) + len(wait)
+    return f"{lines[:at]}{found[0]}{lines[at:]}"
 
 
 @contextmanager

@@ -39,7 +39,6 @@ NEAR = Shape(True, 1, 4, 0, 0, 1, 1, near=True)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
 TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
 RING_TURNS = replace(RING, turns=True)
-LOADS = replace(RING_TURNS, sums=2)
 RING_ONE = replace(RING, warps=4)
 RING_FLOW = replace(RING, flow=1, pace=1)
 PART_FLOW = replace(PART, flow=2)
@@ -76,18 +75,17 @@ CASES: dict[str, tuple[Net, tuple[Shape | mlp_pair.Shape | mlp_wide.Shape, ...]]
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP, GROUP, FLOWS)),
-    "stretched layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, replace(TURNS, whole=True))),
+    "stretched layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, TURNS)),
     "stretched between others": (
         Net(70, (48, *(32,) * 8, 24), ("tanh", *("gelu",) * 3, "silu", *("gelu",) * 3, "none"), dtype=BF16),
         (GROUP, FLOWS),
     ),
     "not stretched beside": (Net(40, (24,) * 6, "gelu", dtype=BF16, residual=True), (GROUP,)),
-    "sums begin with loads": (Net(140, (128, 160, 192, 136), "gelu", dtype=BF16), (LOADS, replace(RING_FLOW, sums=2))),
-    "sums of layers alike begin with loads": (Net(140, (72,) * 7, "silu", dtype=BF16), (LOADS, replace(RING, sums=2))),
-    "sums begin with copies": (
-        Net(200, (144,) * 4, "tanh", dtype=BF16),
-        (replace(RING_TURNS, sums=1, whole=True), replace(PART, sums=1)),
+    "sums begin with the bias": (
+        Net(140, (128, 160, 192, 136), "gelu", dtype=BF16),
+        (replace(RING_TURNS, early=True), replace(PART, early=True)),
     ),
+    "sums of layers alike begin with it": (Net(70, (144,) * 6, "tanh", dtype=BF16), (replace(RING_TURNS, early=True),)),
     "the last of three asks": (Net(700, (72, 80, 16, 16), "silu", dtype=BF16), (replace(RING_TURNS, warps=12),)),
     "results stay": (Net(140, (64,) * 3, dtype=BF16), (replace(GROUP, keep=True), replace(FLOWS, keep=True))),
     "one tanh, and the sum": (Net(60, (32,) * 4, "silu and itself", dtype=BF16), (WARP, FLOW)),
@@ -218,25 +216,12 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
     assert ("0.5f * w_unpack_bf16" in source.text) == bool(form)
 
 
-def test_sums_begin_with_loads_where_there_is_room():
-    def made(layers: int, **names: int) -> CudaSource:
-        source = templates.emit(mlp(Net(4096, (128,) * (layers + 1), "silu", BF16)), replace(LOADS, **names).schedule())
-        assert isinstance(source, CudaSource)
-        return source
-
-    packed = 4 * (2 * 128 * 128 + 4 * 128)
-    assert (made(4).packed_bytes[0], made(4, sums=0).packed_bytes[0]) == (packed + 4 * 4 * 128, packed)
-    assert made(4).text.count("w_sums4(d") == 4
-    assert "w_sums4(d" not in made(4, sums=1).text
-    assert "w_sums4(d" not in made(22, stages=13).text
-
-
 @pytest.mark.parametrize(
     ("net", "ways"),
     [
-        (Net(1 << 18, (256,) * 5, "gelu", BF16), {"loads", "copies", "whole"}),
-        (Net(1 << 18, (192,) * 5, "tanh", BF16), {"loads", "copies", "whole"}),
-        (Net(1 << 18, (128,) * 5, "silu", BF16), {"whole"}),
+        (Net(1 << 18, (256,) * 5, "gelu", BF16), {"early"}),
+        (Net(1 << 18, (192,) * 5, "tanh", BF16), {"early"}),
+        (Net(1 << 18, (128,) * 5, "silu", BF16), set()),
         (Net(1 << 18, (256,) * 5, "relu", BF16), set()),
         (Net(1 << 18, (256,) * 5, "silu", F16), set()),
         (Net(1 << 18, (64,) * 3, "relu", BF16), {"keep"}),
@@ -249,9 +234,7 @@ def test_other_ways_are_offered_where_they_may_gain(net: Net, ways: set[str]):
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
     shapes = [Shape.of(s) for s in found]
-    names = {"whole": lambda s: s.whole, "keep": lambda s: s.keep}
-    names |= {"copies": lambda s: s.sums == 1, "loads": lambda s: s.sums == 2}
-    assert {name for name, of in names.items() if any(map(of, shapes))} == ways
+    assert {name for name in ("early", "keep") if any(getattr(s, name) for s in shapes)} == ways
 
 
 def test_the_last_warpgroup_asks_where_turns_are_taken():

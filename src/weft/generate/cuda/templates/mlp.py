@@ -63,7 +63,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     parts = [
         prelude(),
         mlp_header(),
-        sums_header() if image.twice or image.stretched or s.keep else "",
+        sums_header() if image.stretched or s.keep else "",
         tma_header() if s.stages else "",
         *(instruction(p.dtype, n) for n in widths),
         packing,

@@ -10,7 +10,7 @@ Source: note on fused MLPs, sections 2.2 and 2.3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -89,8 +89,6 @@ class Image:
     stretched: frozenset[int] = frozenset()
     """Parts whose result is 2 * `stretch` times what it is; the next part's vectors are `stretch` times theirs."""
     stretch: float = 1.0
-    twice: frozenset[int] = frozenset()
-    """Places in `vectors` of those that hold every pair of neighbours twice."""
 
     @staticmethod
     def of(p: Chain, *, group: bool, columns: int = 0) -> Image:
@@ -120,20 +118,6 @@ class Image:
                 at += 4 * whole(p.graph.type_of(node).size // p.rows, columns)
         size = -(-at // 16) * 16
         return Image(p, group, read, written, tuple(layers), tuple(vectors), tuple(places), weights, size, columns)
-
-    def with_twice(self, wanted: frozenset[tuple[int, NodeId]]) -> Image:
-        """The same with pairs of some vectors held twice."""
-        twice = frozenset(i for i, x in enumerate(self.vectors) if x in wanted)
-        places, at = [], self.weight_bytes
-        for i, (_, node) in enumerate(self.vectors):
-            at = -(-at // 16) * 16 if i in twice else at
-            places.append(at)
-            at += (8 if i in twice else 4) * whole(self.p.graph.type_of(node).size // self.p.rows, self.columns)
-        return replace(self, places=tuple(places), bytes=-(-at // 16) * 16, twice=twice)
-
-    def held_twice(self, part: int, node: NodeId) -> bool:
-        """Whether every pair of a vector is there twice."""
-        return (part, node) in self.vectors and self.vectors.index((part, node)) in self.twice
 
     def place(self, part: int, node: NodeId) -> int:
         """Where a vector begins."""
@@ -185,12 +169,10 @@ def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, L
         count = layer_bytes(layer, group=image.group, columns=image.columns) // 2
         lines += _weight(image, at, count, masters)
         total += count
-    for at, ((part, node), place) in enumerate(zip(image.vectors, image.places, strict=True)):
+    for (part, node), place in zip(image.vectors, image.places, strict=True):
         width = p.graph.type_of(node).size // p.rows
         source = p.vectors[node]
         n, size = column("i", image.order(part)), whole(width, image.columns)
-        if at in image.twice:
-            n, size = column("(i / 4 * 2 + i % 2)", image.order(part)), 2 * size
         memory = _memory(source, masters)
         value = load(memory, f"{_pointer(source, masters)} + ({n} * {source.steps[1]} + {source.offset})")
         if memory is not source.dtype and source.dtype is not DType.F32:

@@ -1,4 +1,4 @@
-"""How the sums of a fused network begin, and in which scale they and the results between layers are.
+"""In which scale the sums of a fused network, and the results between its layers, are.
 
 Sums that one activation reads may be halves: exact, for bf16 has the range of f32. Between two layers with GELU, a
 scale s = 0.0981^(1/3) c saves a multiplication of each value: with y = s x the tanh is that of y (y^2 + a), and
@@ -15,7 +15,7 @@ from pathlib import Path
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import Chain, last_use
 from weft.generate.cuda.templates.mlp_runs import runs
-from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
+from weft.generate.cuda.templates.mlp_shapes import Shape
 from weft.generate.cuda.templates.mlp_text import Kernel, halved
 from weft.generate.expr.ctype import literal
 from weft.ir.types import DType
@@ -23,8 +23,6 @@ from weft.ir.types import DType
 LINEAR, CUBIC = 1.13159299, 0.09814895
 """1 + erf(u) is 1 + tanh(LINEAR u + CUBIC u^3), within 3e-4."""
 ADDED = LINEAR / CUBIC ** (1 / 3)
-_SHARED = 232448
-"""Bytes of a block, where there are warpgroup products."""
 
 
 @cache
@@ -35,14 +33,8 @@ def sums_header() -> str:
 
 
 def prepared(p: Chain, s: Shape, image: Image) -> Image:
-    """The image with all that saves operations of each sum."""
-    image = stretched(p, s, halved(p, s, image))
-    if s.sums < 2:
-        return image
-    kernel = Kernel(p, s, image)
-    wanted = frozenset((at, v) for at in range(1, len(p.layers) + 1) if (v := kernel.added(at)) is not None)
-    wide = image.with_twice(wanted) if s.group and s.tiles == 1 else image
-    return wide if shared_bytes(wide, s) <= _SHARED else image
+    """The image with all that saves operations of a sum."""
+    return stretched(p, s, halved(p, s, image))
 
 
 def stretched(p: Chain, s: Shape, image: Image) -> Image:

@@ -339,26 +339,17 @@ class Kernel:
 
     def _vector_turn(self, part: int) -> str:
         own = [node for at, node in self.image.vectors if at == part]
-        each_ = {v: 8 if self.image.held_twice(part, v) else 4 for v in own}
-        return self._turn(part, sum(n * padded(self.p.graph.type_of(v).size // self.p.rows) for v, n in each_.items()))
+        return self._turn(part, sum(4 * padded(self.p.graph.type_of(v).size // self.p.rows) for v in own))
 
     def _bias(self, part: int) -> NodeId | None:
-        """What the sums begin with."""
-        vector = self.added(part)
-        if vector is None:
-            return None
-        most = _EARLY_WIDE if self.s.sums else _EARLY
-        narrow = self.p.layers[part - 1].n * self.s.tiles <= most or self.image.held_twice(part, vector)
-        return vector if narrow else None
-
-    def added(self, part: int) -> NodeId | None:
-        """A vector that is added to the product alone: the sums may begin with it."""
+        """A vector that is added to the product alone: the sums begin with it."""
         sum_ = self._sum(part)
         if sum_ is None:
             return None
         vector = next(o for o in self.p.graph.nodes[sum_].inputs if o in self.p.vectors)
         readers = [s for s in self.p.steps[part] if vector in self.p.graph.nodes[s].inputs]
-        return vector if readers == [sum_] else None
+        narrow = self.p.layers[part - 1].n * self.s.tiles <= (_EARLY_WIDE if self.s.early else _EARLY)
+        return vector if readers == [sum_] and narrow else None
 
     def _sum(self, part: int) -> NodeId | None:
         """The addition of a vector to a product that nothing else reads."""
@@ -406,10 +397,6 @@ class Kernel:
         ring = self._vectors_at - self.image.weight_bytes
         value = ["0.0f", "0.0f"]
         lines = [f"{each('j', chunks)} {{"]
-        if bias is not None and self.image.held_twice(part, bias):
-            sums = ", ".join(self._d(part, "0", "j", str(e)) for e in range(4))
-            at = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)} + (4 * j + q) * 16"
-            return [*lines, f"w_sums4({sums}, sm, {at}, {self._before_sums(part, chunks)}); }}"]
         if bias is not None:
             place = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)}"
             lines.append(f"const float2 b = *(const float2*)(sm + {place} + ({self._columns(part)}) * 4);")
@@ -419,15 +406,6 @@ class Kernel:
         lines.append(f"{each('m', self.s.tiles)} {{")
         lines += [f"{self._d(part, 'm', 'j', str(e))} = {value[e % 2]};" for e in range(4)]
         return [*lines, "}\n}"]
-
-    def _before_sums(self, part: int, chunks: int) -> str:
-        """Of chunk j of a part's sums: what was made of the last part's, whose registers they take."""
-        layer = self.p.layers[part - 1]
-        if part == 1 or self._flows(part) or layer.left[0] in layer.beside:
-            return "0u"
-        slices = padded(layer.widths[0]) // 16
-        at = "j / 2" if chunks <= 2 * slices else f"(j / 2 < {slices} ? j / 2 : {slices - 1})"
-        return f"{self._name(layer.left[0])}[0][{at}][j % 2 * 2 + 1]"
 
     def _d(self, part: int, m: str, j: str, e: str) -> str:
         return f"d{part}[{m}][4 * {j} + {e}]" if self.s.group else f"d{part}[{m}][{j}][{e}]"
@@ -485,13 +463,11 @@ class Kernel:
         take, give = (
             ("w_turn_take(1 + owner); ", f" w_turn_give(1 + (owner + 1) % {s.owners});") if s.turns else ("", "")
         )
-        early, late = ("", give) if s.whole else (give, "")
         lines += self._read(part) if s.turns else []  # all of the left operand is there before the turn
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
-            lines += [f"{take}w_group_begin();", *calls(0, count, at)]
-            lines.append(f"w_group_commit();{early} w_group_wait<0>();{late}")
+            lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
             for i in range(panels):
@@ -499,11 +475,11 @@ class Kernel:
                 lines += [*([take] if i == 0 else []), *self._panel(), "w_group_begin();"]
                 lines += [
                     *calls(first, last, "w, k % 4 * 32"),
-                    f"w_group_commit();{early if i == panels - 1 else ''} }}",
+                    f"w_group_commit();{give if i == panels - 1 else ''} }}",
                 ]
                 lines += ["w_group_wait<1>();", self._panel_read()] if i else []
                 lines += self._next_panel(i == 0)
-            lines += [f"w_group_wait<0>();{late}", self._panel_read()]
+            lines += ["w_group_wait<0>();", self._panel_read()]
             lines = ["{", *lines, "}"]
         return [*lines, *self._done(part)]
 

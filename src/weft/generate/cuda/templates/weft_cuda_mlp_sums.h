@@ -1,10 +1,6 @@
-// The start of sums from shared memory, loads and stores with hints, and GELU in the scale in which its tanh has a cubic without a factor.
+// Loads and stores with hints, and GELU in the scale in which its tanh has a cubic without a factor.
 // Includes nothing; stands behind weft_cuda_mlp.h.
 #ifdef W_EMULATED
-W_FN void w_sums4(float& a, float& b, float& c, float& d, const unsigned char* sm, u32 at, u32) {
-  const float* v = (const float*)(sm + at);
-  a = v[0]; b = v[1]; c = v[2]; d = v[3];
-}
 W_FN uint4 w_load_once(const void* p) { return *(const uint4*)p; }
 W_FN void w_store_kept(void* p, uint4 v) { *(uint4*)p = v; }
 #else
@@ -20,11 +16,6 @@ W_FN void w_store_kept(void* p, uint4 v) {
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
   asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
                ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(keep) : "memory");
-}
-// four neighbours to where they are needed, not before `behind` is there
-W_FN void w_sums4(float& a, float& b, float& c, float& d, const unsigned char* sm, u32 at, u32 behind) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(w_shared(sm) + at), "r"(behind));
 }
 #endif
 // y + y tanh(y (y^2 + 2.4532)): 2 s times GELU of y / s, with s = 0.4613 times the factor of erf's argument
