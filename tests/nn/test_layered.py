@@ -63,6 +63,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layered, "BoundCuda", Bound)
     every = layered.candidates
     monkeypatch.setattr(layered, "TRIED", 12)
+    monkeypatch.setattr(layered, "_WHOLE", 0)  # they take long to compile here
     # one of each product, with sums of columns where a template has them
     monkeypatch.setattr(layered, "candidates", lambda *a: sorted(every(*a), key=lambda x: -x[1])[:1])
 
@@ -227,6 +228,7 @@ def test_one_kernel_leaves_what_gradients_by_layers_read(
     emulated: None, monkeypatch: pytest.MonkeyPatch, faster: bool, right: bool
 ):
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    monkeypatch.setattr(layered, "_WHOLE", 1)
     times = iter((2.0, 1.0 if faster else 3.0))  # of the products, and of the kernel
     torch.manual_seed(3)
     module = Lines().half()

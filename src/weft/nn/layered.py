@@ -351,6 +351,8 @@ class ByLayers:
             return None
         texts = [mlp.emit(found[0], s, self.net.masters) for s in schedules[:_WHOLE]]
         made = [t for t in texts if isinstance(t, CudaSource)]
+        if not made:
+            return None
         jobs = [CompileJob(t.text, self.facts.arch, t.flags) for t in made]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
         given = beside, addresses, memory, stamp
