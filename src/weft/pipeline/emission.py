@@ -16,7 +16,7 @@ from weft.options import Options
 from weft.pipeline.problems import Entry, Problems, take_kernels
 from weft.tune.emitters import Emitters, processes
 
-LOOK_S = 0.005
+LOOK_S = 0.02
 """How long something is waited for before the clock is looked at again."""
 
 
