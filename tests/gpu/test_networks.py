@@ -175,12 +175,14 @@ torch.cuda.reset_peak_memory_stats()
 error = float((exe(x)[0].float() - want).norm() / want.norm())
 torch.cuda.synchronize()
 def owner(block):
+    if block["state"] != "active_allocated":
+        return [block["size"], "nobody"]
     frames = [f for f in block.get("frames", ()) if "/torch/" not in f["filename"]][:6]
     return [block["size"], " < ".join(Path(f["filename"]).name + ":" + str(f["line"]) for f in frames)]
 
 
 large = [s for s in torch.cuda.memory_snapshot() if s["total_size"] > 16 << 20]
-owners = [[s["total_size"], s["stream"], [owner(b) for b in s["blocks"] if "active" in b["state"]]] for s in large]
+owners = [[s["total_size"], s["stream"], [owner(b) for b in s["blocks"]]] for s in large]
 print(json.dumps({
     "owners": owners,
     "error": error, "chosen": compiled.record.chosen,
@@ -208,8 +210,9 @@ def test_memory_is_that_of_the_weights_once_and_of_one_workspace(kind: str, shar
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     tell(f"linear layers, {kind}: {found}")
-    # what eager needs stays too where eager won: it may run beside the plan
-    need = found["weights"] + found["arena"] + 3 * found["x"] + WORKSPACE * (1 + (found["chosen"] == "eager"))
+    # what eager needs stays too where eager won: it may run beside the plan, on weights of its own
+    sets = 1 + (found["chosen"] == "eager")
+    need = sets * (found["weights"] + WORKSPACE) + found["arena"] + 3 * found["x"]
     assert found["error"] < 2e-3 and found["weights"] > 128 << 20
     assert found["peak"] <= 1.02 * need + (1 << 20), json.dumps(found)
     assert found["kept"] <= 1.02 * need + (24 << 20), json.dumps(found)

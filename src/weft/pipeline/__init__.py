@@ -456,6 +456,9 @@ def link_all(
     graph: Graph, plans: Sequence[Plan], setting: Setting, inputs: Tensors, eager: Callable[..., Tensors] | None
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once."""
+    if setting.on_gpu:
+        # garbage that is found while weights are placed would leave room for them in the middle of larger segments
+        gc.collect()
     contenders: list[finish.Contender] = []
     refused: RuntimeError | ArtifactError | None = None
     seen: set[tuple[object, ...]] = set()
@@ -465,7 +468,8 @@ def link_all(
             continue
         seen.add(identity)
         try:
-            executable = link(graph, plan, setting)
+            with collector.put_off():
+                executable = link(graph, plan, setting)
             executable(*inputs)
         except (RuntimeError, ArtifactError) as error:
             # an operator of the framework may refuse a call that was never measured
