@@ -222,9 +222,9 @@ def layers() -> Mapping[str, Case]:
         "layers, warpgroups in turn": (small, shape(True, 1, 8, 0, 0, 1, 2, turns=True).schedule()),
         "layers, streamed": (small, shape(True, 1, 8, 6, 0, 1, 1).schedule()),
         "layers, streamed, flowing": (small, shape(True, 1, 8, 6, 0, 1, 1, flow=1, pace=1).schedule()),
-        "layers, sums begin with loads, in turn": (
+        "layers, sums begin with the bias, in turn": (
             chain(140, 128, 160, 192, 136, act=gelu, dtype=BF16),
-            shape(True, 1, 8, 6, 0, 1, 1, turns=True, whole=True, sums=2).schedule(),
+            shape(True, 1, 8, 6, 0, 1, 1, turns=True, early=True).schedule(),
         ),
         "layers, results stay": (chain(300, 64, 64, 64), shape(True, 1, 4, 0, 0, 1, 2, keep=True).schedule()),
         "layers, two blocks a tile": (chain(150, 256, 256, 256, 256), mlp_pair.Shape(6, 4).schedule()),
