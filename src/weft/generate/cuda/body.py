@@ -128,8 +128,6 @@ class CudaBody(Body):
         """Where to note outermost gathers and the places of their results, if anybody asks."""
         self.outward: Outward | None = None
         """How the result shows what is stored, if not element by element."""
-        self.first = ""
-        """With that, name of the first place of the elements that are computed, if it is known."""
         self.nested = False
         """Whether a noted gather reads another one."""
         self._inside = False
@@ -150,8 +148,6 @@ class CudaBody(Body):
             placed = super()._make(node, place)
             self._before_rounding[placed.value.name] = self.value(record.inputs[0], place).value, record.type.dtype
             return placed
-        if self.outward is not None and record.prim is Prim.MAX and record.type.dtype in NARROW:
-            return self._clipped(node, place)
         rough = self.rough and c_type(record.type.dtype) == "w_f32" and is_rough(self.graph, node)
         if not rough:
             return super()._make(node, place)
@@ -169,17 +165,6 @@ class CudaBody(Body):
         else:
             text = FUNCTIONS[record.prim].format(*names)
         return self.define(record.type.dtype, False, text, max(x.level for x in operands))
-
-    def _clipped(self, node: NodeId, place: Place) -> Placed:
-        """The greater of a rounded number and 0, which may as well be rounded after that."""
-        placed = super()._make(node, place)
-        operands = [self.value(x, place) for x in self.graph.nodes[node].inputs]
-        for x, limit in (operands, operands[::-1]):
-            before, rounded = self._before_rounding.get(x.value.name, (x.value, None))
-            if rounded is placed.value.dtype and limit.value.constant == 0.0:
-                greater = self.define(DType.F32, False, f"w_max_const({before.name}, 0.0f)", placed.level)
-                self._before_rounding[placed.value.name] = greater.value, rounded
-        return placed
 
     def _indexed(self, node: NodeId, place: Place) -> Placed:
         if self.noted is None:
@@ -279,9 +264,7 @@ class CudaBody(Body):
         before, rounded = self._before_rounding.get(value.name, (value, None))
         if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
             value = before
-        shown = ""
-        if self.outward is not None and buffer.name == OUT:
-            shown = f"{self.first or self.outward.first(place)}, {self.outward.at(place)}"
+        shown = self.outward.at(place) if self.outward is not None and buffer.name == OUT else ""
         self.pending.append((buffer, address, value, shown))
 
     def flush(self, guard: str = "") -> None:

@@ -49,8 +49,6 @@ L2_BYTES = 64
 """Per cycle, to a multiprocessor."""
 MOST_STREAMED = 8
 """So many times what a thread keeps in registers it goes through at most where it keeps nothing."""
-OUTWARD = 2
-"""Forms of norms that are offered with their results stored to all places of pads and resizes."""
 HALF = 2
 """Bytes of the numbers that wait as they were read."""
 MOST_HELD = 1 << 14
@@ -77,7 +75,7 @@ def _pointwise(problem: Problem, facts: GpuFacts) -> list[Form]:
         )
         if sum(n.prim is Prim.GATHER for n in problem.graph.nodes) >= FEWEST_CORNERS:
             along = [Form(threads=t, items=k, corners=True) for t, k in ((128, 4), (256, 4), (128, 8))]
-            ranked = [along[0], replace(along[0], eager=True), *along[1:], *ranked]
+            ranked = [replace(along[1], eager=True), along[0], replace(along[0], eager=True), *along[1:], *ranked]
     if _joins_few(problem):
         ranked = [Form(threads=128, whole=True), Form(threads=256, whole=True), *ranked]
     return ranked[:8]
@@ -186,21 +184,21 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
 
 
 def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: bool) -> list[Form]:
-    """These, and behind the first of them blocks that meet and store results to all places of pads and resizes."""
+    """These and, as far as measured to be faster: even blocks, and results stored from where they are computed."""
     rows = _rows_of(problem)
     if not (beside and rows.lanes > 1) or rows.stored * 4 >= STREAMED * facts.l2_bytes * HALF:
         return ranked
     sizes = rows.count, rows.stored
     even = balanced(facts, *sizes, access=16, lanes=rows.lanes)
-    if outward(problem) is None:
-        return [*ranked[:1], *even, *ranked[1:]]
-    held = roomy(facts, *sizes, access=16, lanes=rows.lanes, beside=rows.beside)
-    wide = meetings(facts, *sizes, access=16, lanes=rows.lanes, beside=True, wide=True)
-    few = [form for form in ranked if form.meet > 1] if not (held or even or wide) else []
-    shown = [replace(form, outward=True) for form in (*held, *even, *wide, *few)][:OUTWARD]
+    padded = outward(problem) is not None
+    held = roomy(facts, *sizes, access=16, lanes=rows.lanes, beside=rows.beside) if padded else []
     if held:
-        return [*shown[:1], *ranked[:1], *shown[1:], *ranked[1:]]
-    return [*ranked[:1], *shown[:1], *even, *ranked[1:2], *shown[1:], *ranked[2:]]
+        return [*(replace(form, outward=True) for form in held), *ranked]
+    if even or not padded:
+        return [*even[:1], *ranked[:1], *even[1:], *ranked[1:]]
+    wide = meetings(facts, *sizes, access=16, lanes=rows.lanes, beside=True, wide=True)
+    shown = [replace(form, outward=True) for form in wide]
+    return [*ranked[:1], *shown[:1], *ranked[1:2], *shown[1:], *ranked[2:]]
 
 
 @dataclass(frozen=True, slots=True)

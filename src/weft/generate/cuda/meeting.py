@@ -74,20 +74,17 @@ def balanced(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int
 def roomy(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: int) -> list[Form]:
     """Of much data with `beside` rows side by side: what blocks read waits in shared memory.
 
-    Two or three blocks of a multiprocessor: one reads while others wait or write, and of the rows of those that run
-    all parts do. Where a block's rows are a small part of those side by side, short runs cost more than that gains.
+    Two blocks of a multiprocessor: one reads while the other waits or writes, and of the rows of those that run all
+    parts do. Where a block's rows are a small part of those side by side, short runs cost more than that gains.
     """
     columns = max(1, 2 * SECTOR // access)
     every = columns * lanes
     if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * LARGE:
         return []
-    group, found = stored * every // rows, []
-    for each, threads in ((2, 256), (3, 128)):
-        at_once, most = each * facts.sms, facts.shared_per_sm // each - KEPT
-        parts = [n for n in range(MEETING, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
-        best = max(parts, key=lambda n: (at_once // n * n, -n), default=0)
-        found += [Form(threads, columns=columns, once=True, meet=best, room=True)] if best else []
-    return found
+    group, at_once, most = stored * every // rows, 2 * facts.sms, facts.shared_per_sm // 2 - KEPT
+    parts = [n for n in range(MEETING, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
+    best = max(parts, key=lambda n: (at_once // n * n, -n), default=0)
+    return [Form(256, columns=columns, once=True, meet=best, room=True)] if best else []
 
 
 def factors_together(graph: Graph) -> Graph:

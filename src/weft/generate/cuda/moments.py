@@ -99,8 +99,6 @@ class Moments(Rows):
     _slots = ""
     """What the blocks of this row leave for each other, and, `_left`, how many had read it."""
     _left = ""
-    _places = ""
-    """Array of the places of a thread's results, with `Form.outward`."""
 
     def __init__(self, text: CudaText, draft: Draft, scene: Scene, segment: Segment) -> None:
         super().__init__(text, draft, scene, segment)
@@ -169,7 +167,6 @@ class Moments(Rows):
             if number == 0:
                 self._moments()
             return
-        self.draft.body.first = f"{self._places}[u]" if self._places else ""
         super()._stage(number, stage)
         if not (stage.reductions or self.text.accesses.frozen):
             self._note_row_values()
@@ -294,7 +291,6 @@ class Moments(Rows):
             put("const w_index own = w_opaque(rank);")  # else its addresses would stay in registers throughout the loop
             self.part = "own"
             super()._read_ahead()
-            self._find_places()
             self.part = "rank"
             given, about = self.draft.name("x"), self.draft.name("s")
             put(f"w_f32 {given}[{2 * rows}] = {{{', '.join([*sums, *squared])}}};")
@@ -305,21 +301,6 @@ class Moments(Rows):
         for line in late:
             put(line)
         return self._named(total), self._named(squares)
-
-    def _find_places(self) -> None:
-        """Where results go, if each of them may go to several places: known before the exchange, in registers."""
-        outward, last = self.draft.body.outward, len(self.segment.stages) - 1
-        if outward is None or self.form.room or self.segment.stages[last].pre != [*self.scene.graph.outputs]:
-            return
-        root, space = self.scene.graph.outputs[0], self.space_of[last]
-        held = any(self.spaces[which] is space for which, *_ in self.arrays)
-        if not held and space.turns > self.unrolled:  # a loop: its turns cannot be told apart in registers
-            return
-        self._places = self.draft.name("o")
-        self.nest.put(f"unsigned {self._places}[{space.turns}];", self.level)
-        with self._turns(space):
-            place = self.scene.layout.place(root, self._place(last, 0, 0))
-            self.nest.put(f"{self._places}[u] = {outward.first(place)};")
 
     def _late_row_values(self, operand: NodeId) -> list[str]:
         """Reads what elements need of their rows; gives the lines that widen it, for which no pass has to wait."""

@@ -65,10 +65,6 @@ class Outward:
         (row, column), (down, right) = (place[k].text() for k in AXES), (self.strides[k] for k in AXES)
         return f"shown2, {row}, shown3, {column}, {down}u, {right}u"
 
-    def first(self, place: Place) -> str:
-        """The first of these places, or all of them in one number: see `w_show_first`."""
-        return f"w_show_first({self.at(place)})"
-
     def shared(self) -> list[str]:
         """Declarations of the tables."""
         return [f"W_SHARED {axis.kind()} shown{k};" for k, axis in zip(AXES, self.axes, strict=True)]
