@@ -316,15 +316,27 @@ class _Eager:
 
     def __init__(self, module: torch.nn.Module, kind: str, *, owned: bool) -> None:
         self._module, self._kind, self._owned = module, kind, owned
+        self._held: frozenset[int] | None = None
+        """Where weights lie, once it has settled."""
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad(), without_autocast(self._kind):
-            return flat(self._module(*tensors))
+            found = flat(self._module(*tensors))
+            if self._held is None:
+                return found
+            held = self._held | {_place(t) for t in tensors}
+            return [t.clone() if _place(t) in held else t for t in found]
 
     def settle(self) -> None:
-        """From here on it is the module as it stands now, whoever holds that one."""
+        """From here on it is the module as it stands now, whoever holds that one, and results are nobody else's."""
         if not self._owned:
             self._module, self._owned = _copied(self._module)
+        self._held = frozenset(_place(t) for t in (*self._module.parameters(), *self._module.buffers()))
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Of the memory that a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:

@@ -81,6 +81,31 @@ def test_the_frameworks_model_settles_once() -> None:
     assert shared._module is settled
 
 
+class Given(nn.Module):
+    """Gives back what it was given and what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.view(-1), self.weight.t(), x + self.weight
+
+
+def test_results_may_be_written_whoever_has_won(cache: Path) -> None:
+    model, x = Given().eval(), torch.randn(4, 4)
+    want, kept = [t.detach().clone() for t in model(x)], x.clone()
+    compiled = weft.compile(model, x, options=Options(budget_s=0.0, cache_dir=cache))
+    own = api._Eager(api._copied(model)[0], "cpu", owned=True)
+    own.settle()
+    for run in (compiled, compiled.executable, own):
+        for _ in range(2):
+            for got, right in zip(run(x), want, strict=True):
+                torch.testing.assert_close(got, right)
+                got.zero_()
+    assert torch.equal(x, kept)
+
+
 class Mixed(nn.Module):
     """Something that autocast computes in 16 bits, and something that it does not."""
 
