@@ -172,23 +172,26 @@ class BoundCall:
     def _bind(
         self, step: CallStep, inputs: Sequence[torch.Tensor], tmp: list[Any], weights: Mapping[int, torch.Tensor]
     ) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-        def value(v: CallValue) -> Any:
-            if isinstance(v, Ref):
-                if v.kind == "in":
-                    return weights[v.index] if v.index in weights else inputs[v.index]
-                return self._prepared[v.index] if v.kind == "prep" else tmp[v.index]
-            if isinstance(v, tuple):
-                return [value(x) for x in v]
-            if isinstance(v, str) and v.startswith("dtype:"):
-                return TORCH_DTYPE[DType(v[6:])]
-            if isinstance(v, str) and v.startswith("format:"):
-                return _FORMATS[v[7:]]
-            return v
-
-        kwargs = {k: value(v) for k, v in step.kwargs}
+        kwargs = {k: self._value(v, inputs, tmp, weights) for k, v in step.kwargs}
         if self._device is not None and step.target in _CREATORS:
             kwargs["device"] = self._device
-        return resolve(step.target), [value(v) for v in step.args], kwargs
+        return resolve(step.target), [self._value(v, inputs, tmp, weights) for v in step.args], kwargs
+
+    # a function inside `_bind` that calls itself would keep the tensors until garbage is searched for
+    def _value(
+        self, v: CallValue, inputs: Sequence[torch.Tensor], tmp: list[Any], weights: Mapping[int, torch.Tensor]
+    ) -> Any:
+        if isinstance(v, Ref):
+            if v.kind == "in":
+                return weights[v.index] if v.index in weights else inputs[v.index]
+            return self._prepared[v.index] if v.kind == "prep" else tmp[v.index]
+        if isinstance(v, tuple):
+            return [self._value(x, inputs, tmp, weights) for x in v]
+        if isinstance(v, str) and v.startswith("dtype:"):
+            return TORCH_DTYPE[DType(v[6:])]
+        if isinstance(v, str) and v.startswith("format:"):
+            return _FORMATS[v[7:]]
+        return v
 
     def run(self, inputs: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Call once and give the results back as they come (any strides); `out`: what an `out_variant` call writes."""
