@@ -30,13 +30,11 @@ from benchmarks.gpu_mlp_skips import BF16, Radiance, error_of, median, prepared,
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Network
 from weft.generate.cuda.training import layered as text
 from weft.generate.cuda.training.layered import Product
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource
 from weft.nn import FusedMLP, fused_mlp, kernels, layered
 from weft.nn.layered import candidates
 from weft.nn.layers import Layers, layers_of
@@ -164,9 +162,6 @@ def measure(name: str, out: Path | None, *, by_torch: bool) -> None:
                     [round(t * 1000 / LAUNCHES) for t in ts if t < 1e9] for ts in own.kernels.times.values()
                 ]
                 row["refused"] = None if layers is None else str(layers.refused(rows))
-                row["forward"] = (
-                    None if layers is None else [round(t * 1000 / LAUNCHES) for t in layers.forward_times if t < 1e9]
-                )
                 if way == "layers" and layers is not None:
                     put(out, case=name, products=timed_products(layers, rows))
         put(out, case=name, **row)
@@ -223,10 +218,10 @@ def dry(only: str) -> None:
         by_role = {r: round(floor_us([p for p in products if p.role == r])) for r in ("forward", "below", "weights")}
         put(None, case=name, floor=round(floor_us(products)), roles=by_role, products=len(products))
         for facts in (profile("h200"), profile("a100")):
-            put(None, case=name, arch=facts.arch, **_compiled(net, products, rows, facts, nvrtc))
+            put(None, case=name, arch=facts.arch, **_compiled(net, products, facts, nvrtc))
 
 
-def _compiled(net: Network, products: Sequence[Product], rows: int, facts: GpuFacts, nvrtc: Any) -> dict[str, object]:
+def _compiled(net: Network, products: Sequence[Product], facts: GpuFacts, nvrtc: Any) -> dict[str, object]:
     texts: dict[str, tuple[str, ...]] = {text.layered(net, facts.sms).text: ()}
     declined = []
     for p in {p.problem.key: p for p in products}.values():
@@ -235,11 +230,6 @@ def _compiled(net: Network, products: Sequence[Product], rows: int, facts: GpuFa
             declined.append(f"{p.role} {p.layer}: {schedules.reason}")
             continue
         texts |= {s.text: s.flags for s, _ in candidates(p, schedules)}
-    whole = text.whole(net, rows)
-    schedules = Declined("it cannot") if whole is None else mlp.schedules(whole[0], facts)
-    for s in () if whole is None or isinstance(schedules, Declined) else schedules[:2]:
-        source = mlp.emit(whole[0], s, net.masters) if whole is not None else None
-        texts |= {source.text: source.flags} if isinstance(source, CudaSource) else {}
     found = nvrtc.compile_many([CompileJob(t, facts.arch, f) for t, f in texts.items()])
     made = [x for x in found if isinstance(x, CompiledCubin)]
     return {

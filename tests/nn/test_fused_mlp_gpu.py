@@ -81,10 +81,12 @@ def test_many_random_networks(first: int):
     rows = [check(c) for c in cases]
     # of some networks (x sin 5x over many layers) 16 bits give nothing: no kernel is near to torch, or both overflow
     lost = [r for r in rows if not float(str(r["eager_error"])) <= kernels.FAR]
-    wrong = [r for r in rows if not (r["right"] and r["equal_bits"] and r["types"])]
-    wrong += [r for r in rows if r["why_not"] is not None and r not in lost]
-    assert not wrong, [{k: v for k, v in r.items() if k != "record"} for r in wrong]
-    assert len(lost) <= len(rows) // 4, [r["case"] for r in lost]
+    # refused after its first pass, which the kernels made, such a network has other bits in its second
+    gone = [r for r in lost if r["why_not"] is not None]
+    wrong = [r for r in rows if not (r["right"] and (r["equal_bits"] or r in gone) and r["types"])]
+    wrong += [r for r in rows if r["why_not"] is not None and r not in gone]
+    assert not wrong, "\n".join(str({k: v for k, v in r.items() if k != "record"}) for r in wrong)
+    assert len(lost) <= len(rows) // 4, "\n".join(str(r["case"]) for r in lost)
 
 
 @pytest.mark.parametrize("width", [32, 64])

@@ -645,9 +645,10 @@ class _Run:
     ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None] | Declined]:
         """From dy to the gradients of x and of the parameters, as far as they are needed."""
         inputs, wanted, kind = needs[0], any(needs[1:]), facts.kind
+        of_rows = torch.zeros_like if self.kernels.net.parts else torch.empty_like  # between parts nothing is written
 
         def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
-            dx = torch.empty_like(x) if inputs else None
+            dx = of_rows(x) if inputs else None
             sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
             memory = self._memory_of_layers
             refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, sums, DTYPES[kind])

@@ -6,7 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from threading import RLock
 from weakref import WeakKeyDictionary
@@ -20,7 +19,6 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Network
 from weft.generate.cuda.training import layered as text
 from weft.generate.cuda.training.gradient import Entry
@@ -37,8 +35,6 @@ TRIED = 6
 """Schedules of a product that are measured."""
 _SPILLED = 16
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
-_WHOLE = 2
-"""Schedules of one kernel for all layers that are measured."""
 _KEPT_PRODUCTS = 256
 _REMEMBERED = 64
 _COMPARED = 48
@@ -63,29 +59,14 @@ class Memory:
         """Of the parameters in the image."""
         self.addresses: list[int] = []
         """Where those lay: gradients of a call may be asked for after another one has read other parameters."""
-        self._images: WeakKeyDictionary[Whole, tuple[torch.Tensor, int, list[int]]] = WeakKeyDictionary()
-        """Of parameters as kernels of all layers read them, with what tells of the parameters."""
         self._states: WeakKeyDictionary[Chosen, torch.Tensor] = WeakKeyDictionary()
         """They go with the kernel, when it is forgotten."""
-        self._recorded: set[Chosen | Whole] = set()
+        self._recorded: set[Chosen] = set()
         """Kernels that a captured graph may run whenever it is replayed."""
 
     def tensors(self) -> list[torch.Tensor]:
         """All of it."""
-        images = [image for image, *_ in self._images.values()]
-        return [*([] if self.image is None else [self.image]), *images, *self._states.values()]
-
-    def packed(self, whole: Whole, stamp: int, addresses: Sequence[int]) -> tuple[int, bool]:
-        """Address of the image of parameters at these addresses, and whether it was made just now."""
-        if torch.cuda.is_current_stream_capturing():
-            self._recorded.add(whole)
-        held = self._images.get(whole)
-        if held is not None and held[1:] == (stamp, list(addresses)):
-            return held[0].data_ptr(), False
-        image = held[0] if held is not None else whole.image()
-        self._images[whole] = image, stamp, list(addresses)
-        whole.bound.pack((0, *addresses), (image.data_ptr(),), stream())
-        return image.data_ptr(), True
+        return [*([] if self.image is None else [self.image]), *self._states.values()]
 
     def lacks(self, plan: Sequence[tuple[Product, Chosen]]) -> bool:
         """Whether a state is to be made; while a graph is captured it would be zero from the first replay on only."""
@@ -132,33 +113,6 @@ class Chosen:
         ready(stream())
 
 
-@dataclass(eq=False)
-class Whole:
-    """A kernel of all layers that leaves the values which are read afterwards."""
-
-    bound: BoundCuda
-    refs: tuple[Ref, ...]
-    """What it leaves, in its order."""
-    _ready: dict[tuple[int | bool, ...], Prepared] = field(default_factory=dict)
-
-    def image(self) -> torch.Tensor:
-        """Room for the parameters as it reads them."""
-        with torch.inference_mode(mode=False):
-            size, device = self.bound.source.packed_bytes[0], torch.cuda.current_device()
-            return torch.empty(size, dtype=torch.uint8, device=device)
-
-    def run(self, x: int, outputs: Sequence[int], image: int, *, behind: bool) -> None:
-        """On the current stream; all are addresses. `behind` what made the image, which it reads before it waits."""
-        key = (x, *outputs, image, behind)
-        ready = self._ready.get(key)
-        if ready is None:
-            while len(self._ready) >= _REMEMBERED:
-                self._ready.pop(next(iter(self._ready)))
-            addresses = Addresses((x,), outputs, (image,))
-            ready = self._ready[key] = self.bound.prepare(addresses, dependent=not behind)
-        ready(stream())
-
-
 class Beside:
     """The kernels beside the products."""
 
@@ -186,9 +140,6 @@ class ByLayers:
         self.changes = 0
         """How often something was refused."""
         self._known: set[tuple[int, bool, bool, DType]] = set()
-        self._wholes: OrderedDict[int, Whole | None] = OrderedDict()
-        self.forward_times: list[float] = []
-        """As measured last: by products, then by kernels for all layers; infinite where one is wrong."""
         self._kept = text.kept(net)
 
     @in_turn
@@ -326,76 +277,6 @@ class ByLayers:
             return plan
         if memory.lacks(plan) and torch.cuda.is_current_stream_capturing():
             return Declined(_CAPTURED)
-        if rows not in self._wholes and not torch.cuda.is_current_stream_capturing():
-            while len(self._wholes) >= _REMEMBERED:
-                self._wholes.popitem(last=False)
-            self._wholes[rows] = self._one_kernel(x, beside, plan, addresses, memory, stamp)
-        whole = self._wholes.get(rows)
-        if whole is not None:
-            return self._by_one(whole, x, beside, addresses, memory, stamp)
-        return self._by_products(x, beside, plan, addresses, memory, stamp)
-
-    def _one_kernel(
-        self,
-        x: torch.Tensor,
-        beside: Beside,
-        plan: Sequence[tuple[Product, Chosen]],
-        addresses: Sequence[int],
-        memory: Memory,
-        stamp: int,
-    ) -> Whole | None:
-        """The forward pass in one kernel, where that is faster than its products, and as right."""
-        found = text.whole(self.net, len(x))
-        schedules = None if found is None else mlp.schedules(found[0], self.facts)
-        if found is None or schedules is None or isinstance(schedules, Declined):
-            return None
-        texts = [mlp.emit(found[0], s, self.net.masters) for s in schedules[:_WHOLE]]
-        made = [t for t in texts if isinstance(t, CudaSource)]
-        if not made:
-            return None
-        jobs = [CompileJob(t.text, self.facts.arch, t.flags) for t in made]
-        results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
-        given = beside, addresses, memory, stamp
-        best: Whole | None = None
-        try:
-            y, kept = self._by_products(x, beside, plan, addresses, memory, stamp)
-            times = self.forward_times = [least(lambda: self._by_products(x, beside, plan, addresses, memory, stamp))]
-            for source, result in zip(made, results, strict=True):
-                if not isinstance(result, CompiledCubin):
-                    continue
-                whole = Whole(BoundCuda(source, result.path), found[1])
-                other, values = self._by_one(whole, x, *given)
-                right = all(near(b, a, _SMALL) for a, b in zip((y, *kept), (other, *values), strict=True))
-                times.append(least(partial(self._by_one, whole, x, *given)) if right else math.inf)
-                best = whole if times[-1] < min(times[:-1]) else best
-        except (WeftError, torch.OutOfMemoryError):  # this device, or the training under way, leaves too little for it
-            return best
-        return best
-
-    def _by_one(
-        self, whole: Whole, x: torch.Tensor, beside: Beside, addresses: Sequence[int], memory: Memory, stamp: int
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The forward pass in one kernel; what is joined is only for the backward pass."""
-        made = {r: self._empty(len(x), self.net.of(r.of[0])) for r in whole.refs}
-        image, behind = memory.packed(whole, stamp, addresses)
-        whole.run(x.data_ptr(), [t.data_ptr() for t in made.values()], image, behind=behind)
-        held = {Ref("given"): x, **made}
-        for ref in self._kept:
-            if ref.kind == "joined":
-                self._joined(beside, held, ref.of)
-        return held[Ref("value", (self.net.depth,))], [held[r] for r in self._kept]
-
-    def _by_products(
-        self,
-        x: torch.Tensor,
-        beside: Beside,
-        plan: Sequence[tuple[Product, Chosen]],
-        addresses: Sequence[int],
-        memory: Memory,
-        stamp: int,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The forward pass a layer at a time."""
-        net, rows = self.net, len(x)
         image = self.pack(beside, addresses, memory, stamp)
         held = {Ref("given"): x}
         for layer, (product, kernel) in enumerate(plan):

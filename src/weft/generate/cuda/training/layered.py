@@ -36,7 +36,7 @@ from weft.generate.cuda.templates.product import product
 from weft.generate.cuda.templates.tma_end import sum_rows
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.generate.cuda.training.gradient import Entry, training_header
-from weft.generate.cuda.training.network import ALIGNMENT, Network, forward_problem
+from weft.generate.cuda.training.network import ALIGNMENT, Network
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -168,17 +168,6 @@ def kept(net: Network) -> list[Ref]:
     """What the backward pass reads of the forward pass, besides x as it is."""
     found = [r for i in range(net.depth) for r in (operand(net, net.reads(i)), mark(net, i)) if r is not None]
     return [r for r in dict.fromkeys(found) if r.kind != "given"]
-
-
-def whole(net: Network, rows: int) -> tuple[Problem, tuple[Ref, ...]] | None:
-    """The forward pass as one problem that leaves all values that are read afterwards; None: it cannot."""
-    read = {r for r in kept(net) if r.kind != "joined"}
-    read |= {Ref("value", (v,)) for r in kept(net) if r.kind == "joined" for v in r.of if v > 0}
-    read.add(Ref("value", (net.depth,)))
-    left = sorted(read)
-    if any(r.kind != "value" or (net.of(r.of[0]) % ALIGNMENT and r.of != (net.depth,)) for r in left):
-        return None
-    return forward_problem(net, rows, [r.of[0] for r in left]), tuple(left)
 
 
 def segments(net: Network, layer: int) -> list[tuple[int, int, int]]:

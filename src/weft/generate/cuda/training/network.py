@@ -9,7 +9,6 @@ numbers; gradients lie at the same places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -161,13 +160,10 @@ class Network:
         return padded(self.of(value))
 
 
-def forward_problem(net: Network, rows: int, values: Sequence[int] = ()) -> Problem:
-    """The forward pass: inputs are x and the parameters in the order of `places`.
-
-    `values`: those that it leaves, in their order; only the last one if none are given.
-    """
-    if values or not net.plain:
-        return _forward_with_skips(net, rows, values or (net.depth,))
+def forward_problem(net: Network, rows: int) -> Problem:
+    """The forward pass: inputs are x and the parameters in the order of `places`."""
+    if not net.plain:
+        return _forward_with_skips(net, rows)
     b = GraphBuilder()
     h = b.cast(b.input(TensorType(net.given, (rows, net.widths[0]))), net.dtype)
     for k, n, bias, act in zip(net.widths, net.widths[1:], net.biases, net.acts, strict=False):
@@ -180,7 +176,7 @@ def forward_problem(net: Network, rows: int, values: Sequence[int] = ()) -> Prob
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
 
 
-def _forward_with_skips(net: Network, rows: int, left: Sequence[int]) -> Problem:
+def _forward_with_skips(net: Network, rows: int) -> Problem:
     b = GraphBuilder()
     whole = b.input(TensorType(net.given, (rows, net.columns)))
     values: dict[int, NodeId] = {}
@@ -203,5 +199,5 @@ def _forward_with_skips(net: Network, rows: int, left: Sequence[int]) -> Problem
         if added is not None and not added.before:
             h = b.apply(Prim.ADD, h, values[added.value])
         values[layer + 1] = h
-    graph = b.build([values[v] for v in left])
-    return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(left))
+    graph = b.build([values[net.depth]])
+    return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
