@@ -275,12 +275,16 @@ def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) 
     return copy.deepcopy(module).to(place), True
 
 
-def _copied(module: torch.nn.Module) -> tuple[torch.nn.Module, bool]:
-    """The module as it stands: what its owner does with it later changes no plan. Itself where it cannot be copied."""
+def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.Module, bool]:
+    """The module as it stands: what its owner does with it later changes no plan. Itself where it cannot be copied.
+
+    `share`: the copy has the same parameters and buffers.
+    """
+    shared = {id(t): t for t in (*module.parameters(), *module.buffers())} if share else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch at its own exported programs
-            return copy.deepcopy(module), True
+            return copy.deepcopy(module, shared), True
     except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError):
         return module, False
 
@@ -329,8 +333,10 @@ class _Eager:
 
     def settle(self) -> None:
         """From here on it is the module as it stands now, whoever holds that one, and results are nobody else's."""
-        if not self._owned:
-            self._module, self._owned = _copied(self._module)
+        if self._held is not None:
+            return
+        # another copy than the one that is exported for further shapes, whose parameters are others meanwhile
+        self._module, _ = _copied(self._module, share=self._owned)
         self._held = frozenset(_place(t) for t in (*self._module.parameters(), *self._module.buffers()))
 
 

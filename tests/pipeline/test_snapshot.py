@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,40 @@ def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(cache: Pat
     torch.testing.assert_close(compiled.executable(x)[0], want)
 
 
-def test_the_frameworks_model_settles_once() -> None:
+@pytest.mark.parametrize("owned", [False, True])
+def test_the_frameworks_model_settles_once(owned: bool) -> None:
     model = model_of()
-    mine = api._Eager(model, "cpu", owned=True)
-    mine.settle()
-    assert mine._module is model
-    shared = api._Eager(model, "cpu", owned=False)
-    shared.settle()
-    settled = shared._module
+    eager = api._Eager(model, "cpu", owned=owned)
+    eager.settle()
+    settled = eager._module
     assert settled is not model
-    shared.settle()
-    assert shared._module is settled
+    assert (next(settled.parameters()) is next(model.parameters())) is owned
+    eager.settle()
+    assert eager._module is settled
+
+
+def test_other_shapes_are_compiled_beside_calls_of_the_frameworks_model(cache: Path) -> None:
+    """While a module is exported, its parameters are no tensors that anybody could compute with."""
+    model = model_of()
+    inputs = {n: torch.randn(n, 64) for n in (2, 3, 4)}
+    with torch.no_grad():
+        want = {n: model(x) for n, x in inputs.items()}
+    compiled = weft.compile(model, inputs[2], options=Options(budget_s=0.0, cache_dir=cache))
+    failed: list[object] = []
+
+    def call(n: int) -> None:
+        try:
+            for _ in range(20 if n == 2 else 1):
+                torch.testing.assert_close(compiled(inputs[n]), want[n])
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in (3, 4, 2, 2, 3, 4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed, failed
 
 
 class Given(nn.Module):
