@@ -134,6 +134,8 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
     assert price > math.sqrt(3.0) * PRICES[0] or len(others) < 4
     known.weight = LATE_PRICE
     assert known.price(product) == pytest.approx(LATE_PRICE / PRICES[0] * price * product.estimate_us)
+    known.coming = frozenset({product.problem.key})
+    assert known.price(product) == pytest.approx(price * product.estimate_us), "what is on its way stays in the plan"
 
 
 class OneAhead:

@@ -100,6 +100,8 @@ class Learning(Known):
     """Family or sort -> problem -> log(measured / estimated)."""
     weight: float = PRICES[0]
     """Factor on predictions."""
+    coming: frozenset[str] = frozenset()
+    """Problems on their way to be measured that plans are to stay with: dearer weights are not for them."""
     means: dict[str, float] = field(default_factory=dict)
     """Per family and sort the predicted logarithm; emptied when something is learned."""
 
@@ -120,7 +122,8 @@ class Learning(Known):
             return known
         if math.isinf(self.weight):
             return UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) if entry.essential else math.inf
-        return max(entry.bound_us, entry.estimate_us * math.exp(self._expected(entry)) * self.weight)
+        weight = min(self.weight, PRICES[0]) if entry.problem.key in self.coming else self.weight
+        return max(entry.bound_us, entry.estimate_us * math.exp(self._expected(entry)) * weight)
 
     def _expected(self, entry: Entry) -> float:
         found = self.means.get(entry.family)
@@ -308,6 +311,7 @@ class Asking:
         if len(prices) > self._late + len(PRICES):
             self._prices, self._level, self._late = prices, 0, len(prices) - len(PRICES)
         self.known.weight = self._prices[self._level]
+        self.known.coming = frozenset(self._flying) if self._covering else frozenset()
         offers, owners = priced_offers(self._problems, self.known)
         self._stale = self._refused = False
         again = {place(p): i for i, p in enumerate(offers)} if self._last else {}
