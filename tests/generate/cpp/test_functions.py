@@ -140,6 +140,17 @@ def test_floats_of_8_bits_are_declined(dtype: DType) -> None:
         )
 
 
+def test_the_error_function_ends_at_one() -> None:
+    given = np.tile(np.array([3.9, 4.0, 6.0, 1e4, 1e30, np.inf], np.float32), 12)
+    given[1::2] *= -1
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, given.shape))
+    batch = trials(Problem(b.build([b.add(Prim.ERF, x)]), "erf-far", (Format.ROW,), (Format.ROW,)), [given])
+    found = build(batch)
+    for t in batch:
+        assert np.array_equal(run(t, found[t.source.entry])[0], np.sign(given)), t.source.entry
+
+
 @pytest.mark.parametrize("source", [DType.F32, DType.F64, DType.F16])
 @pytest.mark.parametrize("target", [DType.U8, DType.I8, DType.I16])
 def test_a_cast_to_few_bits_leaves_no_more_than_those(source: DType, target: DType) -> None:

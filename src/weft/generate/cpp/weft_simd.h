@@ -502,6 +502,8 @@ W_FN w_f32v w_erf_f32(w_f32v x) {
   p = p * d + __builtin_shuffle(c1, i);
   // the first piece is t + t * small: full precision at 0
   p = p * d + w_pick(i == 0, t, __builtin_shuffle(c0, i));
+  // exactly 1 from where it rounds to that: 1 + erf(x) must vanish, as gelu multiplies it with a large x
+  p = w_pick(t > w_splat_f32(3.832507f), w_splat_f32(1.0f), p);
   return w_signbit_of(p, x);
 }
 #endif
