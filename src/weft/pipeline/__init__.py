@@ -496,10 +496,10 @@ def link_all(
 
 
 def _takes(eager: Callable[..., Tensors], inputs: Tensors) -> bool:
-    """False where drawn values are indices outside of what they index, which only the framework refuses."""
+    """False where only the framework refuses: drawn indices outside of what they index, a view of other strides."""
     try:
         eager(*inputs)
-    except IndexError:
+    except (IndexError, RuntimeError):
         return False
     return True
 
