@@ -58,6 +58,7 @@ def peer(
         inputs = [x.to(memory_format=torch.channels_last) for x in inputs]
     model: Callable[..., object] = module
     torch.compiler.reset()
+    torch.backends.cudnn.benchmark = True  # peers may try; plans of Weft take what the heuristic names, or own kernels
     if name == "inductor":
         model = torch.compile(module)
     elif name == "autotune":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,7 @@ def gpu_networks(suite: str = "networks") -> str:
         mine = float(str(c["weft_ms"]))
         kinds = _fastest(c)
         if (other := slow.get(str(c["case"]))) and "autotune" in other:
-            kinds["autotune"] = other["autotune"] * kinds["eager"] / other["eager"]
+            kinds["autotune"] = other["autotune"] * min(kinds["eager"] / other["eager"], 1.0)
         ratio = min(kinds.values()) / mine
         ratios.setdefault(_batch(c), []).append(ratio)
         shown = [f"{kinds[k]:.3f}" if k in kinds else "not measured" for k in ("eager", "inductor", "autotune")]
@@ -99,7 +100,8 @@ def gpu_networks(suite: str = "networks") -> str:
             "runs that differ", "plan", "why lost"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
-    more = "; max-autotune was timed beside eager in runs of its own, and is scaled by eager's times" if slow else ""
+    scaled = "; max-autotune was timed beside eager in runs of its own, scaled by eager's times where those became less"
+    more = scaled if slow else ""
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`{more}"
 
 
@@ -260,8 +262,10 @@ def gpu_convolutions() -> str:
             "all of a network: Weft µs", "cuDNN alone", "with bias and activation"]  # fmt: skip
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
-    before = [x for x in lines if x["record"] == "case" and "commit" in x]
-    older = f"; {len(before)} cases at commit {before[0]['commit']}" if before else ""
+    counts = Counter(str(x.get("commit", env["commit"])) for x in lines if x["record"] == "case")
+    others = [f"{n} cases at commit {commit}" for commit, n in sorted(counts.items()) if commit != env["commit"]]
+    engines = sum("engine_us" in x for x in lines)
+    older = "".join(f"; {x}" for x in others) + f"; {engines} against cuDNN's own engines, too"
     return markdown(head, rows) + f"\n\n{note}{older}; `{env['command']}`"
 
 
