@@ -17,6 +17,7 @@ class Recorder:
     prepared: list[tuple[str, int, tuple[int, int, int]]] = field(default_factory=list)
     launched: list[tuple[str, tuple[int | bytes, ...], bool, int]] = field(default_factory=list)
     encoded: list[tuple[object, ...]] = field(default_factory=list)
+    at_once: list[tuple[object, ...]] = field(default_factory=list)
 
     @property
     def driver(self) -> CudaDriver:
@@ -37,6 +38,9 @@ class _Function:
 
     def prepare(self, shared_bytes, cluster) -> None:
         self.owner.prepared.append((self.entry, shared_bytes, cluster))
+
+    def make_sure(self, blocks, block, shared_bytes) -> None:
+        self.owner.at_once.append((self.entry, blocks, block, shared_bytes))
 
     def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent) -> _Launch:
         assert len(grid) == len(block) == len(cluster) == 3
@@ -91,6 +95,13 @@ def test_arguments_are_resolved_and_launched_in_order() -> None:
 def test_each_entry_is_prepared_once_for_its_largest_launch() -> None:
     _, seen = bound()
     assert sorted(seen.prepared) == [("k0", 4096, (2, 1, 1)), ("k1", 0, ONE), ("p0", 0, ONE)]
+
+
+def test_blocks_that_wait_for_each_other_are_made_sure_of() -> None:
+    launch = replace(SOURCE.launches[0], at_once=8)
+    _, seen = bound(replace(SOURCE, launches=(launch, *SOURCE.launches[1:])))
+    assert seen.at_once == [("k0", 8, BLOCK, 1024)]
+    assert bound()[1].at_once == []
 
 
 def test_maps_are_encoded_once_per_set_of_addresses() -> None:

@@ -34,6 +34,10 @@ class CudaFunction(Protocol):
         """Allow so much dynamic shared memory and such a cluster."""
         ...
 
+    def make_sure(self, blocks: int, block: Dim3, shared_bytes: int) -> None:
+        """DeviceError: there may be no room for so many blocks at once."""
+        ...
+
     def bind(
         self,
         grid: Dim3,
@@ -128,6 +132,9 @@ class BoundCuda:
         for entry, shared, cluster in _needs(source):
             self._functions[entry] = self._module.function(entry)
             self._functions[entry].prepare(shared, cluster)
+        for launch in source.launches:
+            if launch.at_once > 1:
+                self._functions[launch.entry].make_sure(launch.at_once, launch.block, launch.shared_bytes)
 
     def prepare(self, addresses: Addresses, *, dependent: bool = True) -> Prepared:
         """Resolve the arguments of the run launches for one set of addresses.

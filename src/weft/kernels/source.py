@@ -152,6 +152,8 @@ class Launch:
     dependent: bool = True
     """The kernel waits for its predecessors itself (griddepcontrol.wait, in every thread, before it touches memory
     that another kernel may write or read), so it may be launched while they still run."""
+    at_once: int = 1
+    """Neighbours in the grid that wait for each other, so that all of them have to find room at once."""
 
     @property
     def parameter_bytes(self) -> int:

@@ -18,6 +18,7 @@ from weft.generate.cuda.templates import tma, tma_choose
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
+from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.source import CudaSource
 
 
@@ -102,6 +103,25 @@ def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, Cud
     assert source.state_bytes == 16 * 8 * 4 * 4
     assert source.text.count("w_raise(flag") == 1
     assert "lane < 4 && lane != share" in source.text
+
+
+@pytest.mark.parametrize(("name", "count"), [("two", 2), ("four", 4), ("pairs below", 4), ("two by two, nn", 8)])
+def test_the_launch_says_how_many_wait_for_each_other(name: str, count: int):
+    source = made(*CASES[name], "k")
+    assert source.launches[0].at_once == count
+    assert kernel_from_json(kernel_to_json(source)) == source
+    assert made(CASES[name][0], linear(64, 64), "k").launches[0].at_once == 1
+
+
+def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits():
+    """A seventh of an H200: even the last blocks of two such kernels leave room for the next."""
+    deep = contraction(product((128, 16384), (128, 16384), weight=False, bias=False, turn_right=True))
+    small = replace(GpuFacts(), sms=16)
+    found = [tma.emit(deep, s.schedule(), "k") for _, s in tma_choose.shapes(deep, small, 16) if s.mutual]
+    assert found
+    for source in found:
+        assert isinstance(source, CudaSource)
+        assert 2 * source.launches[0].at_once <= 16
 
 
 def test_they_compile_without_spills():

@@ -203,6 +203,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         (*(m for _, m in maps), *args.pointers),
         s.shared_bytes(a.bytes) + fixed.bytes_of(p),
         (s.cluster, 1, 1),
+        at_once=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
     )
     launches: tuple[Launch, ...] = (launch,)
     if isinstance(moved, Aligned):
@@ -500,7 +501,7 @@ def _exchanged(s: Shape, e: Even, mine: Callable[[str], str], put: str, add: str
     """Each block of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
 
     Pieces are 64 rows by 32 columns, dealt out by turns. Blocks of a tile are neighbours in the grid: all but one tile
-    are whole at any time, so that waiting ends as long as a few multiprocessors are free.
+    are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.at_once`).
     """
     high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.groups
 

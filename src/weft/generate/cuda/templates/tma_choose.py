@@ -242,7 +242,8 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         count = at_once(case, usual, facts)
         if pair:
             yield replace(usual, blocks=count * together if tiles > count else 0)
-        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN))
+        # twice as many find room, see `Function.make_sure`
+        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * together))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
         if large and not usual.turns and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
             both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
