@@ -170,6 +170,8 @@ def compile(
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     inputs = _as_tensors(example_inputs)
     kind = options.device.partition(":")[0]
+    if kind == "cpu":
+        options = replace(options, device=kind)  # torch calls it cpu:0, too
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     with without_autocast(kind):
         if isinstance(model, str | os.PathLike | bytes):
@@ -285,7 +287,7 @@ def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.M
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch at its own exported programs
             return copy.deepcopy(module, shared), True
-    except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError):
+    except Exception:  # whatever its owner's own `__deepcopy__` raises
         return module, False
 
 
@@ -310,7 +312,9 @@ class _Autocast(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> object:
         """What the module gives."""
-        with torch.autocast(self._kind, self._dtype):
+        # what a caller's autocast around this one would keep of the weights outlives changes of them, and dies with it:
+        # a CUDA graph would read it after that
+        with torch.autocast(self._kind, self._dtype, cache_enabled=False):
             return self.module(*tensors)
 
 

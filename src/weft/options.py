@@ -109,9 +109,14 @@ def _checked(name: str, kind: str, value: object) -> object:
     no_such = _NO_SUCH.get(name.rpartition("_")[2])
     if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
         raise OptionError(option=name, problem=f"{value!r} is {no_such or _KINDS[kind]}")
+    number: Any = value
+    if kind == "int":
+        value = int(number)
+    elif kind == "float" and not isinstance(value, int | float):
+        value = float(number)  # NumPy's
     if isinstance(value, int | float) and not (value >= 0 or name in _ANY_SIGN):
         raise OptionError(option=name, problem=f"{value!r} is {no_such or 'less than 0'}")
-    return int(value) if isinstance(value, Integral) and kind == "int" else value
+    return value
 
 
 _NO_SUCH = {"s": "no number of seconds, 0 or more", "bytes": "no number of bytes, 0 or more"}

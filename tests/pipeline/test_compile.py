@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -374,6 +375,8 @@ def test_a_budget_is_a_number_of_seconds(budget: object) -> None:
         ("solver_gap", "x", "'x' is no number"),
         ("trial_timeout_s", -1, "-1 is no number of seconds"),
         ("device", 3, "3 is no text"),
+        ("threads", np.int64(-3), "-3 is less than 0"),
+        ("budget_s", np.float32(-1), "-1.0 is no number of seconds"),
     ],
 )
 def test_an_option_of_another_type_is_refused(name: str, value: object, said: str) -> None:
@@ -381,8 +384,9 @@ def test_an_option_of_another_type_is_refused(name: str, value: object, said: st
         weft.Options(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_device_may_be_torchs_own(model: nn.Module, x: torch.Tensor, cache: Path) -> None:
-    compiled = weft.compile(model, x, device=torch.device("cpu"), options=weft.Options(budget_s=0, cache_dir=cache))
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_may_be_torchs_own(device: torch.device, model: nn.Module, x: torch.Tensor, cache: Path) -> None:
+    compiled = weft.compile(model, x, device=device, options=weft.Options(budget_s=0, cache_dir=cache))
     close(compiled(x), model(x).detach())
 
 

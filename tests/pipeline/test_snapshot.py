@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Stubborn(nn.Sequential):
     """A module that cannot be copied."""
 
+    error: Exception = RuntimeError("only one of me")
+
     def __deepcopy__(self, memo: object) -> Stubborn:
-        raise RuntimeError("only one of me")
+        raise self.error
 
 
 def model_of(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
@@ -60,7 +63,11 @@ def test_weights_and_modes_that_change_later(budget_s: float, exported: bool, ca
     torch.testing.assert_close(loaded(x), want)
 
 
-def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(cache: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("only one of me"), copy.Error("none"), KeyError("none")])
+def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(
+    error: Exception, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stubborn, "error", error)
     model, x = model_of(Stubborn), torch.randn(32, 64)
     with torch.no_grad():
         want = model(x)
@@ -140,6 +147,16 @@ class Mixed(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.line(x).reshape(-1, 4, 8)
         return nn.functional.scaled_dot_product_attention(y, y, y), torch.exp(x)
+
+
+def test_a_callers_autocast_keeps_no_weights() -> None:
+    """They would be freed with it, while a CUDA graph reads them."""
+    line, x = nn.Linear(8, 8), torch.randn(2, 8)
+    model = api._Autocast(line, "cpu", torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(x)
+        line.weight.zero_()
+        assert torch.equal(model(x), line.bias.bfloat16().expand(2, 8))
 
 
 @pytest.mark.parametrize("automatic", [False, True])
