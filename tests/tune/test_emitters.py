@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,11 +22,12 @@ from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.emission import Emission
-from weft.pipeline.problems import FIRST, Problems, collect
+from weft.pipeline.problems import FIRST, Entry, Problems, collect
 from weft.tune.emission_worker import answer, graph_digest, offer_to_json
 from weft.tune.emitters import Emitters, offer_from_json
 from weft.tune.messages import Message
 from weft.tune.transport import Fault, WorkerFault
+from weft.tune.tuner import ProblemTrial, _Feeder
 from weft.tune.wire import problem_from_json, problem_to_json
 
 FACTS = GpuFacts()
@@ -195,6 +197,28 @@ def test_when_time_is_up_nothing_more_is_made() -> None:
     left = iter([False, True])
     assert list(emission.made(problems, [entries], lambda: next(left))) == entries[:1]
     assert [e.kernels is None for e in entries] == [False, True, True]
+    emission.close()
+
+
+def test_waiting_for_what_is_measured_can_be_broken_off() -> None:
+    """Whoever takes trials was interrupted: nothing that is waited for comes any more."""
+    problems = posed()
+    emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
+    deadline = time.monotonic() + 5.0
+    nothing: list[Entry] = []
+
+    def batches() -> Iterator[list[Entry]]:
+        while time.monotonic() < deadline:
+            yield nothing
+
+    def trials() -> Iterator[ProblemTrial | None]:
+        for entry in emission.made(problems, batches(), lambda: False):
+            assert entry is None
+            yield None
+
+    feeder = _Feeder(trials(), 4)
+    feeder.close()
+    assert time.monotonic() < deadline - 2.0
     emission.close()
 
 

@@ -346,8 +346,11 @@ def measure(
                 asked_s = asked_s or time.monotonic() - began
                 yield batch
 
-        def trials() -> Iterator[ProblemTrial]:
+        def trials() -> Iterator[ProblemTrial | None]:
             for entry in bench.emission.made(problems, asked(), out_of_time):
+                if entry is None:
+                    yield None
+                    continue
                 kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
                 if kernels:
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)

@@ -55,11 +55,15 @@ class Emission:
 
     def made(
         self, problems: Problems, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]
-    ) -> Iterator[Entry]:
-        """The entries one by one, as soon as their kernels are there; those that time allows."""
+    ) -> Iterator[Entry | None]:
+        """The entries one by one, as soon as their kernels are there; those that time allows.
+
+        None for an empty batch, after a moment: whoever takes entries may want no more meanwhile.
+        """
         for entries in batches:
             if not entries:
                 time.sleep(LOOK_S)
+                yield None
             yield from self._made(problems, entries, out_of_time)
 
     def _made(self, problems: Problems, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:

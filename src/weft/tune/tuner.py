@@ -222,17 +222,18 @@ def _cancelling(pool: ThreadPoolExecutor) -> Iterator[None]:
 class _Feeder:
     """Takes trials in a thread of its own, because making one may wait for the process that writes its kernels."""
 
-    def __init__(self, trials: Iterable[ProblemTrial], most: int) -> None:
+    def __init__(self, trials: Iterable[ProblemTrial | None], most: int) -> None:
         self._queue: Queue[ProblemTrial | BaseException | None] = Queue(most)
         self._ended = self._stopped = False
         self._thread = threading.Thread(target=self._run, args=(trials,), daemon=True)
         self._thread.start()
 
-    def _run(self, trials: Iterable[ProblemTrial]) -> None:
+    def _run(self, trials: Iterable[ProblemTrial | None]) -> None:
         end: BaseException | None = None
         try:
             for trial in trials:
-                self._put(trial)
+                if trial is not None:
+                    self._put(trial)
                 if self._stopped:
                     break
         except BaseException as error:
@@ -262,7 +263,7 @@ class _Feeder:
             wait, most = False, most - 1
 
     def close(self) -> None:
-        """End the thread, once the trial that it is taking is there."""
+        """End the thread, once the trial that it is taking is there, or a None."""
         self._stopped = True
         self._thread.join()
 
@@ -350,7 +351,7 @@ class Tuner:
 
     def measure(
         self,
-        trials: Iterable[ProblemTrial],
+        trials: Iterable[ProblemTrial | None],
         *,
         progress: Callback | None = None,
         deadline: float | None = None,
@@ -359,7 +360,7 @@ class Tuner:
         """Measure trials one after another and yield an outcome for every kernel.
 
         Args:
-            trials: taken lazily, in groups.
+            trials: taken lazily, in groups. None: there is none for the moment.
             progress: called after each trial.
             deadline: on the tuner's clock; no trial is started after it, and kernels not reached yield nothing.
             total: number of trials if known, for the time that is left.
@@ -379,9 +380,9 @@ class Tuner:
     def _ahead(self) -> int:
         return min(MAX_GROUP, 2 * max(1, self._site.jobs))
 
-    def _grouped(self, trials: Iterable[ProblemTrial], deadline: float | None) -> Iterator[_Work]:
+    def _grouped(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
         """Trials whose kernels are built, a group at a time: nothing is built while one is measured."""
-        source = iter(trials)
+        source = (t for t in trials if t is not None)
         while group := [self._look_up(t) for t in islice(source, self._ahead)]:
             with self._waiting("build"), ThreadPoolExecutor(max(1, self._site.jobs)) as pool, _cancelling(pool):
                 known: Futures = {}
@@ -389,7 +390,7 @@ class Tuner:
                     build.take()
             yield from group
 
-    def _rolling(self, trials: Iterable[ProblemTrial], deadline: float | None) -> Iterator[_Work]:
+    def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
         """Trials when their kernels are built, the earliest first, while the next ones are taken and built."""
         jobs = max(1, self._site.jobs)
         with (
