@@ -192,6 +192,17 @@ def test_where_it_is_offered() -> None:
     assert not any("outward" in dict(s.params) for s in CudaGenerator().schedules(shown(pad=None), FACTS))
 
 
+@pytest.mark.parametrize(("side", "meets"), [(360, True), (363, False), (448, False)])
+def test_blocks_meet_only_over_rows_that_one_launch_takes(side: int, meets: bool) -> None:
+    """Of longer rows sum and squares are launches of their own: one block for all of a row was offered first."""
+    p = image_norm(1, 32, side)
+    found = CudaGenerator().schedules(p, FACTS)
+    assert not isinstance(found, Declined)
+    meeting = [trial(p, s, []).source.text for s in found if dict(s.params).get("meet", 1) != 1]
+    assert bool(meeting) == meets
+    assert all("w_meet<" in text for text in meeting)
+
+
 def test_much_data_is_divided_evenly() -> None:
     """As many blocks for each multiprocessor, or nearly; none where there is little, or runs would be short."""
     sizes = {"access": 16, "lanes": 8}

@@ -9,11 +9,12 @@ from typing import cast
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.generate.cuda import pointwise
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.forms import MEETING, Form
 from weft.generate.cuda.meeting import balanced, meetings, roomy
 from weft.generate.cuda.outward import outward
 from weft.generate.cuda.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.rows import MAX_CARRIED
+from weft.generate.cuda.stages import MAX_ROW
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
@@ -138,6 +139,8 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         if is_pair(graph):
             norms = _norms(problem, facts, operand.nbytes, divided, beside=beside)
             norms = _outward(problem, facts, norms, beside=beside)
+            if length > MAX_ROW:  # sum and squares are launches of their own, whose blocks would have whole rows
+                norms = [form for form in norms if form.meet < MEETING]
             return list(dict.fromkeys([*norms, *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         if _run(problem, largest):
