@@ -289,6 +289,21 @@ class Scaled(Residual):
         return self.last(self.blocks[1](h) + h if self.second else self.blocks[0](h))
 
 
+def test_a_copy_has_the_hooks():
+    net, x = FusedNetwork(nn.Sequential(nn.Linear(6, 5), nn.Tanh())).eval(), torch.randn(4, 6)
+    net.register_forward_hook(lambda module, inputs, result: result + module.shift)
+    net.shift = torch.ones(5)
+    with torch.no_grad():
+        want = net(x)
+        copied = copy.deepcopy(net)
+        assert torch.equal(copied(x), want)
+        net.shift.zero_()
+        net.get_parameter("0.weight").zero_()
+        assert torch.equal(copied(x), want)
+    assert copied.get_parameter("0.weight") is not net.get_parameter("0.weight")
+    assert not copied.training
+
+
 def test_what_is_changed_is_seen():
     net = FusedNetwork(Scaled())
     x = torch.randn(3, 5)

@@ -26,6 +26,10 @@ class _Trace:
     """Whether the layers were compared with the module."""
 
 
+_MADE_ANEW = frozenset({"_inner", "_modules", "_parameters", "_buffers", "_images", "_traces", "_ends"})
+"""Of a network: its module's, or what was learned of it."""
+
+
 class FusedNetwork(nn.Module):
     """A drop-in for a module whose `forward` is Linear layers over rows: concatenations, additions, several inputs.
 
@@ -179,8 +183,11 @@ class FusedNetwork(nn.Module):
         return None if end is run.dtype else end
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedNetwork:
-        """A network of its own around a copy of the module."""
-        return FusedNetwork(copy.deepcopy(self._inner, memo))
+        """A network of its own around a copy of the module, with the same hooks."""
+        made = memo[id(self)] = FusedNetwork(copy.deepcopy(self._inner, memo))
+        own = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
+        made.__dict__.update(copy.deepcopy(own, memo))
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FusedNetwork, (self._inner,)
