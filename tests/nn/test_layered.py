@@ -399,6 +399,29 @@ def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeyp
         assert module.why_not(x) is None
 
 
+def test_rows_whose_refusal_was_forgotten_are_judged_again(emulated: None, monkeypatch: pytest.MonkeyPatch):
+    """Else gradients that were seen to be wrong would be used once enough other numbers of rows had come."""
+    monkeypatch.setattr(layered, "_KEPT_PRODUCTS", 2)
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels.Kernels(net, profile("h200"), Compiler()))
+    module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
+    run = module._images.run(module._layers(), torch.float16, torch.float16, None, 0)  # type: ignore[arg-type]
+    assert isinstance(run, fused_mlp._Run)
+    layers = run.kernels.by_layers()
+    assert layers is not None
+
+    def unknown(rows: int) -> bool:
+        return layers.unknown(rows, inputs=True, parameters=True, dtype=DType.F32)
+
+    assert layers.refused(9) is layers.refused(8) is None
+    assert unknown(9) and unknown(8) and not unknown(9)
+    layers.refuse(9, Declined("gradients by layers that are not those of torch"))
+    for rows in (10, 11):
+        assert layers.refused(rows) is None
+    assert layers.refused(9) is None
+    assert unknown(9) and not unknown(8)
+
+
 def test_states_go_with_their_kernels_unless_a_graph_was_captured(monkeypatch: pytest.MonkeyPatch):
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)

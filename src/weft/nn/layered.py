@@ -162,7 +162,7 @@ class ByLayers:
                 tried = (templates.schedules(p.problem, self.facts) for p in text.forward(self.net, rows))
                 found = next((x for x in tried if isinstance(x, Declined)), None)
             while len(self._refusals) >= _KEPT_PRODUCTS:
-                self._refusals.pop(next(iter(self._refusals)))
+                self._forget(next(iter(self._refusals)))
             self._refusals[rows] = found
         found = self._refusals[rows]
         if found is None and torch.cuda.is_current_stream_capturing():
@@ -175,6 +175,11 @@ class ByLayers:
         """So many rows are not trained by kernels from now on."""
         self._refusals[rows] = reason
         self.changes += 1
+
+    def _forget(self, rows: int) -> None:
+        """So many rows are judged again when they come again, if they were refused for what was seen of them."""
+        if self._refusals.pop(rows) is not None:
+            self._known = {key for key in self._known if key[0] != rows}
 
     def beside(self, dtype: DType) -> Beside | Declined:
         """The kernels beside the products, for gradients of the parameters in that type."""
