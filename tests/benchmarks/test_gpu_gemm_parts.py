@@ -24,7 +24,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, out: Path, script: str, seconds: fl
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **named: real([sys.executable, "-c", script], **named))
     out.touch()
-    flags = dict.fromkeys(("promotions", "targets", "places", "few", "stores", "weak"), False)
+    flags = dict.fromkeys(("promotions", "targets", "places", "few", "stores", "weak", "local"), False)
     given = argparse.Namespace(out=str(out), cache="", only="", **flags)
     done = gpu_gemm_parts.watch(given, time.monotonic() + seconds)
     return done, [json.loads(x) for x in out.read_text().splitlines()]
