@@ -144,7 +144,7 @@ class OneAhead:
     def __init__(self) -> None:
         self.trials: list[ProblemTrial] = []
 
-    def measure(self, trials: Iterator[ProblemTrial], **_: object) -> Iterator[Measurement]:
+    def measure(self, trials: Iterator[ProblemTrial | None], **_: object) -> Iterator[Measurement]:
         with ThreadPoolExecutor(1) as thread:
             trial = next(trials, None)
             while trial is not None:
@@ -174,6 +174,20 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     assert plans[0].name == "solution-1"
     assert all(step.measured for step in plans[0].steps)
     assert plans[-1].name == "library"
+
+
+@pytest.mark.parametrize(("index", "named"), [(0, []), (1, [torch.device("cuda", 1)])])
+def test_libraries_are_asked_for_the_gpu_that_runs_them(
+    index: int, named: list[torch.device], posed: tuple[Alternatives, Problems], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread's current GPU is the first, whatever its parent's is."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    options = Options(device=f"cuda:{index}", budget_s=60.0)
+    setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", index))
+    bench = pipeline.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
+    pipeline.measure(bench, *posed, setting, time.monotonic() + 60.0, lambda stage, line: None)
+    assert set(current) == set(named)
 
 
 def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float) -> tuple[Learning, list[list[int]]]:

@@ -347,6 +347,9 @@ def measure(
                 yield batch
 
         def trials() -> Iterator[ProblemTrial | None]:
+            if setting.device.index:
+                # the tuner takes these in a thread of its own; libraries are asked for the current GPU, there the first
+                torch.cuda.set_device(setting.device)
             for entry in bench.emission.made(problems, asked(), out_of_time):
                 if entry is None:
                     yield None
