@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar, get_args
+from typing import ClassVar, TypeVar, get_args
 
 from weft.device.cuda.cublaslt import Activation
 from weft.device.cuda.cudnn import Activation as Convolved
@@ -39,6 +39,23 @@ _STEPS = frozenset({TARGET, CONVOLUTION})
 class Record:
     """What both records can do; their fields are texts and whole numbers."""
 
+    what: ClassVar[str]
+    library: ClassVar[str]
+    """For people."""
+    version: str
+    gpu: str
+    workspace: int
+
+    def check(self, version: str, gpu: str, where: str = "") -> None:
+        """ArtifactError: it was chosen with another version of the library than this, or for another GPU [W401]."""
+        remedy = "compile the model again on this machine"
+        if self.version != version:
+            text = f"{self.what} is one of {self.library} {self.version}, here is {version}"
+            raise ArtifactError(where=where, problem=text, remedy=remedy)
+        if self.gpu != gpu:
+            text = f"{self.what} was chosen for {self.gpu}, here is {gpu}"
+            raise ArtifactError(where=where, problem=text, remedy=remedy)
+
     def named(self) -> dict[str, str | int]:
         """Its fields."""
         return {x.name: getattr(self, x.name) for x in fields(self)}  # type: ignore[arg-type]
@@ -63,6 +80,9 @@ class Record:
 class Algorithm(Record):
     """One algorithm of cuBLASLt for one product."""
 
+    what = "a product's algorithm"
+    library = "cuBLASLt"
+
     compute: str
     """One of `COMPUTE`: the type of the operands, `tf32` for f32 in memory."""
     activation: Activation
@@ -79,6 +99,9 @@ class Algorithm(Record):
 @dataclass(frozen=True)
 class Engine(Record):
     """One engine of cuDNN with its settings, for one convolution."""
+
+    what = "a convolution's engine"
+    library = "cuDNN"
 
     compute: str
     """One of `COMPUTE`."""

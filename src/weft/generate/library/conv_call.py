@@ -17,10 +17,10 @@ from typing import Final, final
 import torch
 
 from weft.device.cuda.cudnn import ALIGNMENT, ConvAddresses, ConvAlgorithm, Convolution, Cudnn, find_cudnn
-from weft.errors import ArtifactError, DeviceError
+from weft.errors import ArtifactError
 from weft.generate.library import execute
-from weft.generate.library.algorithm import CONVOLUTION, Engine, engine_of, identity
-from weft.generate.library.lt_call import on_device
+from weft.generate.library.algorithm import CONVOLUTION, Engine, engine_of
+from weft.generate.library.lt_call import found_for, number_of, on_device, room_for
 from weft.ir.declined import Declined
 from weft.kernels.source import CallValue
 
@@ -42,13 +42,8 @@ class Engines:
     restored: dict[tuple[Convolution, int, str], ConvAlgorithm] = field(default_factory=dict)
 
     def check(self, chosen: Engine, where: str = "") -> None:
-        """ArtifactError: it was chosen with another version of the library, or for another GPU [W401]."""
-        if chosen.version != self.cudnn.version:
-            text = f"a convolution's engine is one of cuDNN {chosen.version}, here is {self.cudnn.version}"
-            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
-        if chosen.gpu != self.gpu:
-            text = f"a convolution's engine was chosen for {chosen.gpu}, here is {self.gpu}"
-            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
+        """See `Record.check`."""
+        chosen.check(self.cudnn.version, self.gpu, where)
 
     def algorithm(self, asked: Convolution, chosen: Engine) -> ConvAlgorithm:
         """What the record names. ArtifactError: the library does not take it, or as something else [W401]."""
@@ -66,13 +61,11 @@ class Engines:
 
 def engines(device: torch.device | None = None) -> Engines | Declined:
     """The library for a device (None: the current GPU); why there is none."""
-    if device is None or device.type == "cuda":
-        if not torch.cuda.is_available():
-            return Declined("torch sees no GPU")
-        index = device.index if device is not None else None
-        with _OPENING:
-            return _open(torch.cuda.current_device() if index is None else index)
-    return Declined(f"cuDNN on {device}")
+    index = number_of(device, "cuDNN")
+    if isinstance(index, Declined):
+        return index
+    with _OPENING:
+        return _open(index)
 
 
 _OPENING: Final = threading.Lock()
@@ -80,16 +73,8 @@ _OPENING: Final = threading.Lock()
 
 @lru_cache
 def _open(index: int) -> Engines | Declined:
-    try:
-        with torch.cuda.device(index):
-            found = find_cudnn()
-            if isinstance(found, Declined):
-                return found
-            about = torch.cuda.get_device_properties(index)
-            gpu = identity(about.name, about.major * 10 + about.minor, about.multi_processor_count)
-    except (DeviceError, RuntimeError, AssertionError) as error:  # torch's own: no such device, or none at all
-        return Declined(f"cuDNN cannot be used: {str(error).splitlines()[0]}")
-    return Engines(found, gpu, torch.device("cuda", index))
+    found = found_for(index, find_cudnn, "cuDNN")
+    return found if isinstance(found, Declined) else Engines(*found)
 
 
 def convolution_of(
@@ -170,17 +155,14 @@ def run(
         if t.dtype != x.dtype or t.device != x.device or t.data_ptr() % ALIGNMENT:
             text = f"a convolution of tensors of several types or devices, or not aligned to {ALIGNMENT} bytes"
             raise ArtifactError(problem=text, remedy=_REMEDY)
-    if chosen.workspace and room is None:
-        room = torch.empty(chosen.workspace, dtype=torch.uint8, device=x.device)
-    if chosen.workspace and (room is None or room.nbytes < chosen.workspace or room.device != x.device):
-        raise ArtifactError(problem="a convolution's workspace is too small", remedy=_REMEDY)
+    room = room_for(chosen, room, x.device)
     addresses = ConvAddresses(
         x.data_ptr(),
         w.data_ptr(),
         y.data_ptr(),
         bias.data_ptr() if bias is not None else 0,
         residual.data_ptr() if residual is not None else 0,
-        room.data_ptr() if room is not None and chosen.workspace else 0,
+        room.data_ptr() if room is not None else 0,
     )
     with found.lock, on_device(x.device):
         found.algorithm(asked, chosen).bind(addresses)(torch.cuda.current_stream(x.device).cuda_stream)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from weft.device.cuda.cudnn import Activation, Convolution
 from weft.errors import DeviceError
 from weft.generate.library.algorithm import CONVOLUTION, ENGINE_FORM, MOST_WORKSPACE, Engine, identity
-from weft.generate.library.fused import Tail, is_weight
+from weft.generate.library.fused import Tail, is_weight, only_convolution
 from weft.generate.library.lt import ARITHMETIC_US, TRAFFIC_US
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
@@ -53,10 +53,10 @@ class Match:
 def match_convolution(problem: Problem) -> Match | Declined:
     """A problem as one convolution with what the library does to its result, or why it is none."""
     graph = problem.graph
-    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
-    if len(convs) != 1 or len(graph.outputs) != 1:
-        return Declined("not one convolution with one result")
-    n = graph.nodes[convs[0]]
+    made = only_convolution(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     at = cast("a.ConvAttrs", n.attrs)
     x, w = n.inputs
     if n.type.dtype not in _COMPUTE or len(at.strides) != 2 or at.transposed:
@@ -65,13 +65,13 @@ def match_convolution(problem: Problem) -> Match | Declined:
         return Declined("the operand is computed inside, or the weight is not constant")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a convolution without elements, or of none")
-    tail = Tail(graph, convs[0], 1)
+    tail = Tail(graph, made, 1)
     name = tail.activation[0]
     if not tail.matched or name not in ("none", "relu") or graph.type_of(graph.outputs[0]) != n.type:
         return Declined("what follows the convolution is no bias + residual + relu")
     if tail.residual is not None and _format(problem, tail.residual) is not problem.output_formats[0]:
         return Declined("the residual lies otherwise than the result")
-    return Match(convs[0], tail.bias, tail.residual, "relu" if name == "relu" else "")
+    return Match(made, tail.bias, tail.residual, "relu" if name == "relu" else "")
 
 
 def engine_schedules(problem: Problem, facts: GpuFacts) -> list[Schedule]:

@@ -136,10 +136,10 @@ class Tail:
 def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     """CONV (+ bias)(+ residual)(+ activation) → `mkldnn._convolution_pointwise` with prepacked weights."""
     graph = problem.graph
-    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
-    if len(convs) != 1 or len(graph.outputs) != 1:
-        return Declined("not one convolution with one result")
-    n = graph.nodes[convs[0]]
+    made = only_convolution(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     at = cast("a.ConvAttrs", n.attrs)
     x, w = n.inputs
     if n.type.dtype is not DType.F32 or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
@@ -148,7 +148,7 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         return Declined("the operand is computed inside, or the weight is not constant")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a convolution without elements, or of none")
-    tail = Tail(graph, convs[0], 1)
+    tail = Tail(graph, made, 1)
     if not tail.matched:
         return Declined("what follows the convolution is no bias + residual + activation")
     p = Program(graph)
@@ -175,6 +175,12 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         )  # fmt: skip
     p.bind(graph.outputs[0], out)
     return p.finish(schedule)
+
+
+def only_convolution(graph: Graph) -> NodeId | Declined:
+    """The convolution of a graph that has one, and one result."""
+    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
+    return convs[0] if len(convs) == len(graph.outputs) == 1 else Declined("not one convolution with one result")
 
 
 def only_product(graph: Graph) -> NodeId | Declined:

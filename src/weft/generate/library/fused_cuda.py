@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from weft.generate.library.fused import Tail, is_weight, only_product
+from weft.generate.library.fused import Tail, is_weight, only_convolution, only_product
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -27,10 +27,10 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     By the algorithm that its heuristic names: which one is fastest may be found otherwise in the next process.
     """
     graph = problem.graph
-    convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
-    if len(convs) != 1 or len(graph.outputs) != 1:
-        return Declined("not one convolution with one result")
-    n = graph.nodes[convs[0]]
+    made = only_convolution(graph)
+    if isinstance(made, Declined):
+        return made
+    n = graph.nodes[made]
     at = cast("a.ConvAttrs", n.attrs)
     x, w = n.inputs
     if n.type.dtype not in _TYPES or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
@@ -39,7 +39,7 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         return Declined("the operand is computed inside, or the weight is not constant")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a convolution without elements, or of none")
-    tail = Tail(graph, convs[0], 1)
+    tail = Tail(graph, made, 1)
     name = tail.activation[0]
     if not tail.matched or name not in ("none", "relu"):
         return Declined("what follows the convolution is no bias + residual + relu")

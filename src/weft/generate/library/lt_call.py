@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import torch
 
 from weft.device.cuda.cublaslt import CublasLt, LtAddresses, LtAlgorithm, LtProduct, find_cublaslt
 from weft.errors import ArtifactError, DeviceError
 from weft.generate.library import execute
-from weft.generate.library.algorithm import TARGET, Algorithm, algorithm_of, identity
+from weft.generate.library.algorithm import TARGET, Algorithm, Record, algorithm_of, identity
 from weft.ir.declined import Declined
 from weft.kernels.source import CallValue
 
@@ -44,13 +44,8 @@ class Library:
     restored: dict[tuple[LtProduct, str], LtAlgorithm] = field(default_factory=dict)
 
     def check(self, chosen: Algorithm, where: str = "") -> None:
-        """ArtifactError: it was chosen with another version of the library, or for another GPU [W401]."""
-        if chosen.version != self.lt.version:
-            text = f"a product's algorithm is one of cuBLASLt {chosen.version}, here is {self.lt.version}"
-            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
-        if chosen.gpu != self.gpu:
-            text = f"a product's algorithm was chosen for {chosen.gpu}, here is {self.gpu}"
-            raise ArtifactError(where=where, problem=text, remedy=_REMEDY)
+        """See `Record.check`."""
+        chosen.check(self.lt.version, self.gpu, where)
 
     def algorithm(self, product: LtProduct, chosen: Algorithm) -> LtAlgorithm:
         """What the record names. ArtifactError: the library does not take it, or as something else [W401]."""
@@ -68,34 +63,62 @@ class Library:
 
 def library(device: torch.device | None = None) -> Library | Declined:
     """The library for a device (None: the current GPU); why there is none."""
-    if device is None or device.type == "cuda":
-        if not torch.cuda.is_available():
-            return Declined("torch sees no GPU")
-        index = device.index if device is not None else None
-        return _opened(torch.cuda.current_device() if index is None else index)
-    return Declined(f"cuBLASLt on {device}")
+    index = number_of(device, "cuBLASLt")
+    if isinstance(index, Declined):
+        return index
+    with _OPENING:
+        return _open(index)
+
+
+def number_of(device: torch.device | None, name: str) -> int | Declined:
+    """Which GPU a device is (None: the current one); why the library of that name has nothing to do with it."""
+    if device is not None and device.type != "cuda":
+        return Declined(f"{name} on {device}")
+    if not torch.cuda.is_available():
+        return Declined("torch sees no GPU")
+    index = device.index if device is not None else None
+    return torch.cuda.current_device() if index is None else index
 
 
 _OPENING: Final = threading.Lock()
 
 
-def _opened(index: int) -> Library | Declined:
-    with _OPENING:
-        return _open(index)
-
-
 @lru_cache
 def _open(index: int) -> Library | Declined:
+    found = found_for(index, find_cublaslt, "cuBLASLt")
+    return found if isinstance(found, Declined) else Library(*found)
+
+
+L = TypeVar("L")
+
+
+def found_for(index: int, find: Callable[[], L | Declined], name: str) -> tuple[L, str, torch.device] | Declined:
+    """A library with a handle for that GPU, the GPU's identity and device; why there is none."""
     try:
         with torch.cuda.device(index):
-            found = find_cublaslt()
+            found = find()
             if isinstance(found, Declined):
                 return found
             about = torch.cuda.get_device_properties(index)
             gpu = identity(about.name, about.major * 10 + about.minor, about.multi_processor_count)
     except (DeviceError, RuntimeError, AssertionError) as error:  # torch's own: no such device, or none at all
-        return Declined(f"cuBLASLt cannot be used: {str(error).splitlines()[0]}")
-    return Library(found, gpu, torch.device("cuda", index))
+        return Declined(f"{name} cannot be used: {str(error).splitlines()[0]}")
+    return found, gpu, torch.device("cuda", index)
+
+
+def room_for(chosen: Record, room: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """The workspace of an algorithm: what is given, or memory of the framework's; None where it needs none.
+
+    Raises:
+        ArtifactError: what is given is too small, or lies otherwise than it has to [W401].
+    """
+    if not chosen.workspace:
+        return None
+    room = torch.empty(chosen.workspace, dtype=torch.uint8, device=device) if room is None else room
+    usable = room.is_contiguous() and room.nbytes >= chosen.workspace and room.device == device
+    if not usable or room.data_ptr() % ALIGNMENT:
+        raise ArtifactError(problem=f"the workspace of {chosen.what} is too small", remedy=_REMEDY)
+    return room
 
 
 def operand(x: torch.Tensor) -> tuple[str, int, int, int] | None:
@@ -190,23 +213,14 @@ def run(
         raise ArtifactError(problem="a product's bias of another size", remedy=_REMEDY)
     if not all(t.is_contiguous() for t in (result, bias, residual) if t is not None):
         raise ArtifactError(problem="a product's result, bias or residual is not dense", remedy=_REMEDY)
-    if chosen.workspace and room is None:
-        room = torch.empty(chosen.workspace, dtype=torch.uint8, device=x.device)
-    if chosen.workspace and (
-        room is None
-        or not room.is_contiguous()
-        or room.nbytes < chosen.workspace
-        or room.device != x.device
-        or room.data_ptr() % ALIGNMENT
-    ):
-        raise ArtifactError(problem="a product's workspace is too small", remedy=_REMEDY)
+    room = room_for(chosen, room, x.device)
     addresses = LtAddresses(
         x.data_ptr(),
         w.data_ptr(),
         result.data_ptr(),
         bias.data_ptr() if bias is not None else 0,
         residual.data_ptr() if residual is not None else 0,
-        workspace=room.data_ptr() if room is not None and chosen.workspace else 0,
+        workspace=room.data_ptr() if room is not None else 0,
     )
     with found.lock, on_device(x.device):
         launch = found.algorithm(product, chosen).bind(addresses)
