@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, cast
 from weft.device.cuda.cudnn import Activation, Convolution
 from weft.errors import DeviceError
 from weft.generate.library.algorithm import CONVOLUTION, ENGINE_FORM, MOST_WORKSPACE, Engine, identity
-from weft.generate.library.fused import Tail, is_weight, only_convolution
+from weft.generate.library.fused import Tail, plain_convolution
 from weft.generate.library.lt import ARITHMETIC_US, TRAFFIC_US
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
-from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -53,21 +52,12 @@ class Match:
 def match_convolution(problem: Problem) -> Match | Declined:
     """A problem as one convolution with what the library does to its result, or why it is none."""
     graph = problem.graph
-    made = only_convolution(graph)
+    made = plain_convolution(graph, _COMPUTE, "convolution of floats", even=False)
     if isinstance(made, Declined):
         return made
-    n = graph.nodes[made]
-    at = cast("a.ConvAttrs", n.attrs)
-    x, w = n.inputs
-    if n.type.dtype not in _COMPUTE or len(at.strides) != 2 or at.transposed:
-        return Declined("not a plain 2-d convolution of floats")
-    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
-        return Declined("the operand is computed inside, or the weight is not constant")
-    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
-        return Declined("a convolution without elements, or of none")
     tail = Tail(graph, made, 1)
     name = tail.activation[0]
-    if not tail.matched or name not in ("none", "relu") or graph.type_of(graph.outputs[0]) != n.type:
+    if not tail.matched or name not in ("none", "relu") or graph.type_of(graph.outputs[0]) != graph.type_of(made):
         return Declined("what follows the convolution is no bias + residual + relu")
     if tail.residual is not None and _format(problem, tail.residual) is not problem.output_formats[0]:
         return Declined("the residual lies otherwise than the result")

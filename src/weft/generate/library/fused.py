@@ -6,6 +6,7 @@ fission rule is run on an input of the same type, and the two graphs must have t
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import cache
 from typing import cast
 
@@ -136,18 +137,11 @@ class Tail:
 def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     """CONV (+ bias)(+ residual)(+ activation) → `mkldnn._convolution_pointwise` with prepacked weights."""
     graph = problem.graph
-    made = only_convolution(graph)
+    made = plain_convolution(graph, (DType.F32,), "f32 convolution")
     if isinstance(made, Declined):
         return made
     n = graph.nodes[made]
-    at = cast("a.ConvAttrs", n.attrs)
-    x, w = n.inputs
-    if n.type.dtype is not DType.F32 or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
-        return Declined("not a plain 2-d f32 convolution")
-    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
-        return Declined("the operand is computed inside, or the weight is not constant")
-    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
-        return Declined("a convolution without elements, or of none")
+    at, (x, w) = cast("a.ConvAttrs", n.attrs), n.inputs
     tail = Tail(graph, made, 1)
     if not tail.matched:
         return Declined("what follows the convolution is no bias + residual + activation")
@@ -177,10 +171,23 @@ def fused_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     return p.finish(schedule)
 
 
-def only_convolution(graph: Graph) -> NodeId | Declined:
-    """The convolution of a graph that has one, and one result."""
+def plain_convolution(graph: Graph, dtypes: Container[DType], kind: str, *, even: bool = True) -> NodeId | Declined:
+    """The one convolution of a graph with one result, of an input with a constant weight, as libraries take it.
+
+    `kind`: its types, for people. `even`: padded alike at both ends.
+    """
     convs = [i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV]
-    return convs[0] if len(convs) == len(graph.outputs) == 1 else Declined("not one convolution with one result")
+    if len(convs) != 1 or len(graph.outputs) != 1:
+        return Declined("not one convolution with one result")
+    n = graph.nodes[convs[0]]
+    at, (x, w) = cast("a.ConvAttrs", n.attrs), n.inputs
+    if n.type.dtype not in dtypes or len(at.strides) != 2 or at.transposed or (even and at.pads_lo != at.pads_hi):
+        return Declined(f"not a plain 2-d {kind}")
+    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
+        return Declined("the operand is computed inside, or the weight is not constant")
+    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
+        return Declined("a convolution without elements, or of none")
+    return convs[0]
 
 
 def only_product(graph: Graph) -> NodeId | Declined:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from weft.generate.library.fused import Tail, is_weight, only_convolution, only_product
+from weft.generate.library.fused import Tail, is_weight, only_product, plain_convolution
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -27,18 +26,11 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     By the algorithm that its heuristic names: which one is fastest may be found otherwise in the next process.
     """
     graph = problem.graph
-    made = only_convolution(graph)
+    made = plain_convolution(graph, _TYPES, "convolution of floats")
     if isinstance(made, Declined):
         return made
     n = graph.nodes[made]
-    at = cast("a.ConvAttrs", n.attrs)
-    x, w = n.inputs
-    if n.type.dtype not in _TYPES or len(at.strides) != 2 or at.transposed or at.pads_lo != at.pads_hi:
-        return Declined("not a plain 2-d convolution of floats")
-    if graph.nodes[x].prim is not Prim.INPUT or not is_weight(graph, w):
-        return Declined("the operand is computed inside, or the weight is not constant")
-    if 0 in n.type.shape or 0 in graph.type_of(w).shape:
-        return Declined("a convolution without elements, or of none")
+    at, (x, w) = cast("a.ConvAttrs", n.attrs), n.inputs
     tail = Tail(graph, made, 1)
     name = tail.activation[0]
     if not tail.matched or name not in ("none", "relu"):
