@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime.plans import step_of
 
 from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
@@ -50,15 +51,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Executable:
         ((_, kernel),) = kernels_of(CppGenerator(), cut.problem, facts, 1).kernels
         assert isinstance(kernel, KernelSource)
         objects[kernel.sha256] = compiler.compile(kernel.text, kernel.flags, cache_dir=cache).path
-        steps[min(bits(candidate.members))] = Step(
-            kernel=kernel,
-            inputs=tuple(zip(cut.inputs, cut.problem.input_formats, strict=True)),
-            outputs=tuple(zip(cut.outputs, cut.problem.output_formats, strict=True)),
-            members=tuple(bits(candidate.members)),
-            kind=candidate.kind,
-            problem_key=cut.problem.key,
-            cost_us=1.0,
-        )
+        steps[min(bits(candidate.members))] = step_of(candidate, cut, kernel)
     plan = Plan("native", tuple(steps[k] for k in sorted(steps)))
     return Executable(Linked(graph, plan, objects, compiler, cache, 2))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.gpu_lt import Sizes, linear, problem_of
+from tests.runtime.plans import step_of
 
 from weft import fission
 from weft.device.cuda.facts import GpuFacts
@@ -15,11 +16,11 @@ from weft.generate.library.algorithm import with_room
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder, bits
+from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
-from weft.kernels.plan import Plan, Step
+from weft.kernels.plan import Plan
 from weft.kernels.source import LibraryCall
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
@@ -120,13 +121,5 @@ def plan_of(graph: Graph, number: int, facts: GpuFacts = FACTS) -> Plan:
     choice = format_choices(graph, candidate)[0]
     cut = extract(graph, candidate, choice.inputs, choice.outputs)
     call = calls(cut.problem, facts)[number]
-    step = Step(
-        kernel=call,
-        inputs=tuple(zip(cut.inputs, cut.problem.input_formats, strict=True)),
-        outputs=tuple(zip(cut.outputs, cut.problem.output_formats, strict=True)),
-        members=tuple(bits(candidate.members)),
-        kind=candidate.kind,
-        problem_key=cut.problem.key,
-        cost_us=1.0,
-    )
+    step = step_of(candidate, cut, call)
     return Plan("library", (step,))
