@@ -58,20 +58,14 @@ def link(
 
 def _check_algorithms(path: Path, plan: Plan) -> None:
     """Another algorithm may add up in another order: what is recorded runs, or the plan is refused."""
-    remedy = "compile the model again on this machine"
     for algorithm in (x for step in plan.steps for x in chosen(step.kernel)):
-        if isinstance(algorithm, Engine):
-            cudnn = engines()
-            if isinstance(cudnn, Declined):
-                problem = f"its convolutions name engines of cuDNN, but {cudnn.reason}"
-                raise ArtifactError(where=path.name, problem=problem, remedy=remedy)
-            cudnn.check(algorithm, path.name)
-            continue
-        found = library()
+        convolves = isinstance(algorithm, Engine)
+        found = engines() if convolves else library()
         if isinstance(found, Declined):
-            problem = f"its products name algorithms of cuBLASLt, but {found.reason}"
-            raise ArtifactError(where=path.name, problem=problem, remedy=remedy)
-        found.check(algorithm, path.name)
+            named = "convolutions name engines of cuDNN" if convolves else "products name algorithms of cuBLASLt"
+            problem = f"its {named}, but {found.reason}"
+            raise ArtifactError(where=path.name, problem=problem, remedy="compile the model again on this machine")
+        algorithm.check(found.version, found.gpu, path.name)
 
 
 def _cubin(

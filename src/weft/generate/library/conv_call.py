@@ -41,13 +41,14 @@ class Engines:
     """Descriptors and handle are used by one thread at a time."""
     restored: dict[tuple[Convolution, int, str], ConvAlgorithm] = field(default_factory=dict)
 
-    def check(self, chosen: Engine, where: str = "") -> None:
-        """See `Record.check`."""
-        chosen.check(self.cudnn.version, self.gpu, where)
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return self.cudnn.version
 
     def algorithm(self, asked: Convolution, chosen: Engine) -> ConvAlgorithm:
         """What the record names. ArtifactError: the library does not take it, or as something else [W401]."""
-        self.check(chosen)
+        chosen.check(self.version, self.gpu)
         key = asked, chosen.number, chosen.knobs
         if key not in self.restored:
             found = self.cudnn.restore(asked, chosen.number, chosen.settings)

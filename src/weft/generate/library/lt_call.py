@@ -43,13 +43,14 @@ class Library:
     """Descriptors and handle are used by one thread at a time."""
     restored: dict[tuple[LtProduct, str], LtAlgorithm] = field(default_factory=dict)
 
-    def check(self, chosen: Algorithm, where: str = "") -> None:
-        """See `Record.check`."""
-        chosen.check(self.lt.version, self.gpu, where)
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return self.lt.version
 
     def algorithm(self, product: LtProduct, chosen: Algorithm) -> LtAlgorithm:
         """What the record names. ArtifactError: the library does not take it, or as something else [W401]."""
-        self.check(chosen)
+        chosen.check(self.version, self.gpu)
         key = product, chosen.data
         if key not in self.restored:
             found = self.lt.restore(product, bytes.fromhex(chosen.data))
