@@ -23,12 +23,16 @@ from weft.orchestrate.extract import extract, format_choices
 
 
 class Attention(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
 
 
-def attention(dtype: torch.dtype, heads: int = 2) -> Problem:
-    given = tuple(torch.randn(1, heads, 16, 32, dtype=dtype) for _ in range(3))
+def attention(dtype: torch.dtype, heads: int = 2, mask: torch.Tensor | None = None, batch: int = 1) -> Problem:
+    chance = torch.Generator().manual_seed(0)
+    given = tuple(torch.randn(batch, heads, 16, 32, dtype=dtype, generator=chance) for _ in range(3))
+    given = given if mask is None else (*given, mask)
     graph = import_exported(torch.export.export(Attention(), given)).graph
     for candidate in enumerate_candidates(graph).candidates:
         if candidate.kind is Kind.ORIGIN:
@@ -56,6 +60,40 @@ def test_flash_and_cudnn_take_floats_of_16_bits_only(dtype: torch.dtype, backend
     assert {name for name, call in made.items() if isinstance(call, LibraryCall)} == backends
     declined = [call for call in made.values() if isinstance(call, Declined)]
     assert all("16 bits" in call.reason for call in declined)
+
+
+def targets(call: LibraryCall | Declined) -> dict[str, tuple[object, ...]]:
+    assert isinstance(call, LibraryCall), call
+    return {step.target.split(".")[1]: step.args for step in call.run}
+
+
+def emit(problem: Problem, backend: str) -> LibraryCall | Declined:
+    return LibraryGenerator().emit(problem, Schedule("library", (("backend", backend), ("form", "attention"))))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (4, 1, 16, 16), (1, 2, 1, 16), (4, 2, 16, 16)])
+def test_masks_of_bool_become_numbers_that_are_added(shape: tuple[int, ...]) -> None:
+    """cuDNN reads a mask by the type of the queries, whatever it is: wrong results, and memory that is not there."""
+    problem = attention(torch.float16, mask=torch.ones(shape, dtype=torch.bool).tril(), batch=4)
+    for backend in ("cudnn", "efficient"):
+        steps = targets(emit(problem, backend))
+        assert steps["where"][1:] == (0.0, float("-inf"))
+        assert "_to_copy" in steps
+        assert ("expand" in steps) == (backend == "efficient")
+    flash = emit(problem, "flash")
+    assert isinstance(flash, Declined) and "no mask" in flash.reason
+
+
+def test_masks_of_the_queries_own_type_are_taken_as_they_are() -> None:
+    problem = attention(torch.float16, mask=torch.zeros(1, 1, 16, 16, dtype=torch.float16))
+    assert set(targets(emit(problem, "cudnn"))) == {"_scaled_dot_product_cudnn_attention"}
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [(1, torch.float16), (16, torch.float32)])
+def test_masks_that_kernels_cannot_read_are_declined(keys: int, dtype: torch.dtype) -> None:
+    """Rows of one element, and a mask of f32 for queries of f16 (of which the framework itself makes f16)."""
+    problem = attention(torch.float16, mask=torch.zeros(16, 16).to(dtype)[:, :keys])
+    assert isinstance(emit(problem, "efficient"), Declined)
 
 
 def test_attention_without_elements_is_left_to_primitives() -> None:

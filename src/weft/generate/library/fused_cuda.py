@@ -5,16 +5,19 @@ What follows the product is recognised as in `fused`: the same fission rule on a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import cast
 
 from weft.generate.library.fused import Tail, is_weight, only_product, plain_convolution
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.graph import NodeId
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CallValue, LibraryCall, Schedule
+from weft.kernels.source import CallValue, LibraryCall, Ref, Schedule
 
 ATTENTION_BACKENDS = ("flash", "efficient", "cudnn")
 _TYPES = (DType.F16, DType.BF16, DType.F32)
@@ -112,13 +115,17 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         return Declined("attention without elements, or over none")
     p = Program(graph)
     q, k, v = (p.value(i) for i in operands[:3])
-    bias = p.value(operands[3]) if len(operands) > 3 and operands[3] >= 0 else None
     causal = bool(params.get("causal", False))
     scale = params.get("scale", 0.0)
     factor = float(cast("float", scale)) if scale else None
     backend = schedule.param("backend")
     if backend != "efficient" and graph.type_of(operands[0]).dtype not in (DType.F16, DType.BF16):
         return Declined(f"{backend} attention takes floats of 16 bits only")
+    bias: Ref | Declined | None = None
+    if len(operands) > 3 and operands[3] >= 0:
+        bias = _bias(p, operands, full=backend == "efficient")
+    if isinstance(bias, Declined):
+        return bias
     if backend == "flash":
         if bias is not None:
             return Declined("flash attention takes no mask")
@@ -134,3 +141,29 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     if len(p.used_inputs()) < len(graph.inputs):
         return Declined("an operand of the attention was changed by the clean-ups")
     return p.finish(schedule)
+
+
+def _bias(p: Program, operands: Sequence[NodeId], *, full: bool) -> Ref | Declined:
+    """The mask as numbers that are added to the scores, of the queries' type and in four dimensions.
+
+    These kernels read it by the queries' type, whatever its own is. `full`: broadcast to the scores, in rows of
+    multiples of 16 bytes; else ones stay where it is broadcast.
+    """
+    wanted, mask = p.graph.type_of(operands[0]), p.graph.type_of(operands[3])
+    scores = (*wanted.shape[:3], p.graph.type_of(operands[1]).shape[2])
+    shape = (1,) * (4 - mask.rank) + mask.shape
+    if any(n not in (1, m) for n, m in zip(shape, scores, strict=True)):
+        return Declined(f"a mask of {mask} for scores of {scores}")
+    bias = p.value(operands[3])
+    if mask.dtype is DType.BOOL:
+        added = p.call("aten.where.Scalar", bias, 0.0, -math.inf)
+        bias = p.call("aten._to_copy.default", added, dtype=f"dtype:{wanted.dtype.value}")
+    elif mask.dtype is not wanted.dtype:
+        return Declined(f"a mask of {mask.dtype.value} for queries of {wanted.dtype.value}")
+    if mask.rank < 4:
+        bias = p.call("aten.reshape.default", bias, shape)
+    if not full:
+        return bias
+    if shape[3] != scores[3] or scores[3] * wanted.dtype.itemsize % 16:
+        return Declined("efficient attention reads masks in rows of multiples of 16 bytes")
+    return p.call("aten.expand.default", bias, scores)
