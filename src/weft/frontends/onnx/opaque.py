@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,15 @@ from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
 from weft.frontends.onnx.errors import LimitError, MismatchError, NeedsValueError, NoRuleError
 from weft.frontends.onnx.limits import raised_by
 from weft.frontends.onnx.names import shown
-from weft.frontends.onnx.tensors import DTYPES, ONNX_TYPES, to_proto, type_name, type_proto
+from weft.frontends.onnx.tensors import (
+    DTYPES,
+    ONNX_TYPES,
+    tensors_of_attributes,
+    tensors_of_nodes,
+    to_proto,
+    type_name,
+    type_proto,
+)
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
 _IN, _OUT = "weft.in.", "weft.out."
 _INITIALISER_ELEMENTS = 1024
+_CARRIED_BYTES = 128 << 20
+"""Weights inside of the bodies of one operator; it is sent, stored and opened as one message."""
 _IR_VERSION = 10
 _CAST_OPSET = 13
 _STAGES = re.compile(r"^(\[\w+\] )?(Inference error\(s\): )?(\(op_type:[^()]*\): )?(\[\w+\] )?")
@@ -133,6 +143,8 @@ class _OneNode:
         self.after: list[onnx.NodeProto] = []
         self.call = call
         node = _resolved(call, {})
+        self._carried = 0
+        self._inline(tensors_of_attributes(node.attribute, call.where))
         seen: set[str] = set()
         for k, v in enumerate(call.operands):
             if isinstance(v, tuple):
@@ -165,6 +177,21 @@ class _OneNode:
         else:
             self.inputs.append(helper.make_value_info(name, type_proto(t)))
 
+    def _inline(self, tensors: Iterable[tuple[str, onnx.TensorProto]]) -> None:
+        """Bring external data in: the runtime is given bytes, never the name of a file.
+
+        Raises:
+            LimitError: more than one message should carry [W105].
+        """
+        for where, t in tensors:
+            self._carried += self.call.im.reader.inline(t, where) + len(t.raw_data)
+            if self._carried > _CARRIED_BYTES:
+                raise LimitError(
+                    where=where,
+                    problem=f"an operator with bodies that hold more than {_CARRIED_BYTES} bytes of weights",
+                    remedy="make the weights initializers of the main graph, which its bodies may read",
+                )
+
     def model(self, outputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
         graph = helper.make_graph(
             [*self.before, self.node, *self.after], "one", self.inputs, outputs, self.initialisers
@@ -175,6 +202,10 @@ class _OneNode:
         functions = self.call.im.checked.functions
         if any((domain_of(n.domain), n.op_type, n.overload) in functions for n in walk_nodes([self.node])):
             model.functions.extend(functions.values())
+            for f in model.functions:
+                where = f"function '{shown(f.name)}'"
+                self._inline(tensors_of_attributes(f.attribute_proto, where))
+                self._inline(tensors_of_nodes(f.node, f"{where}, "))
         return model
 
     def _imports(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from weft.frontends.onnx.errors import LimitError
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange
 from weft.frontends.onnx.importer import ExampleInput, Importer
 from weft.frontends.onnx.limits import Limits, raised_by
-from weft.frontends.onnx.tensors import TensorReader
+from weft.frontends.onnx.tensors import TensorReader, tensors_of_model
 
 
 def read_model(
@@ -33,6 +33,9 @@ def read_model(
     model = parse(data, limits)
     checked = check_model(model, limits)
     reader = TensorReader(ExternalFiles(directory, limits), limits.model_bytes)
+    for where, t in tensors_of_model(model):  # in branches and functions too, whoever reads them later
+        if t.data_location or t.external_data:
+            reader.hold(t, where)
     try:
         importer = Importer(checked, reader, limits, dims or {}, examples, file_name)
         return importer.run(), reader.external

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 
+from weft.frontends.onnx.check import node_where, subgraphs
 from weft.frontends.onnx.errors import BadTensorError, UnsupportedTypeError
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange, parse_entries
 from weft.frontends.onnx.names import shown
@@ -32,6 +34,17 @@ DTYPES: dict[int, DType] = {
 }
 """ONNX element type -> ours; every other type is refused by name."""
 ONNX_TYPES = {d: t for t, d in DTYPES.items()}
+
+BITS: Mapping[int, int] = MappingProxyType(
+    {
+        TP.DOUBLE: 64, TP.FLOAT: 32, TP.FLOAT16: 16, TP.BFLOAT16: 16, TP.FLOAT8E4M3FN: 8, TP.FLOAT8E4M3FNUZ: 8,
+        TP.FLOAT8E5M2: 8, TP.FLOAT8E5M2FNUZ: 8, TP.INT64: 64, TP.INT32: 32, TP.INT16: 16, TP.INT8: 8, TP.INT4: 4,
+        TP.UINT64: 64, TP.UINT32: 32, TP.UINT16: 16, TP.UINT8: 8, TP.UINT4: 4, TP.BOOL: 8, TP.COMPLEX64: 64,
+        TP.COMPLEX128: 128, 23: 4, 24: 8, 25: 2, 26: 2,
+    }
+)  # fmt: skip
+"""Of one element of every ONNX type with data of fixed size; 23 to 26 (FLOAT4E2M1, FLOAT8E8M0, UINT2, INT2) are newer
+than the oldest onnx that is allowed."""
 
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _FIELD_OF = {
@@ -90,6 +103,54 @@ class TensorReader:
         self.external: dict[int, ExternalRange] = {}
         """Where each external array lies, by the address of its first byte."""
 
+    def place(self, t: onnx.TensorProto, where: str) -> ExternalRange | None:
+        """Where the data of a tensor of any type lie, if outside of the model; nothing is opened.
+
+        Raises:
+            BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError.
+        """
+        remedy = "the file is damaged or forged: export it again"
+        if t.data_location not in (TP.DEFAULT, TP.EXTERNAL):
+            raise BadTensorError(where=where, problem=f"data location {t.data_location}", remedy=remedy)
+        if t.data_location == TP.DEFAULT:
+            if t.external_data:
+                problem = "external entries on a tensor that is not external"
+                raise BadTensorError(where=where, problem=problem, remedy=remedy)
+            return None
+        bits = BITS.get(t.data_type)
+        if bits is None:
+            problem = f"external data of type {type_name(t.data_type)}"
+            raise BadTensorError(where=where, problem=problem, remedy="store them in the model")
+        entries = [(e.key, e.value) for e in t.external_data]
+        if not all(isinstance(text, str) for entry in entries for text in entry):
+            raise BadTensorError(where=where, problem="external entries that are not UTF-8", remedy=remedy)
+        shape = checked_shape(t.dims, max(bits // 8, 1), where)
+        return parse_entries(entries, -(-math.prod(shape) * bits // 8), where)
+
+    def hold(self, t: onnx.TensorProto, where: str) -> None:
+        """Hold a tensor of any type to the rules of `external`: what it names is opened, and is all there.
+
+        Raises:
+            BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError.
+        """
+        part = self.place(t, where)
+        if part is not None:
+            self._files.read(part, where)
+
+    def inline(self, t: onnx.TensorProto, where: str) -> int:
+        """Put external data into the tensor itself; how many bytes.
+
+        Raises:
+            BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError.
+        """
+        part = self.place(t, where)
+        if part is None:
+            return 0
+        t.raw_data = self._files.read(part, where).tobytes()
+        t.ClearField("external_data")
+        t.ClearField("data_location")
+        return part.length
+
     def read(self, t: onnx.TensorProto, where: str) -> tuple[DType, Array]:
         """Element type and values (bf16 and 8-bit floats as exact float32).
 
@@ -105,22 +166,15 @@ class TensorReader:
         filled = [f for f in _FIELDS if len(getattr(t, f))]
         has_raw = t.HasField("raw_data")
         external = t.data_location == TP.EXTERNAL
-        if t.data_location not in (TP.DEFAULT, TP.EXTERNAL):
-            raise BadTensorError(where=where, problem=f"data location {t.data_location}", remedy=remedy)
-        if t.external_data and not external:
-            raise BadTensorError(
-                where=where, problem="external entries on a tensor that is not external", remedy=remedy
-            )
+        self.place(t, where)
         count = len(filled) + has_raw + external
         if count > 1:
             raise BadTensorError(where=where, problem="more than one data field", remedy=remedy)
         if count == 0 and size:
             raise BadTensorError(where=where, problem=f"no data for {size} elements", remedy=remedy)
         if external:
-            entries = [(e.key, e.value) for e in t.external_data]
-            if not all(isinstance(text, str) for entry in entries for text in entry):
-                raise BadTensorError(where=where, problem="external entries that are not UTF-8", remedy=remedy)
-            part = parse_entries(entries, size * dtype.itemsize, where)
+            part = self.place(t, where)
+            assert part is not None
             raw = self._files.read(part, where)
             values = _from_raw(raw, dtype)
             if values.size and dtype is not DType.BOOL and not dtype.is_held:
@@ -190,6 +244,52 @@ def stored(value: Array, dtype: DType) -> Array:
 def type_proto(type: TensorType) -> onnx.TypeProto:
     """The ONNX type of a tensor of ours."""
     return onnx.helper.make_tensor_type_proto(ONNX_TYPES[type.dtype], type.shape)
+
+
+def tensors_of_graph(graph: onnx.GraphProto, where: str = "") -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor that a graph and those inside of it hold, with where it stands."""
+    for t in graph.initializer:
+        yield f"{where}{tensor_name(t)}", t
+    for s in graph.sparse_initializer:
+        yield from _of_sparse(s, f"{where}{tensor_name(s.values)}")
+    yield from tensors_of_nodes(graph.node, where)
+
+
+def tensors_of_nodes(nodes: Iterable[onnx.NodeProto], where: str = "") -> Iterator[tuple[str, onnx.TensorProto]]:
+    """The same of nodes: their attributes and the graphs in these; the nesting was bounded before."""
+    for index, node in enumerate(nodes):
+        if node.attribute:
+            yield from tensors_of_attributes(node.attribute, f"{where}{node_where(node, index)}")
+
+
+def tensors_of_attributes(
+    attributes: Iterable[onnx.AttributeProto], where: str
+) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """The same of attributes: of a node, or of a function as defaults."""
+    for a in attributes:
+        at = f"{where}, attribute '{shown(a.name)}'"
+        if a.HasField("t"):
+            yield at, a.t
+        for t in a.tensors:
+            yield at, t
+        for s in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else ()), *a.sparse_tensors):
+            yield from _of_sparse(s, at)
+        for graph in subgraphs(a):
+            yield from tensors_of_graph(graph, f"{where}, subgraph '{shown(a.name)}', ")
+
+
+def _of_sparse(s: onnx.SparseTensorProto, where: str) -> Iterator[tuple[str, onnx.TensorProto]]:
+    yield where, s.values
+    yield f"{where}, its indices", s.indices
+
+
+def tensors_of_model(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor of a model, those of its functions included."""
+    yield from tensors_of_graph(model.graph)
+    for f in model.functions:
+        where = f"function '{shown(f.name)}'"
+        yield from tensors_of_attributes(f.attribute_proto, where)
+        yield from tensors_of_nodes(f.node, f"{where}, ")
 
 
 Reader = Callable[[onnx.TensorProto, str], tuple[DType, Array]]

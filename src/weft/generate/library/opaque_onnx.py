@@ -1,10 +1,11 @@
-"""Runs OPAQUE primitives of the ONNX front end: one ONNX Runtime session per payload."""
+"""Runs OPAQUE primitives of the ONNX front end: one ONNX Runtime session per payload, which never names a file."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import DeviceError
+from weft.errors import ArtifactError, DeviceError
+from weft.generate.library.onnx_wire import carries_its_data
 from weft.ir.types import Array
 
 MAX_SESSIONS = 256
@@ -36,7 +38,13 @@ def _session(payload: str) -> tuple[Any, list[str]]:
         model = base64.b64decode(json.loads(payload)["model"], validate=True)
     except (binascii.Error, KeyError, TypeError, ValueError):
         raise DeviceError(problem="an opaque ONNX operator with a damaged payload") from None
+    if not carries_its_data(model):
+        raise ArtifactError(
+            problem="an opaque ONNX operator names a file for its data", remedy="compile the model again"
+        )
     options = onnxruntime.SessionOptions()
+    # no file is ever read for it: what the check above would miss ends here
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -56,6 +64,7 @@ def run_onnx(payload: str, inputs: Sequence[Array]) -> list[Array]:
     """Results of one opaque operator, in the order of `OpaqueAttrs.types` (bf16 as exact float32).
 
     Raises:
+        ArtifactError: a payload whose data lie elsewhere: none that this Weft makes [W401].
         DeviceError: ONNX Runtime is not installed, or refuses the operator or its inputs [W301].
     """
     session, names = _session(payload)
