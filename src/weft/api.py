@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +29,7 @@ from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, without_autocast
+from weft.runtime.keyed import Keyed
 from weft.runtime.loaded import Loaded, load
 
 if TYPE_CHECKING:
@@ -45,9 +44,10 @@ class Compiled:
     """A compiled model: callable on tensors of the shapes it was compiled for, and of others within `max_plans`.
 
     A call with new shapes, or with other values where a guard holds the old ones, compiles another plan while its
-    caller waits; beyond `options.max_plans` (at least 1) the least recently used one is dropped. The plan of the
-    example inputs is what `save` and `record` speak of, and stays. An exported program, whose shapes are fixed,
-    refuses others. A model with one output gives a tensor, with several a tuple. Thread-safe.
+    caller waits, with others of these shapes; callers of plans that are there do not. Plans are made one at a time,
+    for each disturbs the times that another measures. Beyond `options.max_plans` (at least 1) the least recently used
+    one is dropped. The plan of the example inputs is what `save` and `record` speak of, and stays. An exported program,
+    whose shapes are fixed, refuses others. A model with one output gives a tensor, with several a tuple. Thread-safe.
     """
 
     def __init__(
@@ -59,9 +59,8 @@ class Compiled:
         self._again = again
         self._options = options
         self._eager = eager
-        self._lock = threading.Lock()
-        self._plans: OrderedDict[tuple[object, ...], tuple[Compilation, Imported]] = OrderedDict()
-        self._plans[_shapes_of(first.executable)] = (first, imported)
+        self._plans: Keyed[tuple[object, ...], tuple[Compilation, Imported]] = Keyed(options.max_plans)
+        self._plans.put(_shapes_of(first.executable), (first, imported))
 
     def __call__(self, *inputs: torch.Tensor) -> Output:
         """Run the model.
@@ -78,16 +77,14 @@ class Compiled:
             if not isinstance(given, torch.Tensor):
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
         key = tuple((tuple(t.shape), t.dtype) for t in inputs)
-        with self._lock:
-            found = self._plans.get(key)
-            if found is not None and _guards_hold(found[1], inputs):
-                self._plans.move_to_end(key)
-            elif self._again is None or len(inputs) != len(self.executable.graph.inputs):
+        again = self._again
+        if again is None or len(inputs) != len(self.executable.graph.inputs):
+            known = self._plans.known(key)
+            if known is None or not _guards_hold(known[1], inputs):
                 return self.executable
-            else:
-                found = self._plans[key] = self._again(inputs)
-                while len(self._plans) > max(self._options.max_plans, 1):
-                    self._plans.popitem(last=False)
+            found = known
+        else:
+            found = self._plans.get(key, lambda: again(inputs), lambda plan: _guards_hold(plan[1], inputs))
         compilation = found[0]
         if compilation.eager_won and self._eager is not None:
             return compilation.eager or self._eager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -12,6 +11,8 @@ from typing import Any, final
 import torch
 from torch import fx
 from torch._dynamo import convert_frame
+
+from weft.runtime.keyed import Keyed
 
 log = logging.getLogger("weft")
 Key = tuple[object, ...]
@@ -88,8 +89,9 @@ class Specialised:
         self._eager = eager
         self._values: set[Key] = set()
         self._told = False
-        self._plans: OrderedDict[Key, Callable[..., Any]] = OrderedDict()
-        self._lock = threading.RLock()
+        self._plans: Keyed[Key, Callable[..., Any]] = Keyed(limit)
+        self._lock = threading.Lock()
+        """Of the values that were met."""
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -98,28 +100,27 @@ class Specialised:
         """Run the plan of these shapes."""
         values = tuple(_bits(arguments[k].item()) for k in self._scalars)
         key = (torch.is_grad_enabled(), values, *key_of(arguments))
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is None and self._eager is not None and not self._takes(values):
-                plan = self._eager
-            if plan is None:
-                # torch's tracers share process-wide state: one at a time, and other threads must see a compilation
-                with convert_frame.compile_lock, _session():
-                    plan = self._plans[key] = self._build(arguments)
-                if len(self._plans) > self._limit:
-                    self._plans.popitem(last=False)
-            if key in self._plans:
-                self._plans.move_to_end(key)
+        plan = self._plans.known(key)
+        if plan is None and self._eager is not None and not self._takes(values):
+            plan = self._eager
+        if plan is None:
+            plan = self._plans.get(key, lambda: self._built(arguments))
         return plan(*arguments)
+
+    def _built(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        # torch's tracers share process-wide state: one at a time, and other threads must see a compilation
+        with convert_frame.compile_lock, _session():
+            return self._build(arguments)
 
     def _takes(self, values: Key) -> bool:
         """Whether there are plans for these values of the scalars, or may be."""
-        if values in self._values:
-            return True
-        if len(self._values) < self._limit:
-            self._values.add(values)
-            return True
-        if not self._told:
-            self._told = True
+        with self._lock:
+            if values in self._values:
+                return True
+            if len(self._values) < self._limit:
+                self._values.add(values)
+                return True
+            told, self._told = self._told, True
+        if not told:
             log.warning("weft: a number of the caller's had %d values: eager runs the graph for others", self._limit)
         return False
