@@ -10,6 +10,7 @@ import pytest
 from weft.device import facts as module
 from weft.device.facts import CpuFacts, cpu_facts, usable_cores
 from weft.device.probe import ProbeResult
+from weft.device.stored import keep
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import ToolchainError
 
@@ -138,6 +139,80 @@ def test_an_impossible_peak_is_discarded(
     monkeypatch.setattr(module, "run_probes", lambda *a, **k: replace(SEEN, flops_f32=1.6e15))
     facts = cpu_facts(None, compiler=compiler, root=machine)
     assert facts.peak_flops_f32 < 1e13 and facts.source_of("peak_flops_f32") == "default"
+
+
+SLOW = replace(SEEN, flops_f32=SEEN.flops_f32 / 20, fork_us=900.0)
+"""What probes see beside other work."""
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *seen: ProbeResult) -> list[ProbeResult]:
+    """The probes give these results, one after another; what is left of them."""
+    left = list(seen)
+    monkeypatch.setattr(module, "run_probes", lambda *a, **k: left.pop(0))
+    return left
+
+
+def others_run(machine: Path, runnable: int) -> None:
+    write(machine / "proc/loadavg", f"0.1 0.1 0.1 {runnable}/99 1234\n")
+
+
+def test_a_peak_under_what_a_machine_has_is_measured_twice_and_not_kept_for_good(
+    machine: Path, tmp_path: Path, compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = scripted(monkeypatch, SLOW, SLOW, SEEN)
+    others_run(machine, 5)
+    busy = cpu_facts(tmp_path, compiler=compiler, root=machine)
+    assert len(left) == 1 and busy.source_of("peak_flops_f32") == "default"
+    assert busy.peak_flops_f32 == pytest.approx(busy.threads * 3.0e9 * 8 * 2)  # one unit on every thread
+    assert cpu_facts(tmp_path, compiler=compiler, root=machine) == busy and len(left) == 1  # while others run
+    others_run(machine, 1)
+    idle = cpu_facts(tmp_path, compiler=compiler, root=machine)
+    assert not left and idle.peak_flops_f32 == SEEN.flops_f32
+    others_run(machine, 5)
+    assert cpu_facts(tmp_path, compiler=compiler, root=machine) == idle
+    assert len(list((tmp_path / "facts").iterdir())) == 1
+
+
+def test_the_best_of_two_runs_counts(
+    machine: Path, tmp_path: Path, compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = scripted(monkeypatch, replace(SLOW, frequency_ghz=3.1, scale_gb_s=((1 << 16, 250.0), (1 << 24, 20.0))), SEEN)
+    facts = cpu_facts(tmp_path, compiler=compiler, root=machine)
+    assert not left and facts.peak_flops_f32 == SEEN.flops_f32 and facts.frequency_ghz == 3.1
+    assert facts.fork_us == 1.5 and facts.bandwidth == ((1 << 16, 250.0), (1 << 24, 50.0))
+
+
+def test_what_had_neighbours_is_measured_again(
+    machine: Path, tmp_path: Path, compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plausible, but the system says that others had the cores meanwhile."""
+    cores = sorted(os.sched_getaffinity(0))
+
+    def seconds(busy: int) -> None:
+        ticks = busy * os.sysconf("SC_CLK_TCK")
+        write(machine / "proc/stat", "".join(f"cpu{n} {ticks} 0 0 5 5 0 0 0 0 0\n" for n in cores))
+
+    def probes(*args: object, **kw: object) -> ProbeResult:
+        seconds(1000)
+        return SEEN
+
+    seconds(0)
+    monkeypatch.setattr(module, "run_probes", probes)
+    facts = cpu_facts(tmp_path, compiler=compiler, root=machine)
+    assert facts.peak_flops_f32 == SEEN.flops_f32
+    assert [p.name.endswith(".busy.json") for p in (tmp_path / "facts").iterdir()] == [True]
+    cpu_facts(tmp_path, compiler=compiler, root=machine)  # nobody else runs any more, by `loadavg` and by `stat`
+    assert [p.name.endswith(".busy.json") for p in (tmp_path / "facts").iterdir()] == [False]
+
+
+def test_a_kept_peak_that_no_such_machine_has_is_measured_again(
+    machine: Path, tmp_path: Path, compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = scripted(monkeypatch, SEEN, SEEN)
+    first = cpu_facts(tmp_path, compiler=compiler, root=machine)
+    (path,) = (tmp_path / "facts").iterdir()
+    keep(path, replace(first, peak_flops_f32=7e9).to_json())
+    assert cpu_facts(tmp_path, compiler=compiler, root=machine) == first and not left
 
 
 def test_a_cache_that_cannot_be_written_only_costs_the_cache(

@@ -5,25 +5,35 @@ beside its SHA-256, and made again when either does not fit.
 
 Source: performance notes on the CPU variant of the model (usable cores = min(affinity mask, cgroup quota);
 peak = cores x clock x lanes x 2 x FMA units; a probe above cores x clock x lanes x 2 x 2 is discarded).
+
+What was measured beside other work is too low. Probes that saw less than `LEAST` of one FMA unit on every thread are
+run once more; the best of both counts. What is still so, or had neighbours, is kept under a name of its own
+(`.busy.json`): it stands in as long as the machine is busy, and is measured again when it is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from weft.device.probe import PROBE_TEXT, run_probes
+from weft.device.probe import PROBE_TEXT, ProbeResult, run_probes
 from weft.device.stored import Provenance, Table, dump, interpolate, keep, load, parse
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ToolchainError
 from weft.ir.declined import Declined
 
 SCHEMA = 1
+LEAST = 0.35
+"""Of one FMA unit busy on every thread at the clock that was measured: two threads that share one reach half."""
+NEIGHBOURS = 0.1
+"""Share of the usable cores that others may have while the probes run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,11 @@ class CpuFacts:
         every = self.threads * self.frequency_ghz * 1e9 * self.lanes_f32 * 2 * self.fma_units
         return max(self.peak_flops_f32, every)
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether the peak is what a machine with nothing else to do shows (see `LEAST`)."""
+        return self.peak_flops_f32 >= LEAST * self.threads * self.frequency_ghz * 1e9 * self.lanes_f32 * 2
+
     def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
         """GB/s for a working set of this size: the table, interpolated on a logarithmic axis."""
         return interpolate(self.read_bandwidth if read_only else self.bandwidth, size_bytes)
@@ -123,6 +138,8 @@ def cpu_facts(
 ) -> CpuFacts:
     """Facts about this machine: the cached record, or a new one (about 2 s of probes if `calibrate`).
 
+    A record that was made beside other work is taken only while the machine has other work.
+
     Without a compiler, or with `calibrate=False`, what is not stated by the system is a default, and nothing is
     cached. `root` is where `proc` and `sys` are found (tests use a copy). Never raises for lack of a file.
     """
@@ -135,14 +152,20 @@ def cpu_facts(
     still = replace(stated, frequency_ghz=1.0, peak_flops_f32=1.0)  # the stated clock changes from read to read
     parts = [still.to_json(), cpu_target(), chosen.identity(), PROBE_TEXT]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    home = cache_dir / "facts" / f"{identity[:32]}.json" if cache_dir is not None else None
-    if (found := _read(home)) is not None:
+    home = None if cache_dir is None else cache_dir / "facts" / f"{identity[:32]}.json"
+    if (found := _read(home)) is not None and found.is_plausible:
+        return found
+    aside = None if home is None else home.with_suffix(".busy.json")
+    if (found := _read(aside)) is not None and _runnable(root) > 1:
         return found
     try:
-        facts = _calibrated(stated, chosen, cache_dir, root)
+        facts, quiet = _calibrated(stated, chosen, cache_dir, root)
     except (ToolchainError, OSError):
         return stated
-    keep(home, facts.to_json())
+    keep(home if quiet else aside, facts.to_json())
+    if quiet and aside is not None:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
     return facts
 
 
@@ -154,8 +177,29 @@ def _read(path: Path | None) -> CpuFacts | None:
         return None
 
 
-def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None, root: Path) -> CpuFacts:
-    seen = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=_free_bytes(root))
+def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None, root: Path) -> tuple[CpuFacts, bool]:
+    """The stated facts with what the probes saw, and whether nothing speaks against them."""
+    seen: ProbeResult | None = None
+    facts, quiet = stated, False
+    for _ in range(2):
+        before = _busy_s(root)
+        began, own = time.monotonic(), time.process_time()
+        now = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=_free_bytes(root))
+        passed, own = time.monotonic() - began, time.process_time() - own
+        others = (_busy_s(root) - before - own) / max(passed * stated.cores, 1e-9)
+        seen = now if seen is None else now.best_of(seen)
+        facts = _with_probes(stated, seen)
+        quiet = others <= NEIGHBOURS and facts.is_plausible
+        if facts.is_plausible:
+            break
+    if not facts.is_plausible:
+        one_unit = facts.threads * facts.frequency_ghz * 1e9 * facts.lanes_f32 * 2
+        provenance = {**dict(facts.provenance), "fma_units": "default", "peak_flops_f32": "default"}
+        facts = replace(facts, fma_units=1, peak_flops_f32=one_unit, provenance=_sorted(provenance))
+    return facts, quiet
+
+
+def _with_probes(stated: CpuFacts, seen: ProbeResult) -> CpuFacts:
     simd = seen.lanes * 4
     ceiling = stated.threads * seen.frequency_ghz * 1e9 * seen.lanes * 2 * 2 * 1.1
     units, peak, source = stated.fma_units, stated.peak_flops_f32, "default"
@@ -177,6 +221,24 @@ def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None
         fork_us=seen.fork_us,
         provenance=_sorted(provenance),
     )
+
+
+def _busy_s(root: Path) -> float:
+    """Seconds that the usable cores were not idle since the system started; 0 where it does not say."""
+    allowed = {f"cpu{n}" for n in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    ticks = 0
+    for line in _text(root / "proc/stat").splitlines():
+        name, *counts = line.split()
+        if name in allowed and len(counts) >= 8 and all(c.isdigit() for c in counts[:8]):
+            ticks += sum(int(c) for k, c in enumerate(counts[:8]) if k not in (3, 4))  # without idle and I/O
+    return ticks / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+
+
+def _runnable(root: Path) -> int:
+    """Threads that run or want to, this one among them; 1 where the system does not say."""
+    words = _text(root / "proc/loadavg").split()
+    running = words[3].partition("/")[0] if len(words) > 3 else ""
+    return int(running) if running.isdigit() else 1
 
 
 def _sorted(provenance: Mapping[str, str]) -> tuple[tuple[str, Provenance], ...]:

@@ -54,38 +54,38 @@ extern "C" double weft_cycles_per_second() {
   return best;
 }
 
-// Twelve independent accumulators hide the latency of any FMA unit. Many short trials: the clock rises only after a
-// while under wide vectors, and one trial must fall between the moments at which a neighbour has a core. What is
-// measured too low here makes the fastest kernels look impossible.
+// Twelve independent accumulators hide the latency of any FMA unit. Many short trials, the best of each thread, all
+// threads at once: the clock rises only after a while under wide vectors, and a trial must fall between the moments at
+// which a neighbour has that core. (A barrier around the trials would wait for a thread that has none: a tenth of the
+// peak on a busy machine.) What is measured too low here makes the fastest kernels look impossible.
 extern "C" double weft_flops(int threads, long rounds) {
-  double best = 0, first = now();
-  for (int trial = 0; trial < 8 || now() - first < 0.3; ++trial) {
-    double seconds = 0;
-#pragma omp parallel num_threads(threads)
-    {
-      vec m, c;
-      for (int k = 0; k < WEFT_LANES; ++k) { m[k] = 0.999f; c[k] = 0.001f; }
-      vec a0 = c, a1 = c, a2 = c, a3 = c, a4 = c, a5 = c, a6 = c, a7 = c, a8 = c, a9 = c, a10 = c, a11 = c;
+  double all = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : all)
+  {
+    vec m, c;
+    for (int k = 0; k < WEFT_LANES; ++k) { m[k] = 0.999f; c[k] = 0.001f; }
+    vec a0 = c, a1 = c, a2 = c, a3 = c, a4 = c, a5 = c, a6 = c, a7 = c, a8 = c, a9 = c, a10 = c, a11 = c;
 #if defined(__x86_64__)
 #define WEFT_KEEP(v) asm volatile("" : "+x"(v));
 #else
 #define WEFT_KEEP(v) asm volatile("" : "+w"(v));
 #endif
 #define WEFT_FMA(j) a##j = a##j * m + c; WEFT_KEEP(a##j)
+    double best = 0;
 #pragma omp barrier
-      double start = now();
+    const double first = now();
+    for (int trial = 0; trial < 8 || now() - first < 0.3; ++trial) {
+      const double start = now();
       for (long i = 0; i < rounds; ++i) {
         WEFT_FMA(0) WEFT_FMA(1) WEFT_FMA(2) WEFT_FMA(3) WEFT_FMA(4) WEFT_FMA(5)
         WEFT_FMA(6) WEFT_FMA(7) WEFT_FMA(8) WEFT_FMA(9) WEFT_FMA(10) WEFT_FMA(11)
       }
-#pragma omp barrier
-#pragma omp master
-      seconds = now() - start;
+      const double rate = 24.0 * WEFT_LANES * rounds / (now() - start);
+      if (rate > best) best = rate;
     }
-    double rate = 24.0 * WEFT_LANES * rounds * threads / seconds;
-    if (rate > best) best = rate;
+    all += best;
   }
-  return best;
+  return all;
 }
 
 // Touched first by the threads that use it.
@@ -96,8 +96,8 @@ extern "C" void weft_touch(float* x, size_t n, int threads) {
 
 // Bytes read and written per second: x <- x * s. Each thread sweeps its own part, so no fork is in the time.
 extern "C" double weft_scale(float* x, size_t n, int threads, long repeats) {
-  double best = 0;
-  for (int trial = 0; trial < 4; ++trial) {
+  double best = 0, first = now();
+  for (int trial = 0; trial < 2 || (trial < 64 && now() - first < 0.06); ++trial) {
     double seconds = 0;
 #pragma omp parallel num_threads(threads)
     {
@@ -122,9 +122,9 @@ extern "C" double weft_scale(float* x, size_t n, int threads, long repeats) {
 
 // Bytes read per second.
 extern "C" double weft_read(const float* x, size_t n, int threads, long repeats) {
-  double best = 0;
+  double best = 0, first = now();
   volatile float sink = 0;
-  for (int trial = 0; trial < 4; ++trial) {
+  for (int trial = 0; trial < 2 || (trial < 64 && now() - first < 0.06); ++trial) {
     double seconds = 0;
     float total = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : total)
@@ -185,6 +185,22 @@ class ProbeResult:
     scale_gb_s: tuple[tuple[int, float], ...]
     """(array bytes, GB/s read plus written) of x <- s * x."""
     read_gb_s: tuple[tuple[int, float], ...]
+
+    def best_of(self, other: ProbeResult) -> ProbeResult:
+        """Of two runs on one machine: what disturbs a probe makes it slower, never faster."""
+        pairs = (
+            zip(mine, theirs, strict=False)
+            for mine, theirs in ((self.scale_gb_s, other.scale_gb_s), (self.read_gb_s, other.read_gb_s))
+        )
+        scale, read = (tuple((size, max(x, y)) for (size, x), (_, y) in pair) for pair in pairs)
+        return ProbeResult(
+            self.lanes,
+            max(self.frequency_ghz, other.frequency_ghz),
+            max(self.flops_f32, other.flops_f32),
+            min(self.fork_us, other.fork_us),
+            scale,
+            read,
+        )
 
 
 def run_probes(compiler: HostCompiler, threads: int, *, cache_dir: Path | None, free_bytes: int) -> ProbeResult:
