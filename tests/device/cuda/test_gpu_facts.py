@@ -209,6 +209,22 @@ def test_what_cannot_be_is_dropped(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
     assert dict(facts.achieved_flops) == dict(base.achieved_flops) | {"f16": 8e14}
 
 
+def test_what_was_measured_beside_other_work_is_not_kept(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = profile("h200")
+    slow = replace(SEEN, bandwidth=((1 << 16, 70.0), (1 << 30, 900.0)), products={"bf16": 9e13, "f16": 8e14})
+    left = [slow, SEEN]
+    monkeypatch.setattr(module, "run_probes", lambda *a, **k: left.pop(0))
+    busy = gpu_facts(tmp_path, compiler=COMPILER)
+    assert busy.bandwidth == base.bandwidth and busy.source_of("bandwidth") == "default"
+    assert dict(busy.achieved_flops)["bf16"] == dict(base.achieved_flops)["bf16"]
+    assert dict(busy.achieved_flops)["f16"] == 8e14
+    assert not (tmp_path / "facts").exists()
+    assert gpu_facts(tmp_path, compiler=COMPILER).bandwidth == SEEN.bandwidth and not left
+    assert gpu_facts(tmp_path, compiler=COMPILER).bandwidth == SEEN.bandwidth  # kept
+
+
 def test_without_a_compiler_nothing_is_measured(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "find_nvrtc", lambda: Declined("none"))
     assert gpu_facts(tmp_path) == gpu_facts(None, calibrate=False) and not list(tmp_path.iterdir())

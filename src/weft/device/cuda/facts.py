@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import resources
@@ -39,6 +40,8 @@ ATTRIBUTES: Mapping[str, int] = {
     "l2_bytes": 38,
 }
 """Field → number of the device attribute (CUdevice_attribute)."""
+LEAST = 0.25
+"""Of the peak: a copy or a large product that reaches less ran beside something else."""
 _CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _BUS_BITS, _MAJOR, _MINOR = 13, 36, 37, 75, 76
 
 
@@ -96,10 +99,11 @@ def gpu_facts(
         if (found := _read(home)) is not None:
             return found
         try:
-            facts = _calibrated(stated, chosen, cache_dir, matmul, stream)
+            facts, alone = _calibrated(stated, chosen, cache_dir, matmul, stream)
         except (ToolchainError, OSError):
             return stated
-    keep(home, facts.to_json())
+    if alone:  # else the next process measures again
+        keep(home, facts.to_json())
     return facts
 
 
@@ -171,24 +175,32 @@ def _nearest(name: str, capability: int) -> GpuFacts:
 
 def _calibrated(
     stated: GpuFacts, compiler: Nvrtc, cache_dir: Path | None, matmul: Matmul | None, stream: int
-) -> GpuFacts:
-    """The stated facts with what the probes measured; a measurement above what is possible is dropped."""
+) -> tuple[GpuFacts, bool]:
+    """The stated facts with what the probes measured, and whether the GPU had nothing else to do.
+
+    A measurement above what is possible is dropped, and so is one under `LEAST` of it: others had the GPU.
+    """
     seen = run_probes(compiler, stated, cache_dir=cache_dir, matmul=matmul, handle=stream)
     found: dict[str, Any] = {}
+    alone = True
     for field in ("bandwidth", "read_bandwidth"):
         table: Table = getattr(seen, field)
         beyond = [rate for size, rate in table if size >= 8 * stated.l2_bytes]
-        if not stated.peak_bandwidth or all(rate <= stated.peak_bandwidth for rate in beyond):
+        shared = max(beyond, default=math.inf) < LEAST * stated.peak_bandwidth
+        if not shared and (not stated.peak_bandwidth or all(rate <= stated.peak_bandwidth for rate in beyond)):
             found[field] = table
+        alone = alone and not shared
     for field in ("l2_bandwidth", "launch_us", "dependent_launch_us"):
         found[field] = getattr(seen, field)
     if 0 < seen.clock_ghz <= stated.max_clock_ghz * 1.05:
         found["clock_ghz"] = seen.clock_ghz
-    products = {k: v for k, v in seen.products.items() if 0 < v <= stated.peak_flops(k)}
-    if 0 < seen.flops_f32 <= stated.peak_flops("f32"):
-        products.setdefault("f32", seen.flops_f32)
+    rates = {"f32": seen.flops_f32, **seen.products}
+    slow = {k for k, v in rates.items() if 0 < v < LEAST * stated.peak_flops(k)}
+    products = {k: v for k, v in rates.items() if 0 < v <= stated.peak_flops(k) and k not in slow}
+    alone = alone and not slow
     if products:
         found["achieved_flops"] = tuple(sorted((dict(stated.achieved_flops) | products).items()))
     sources: dict[str, Provenance] = {**dict(stated.provenance), **dict.fromkeys(found, "measured")}
     names = {f.name for f in fields(stated)}
-    return replace(stated, **found, provenance=tuple(sorted((k, v) for k, v in sources.items() if k in names)))
+    facts = replace(stated, **found, provenance=tuple(sorted((k, v) for k, v in sources.items() if k in names)))
+    return facts, alone
