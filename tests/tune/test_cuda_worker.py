@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,10 +111,13 @@ def test_a_kernel_for_the_cpu_is_refused_on_a_gpu_and_the_reverse() -> None:
 def test_the_next_group_is_built_while_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     site_ = CudaSite(replace(OPTIONS, build_jobs=1), GpuFacts(), None, None)
-    monkeypatch.setattr(
-        "weft.tune.cuda_site.CudaSite.build",
-        lambda self, kernel: events.append(f"build {dict(kernel.schedule.params)['n']}") or Built("/x.cubin", 0.1),
-    )
+
+    def build(_: CudaSite, kernel: CudaSource, left_s: float) -> Built:
+        assert left_s == math.inf
+        events.append(f"build {dict(kernel.schedule.params)['n']}")
+        return Built("/x.cubin", 0.1)
+
+    monkeypatch.setattr("weft.tune.cuda_site.CudaSite.build", build)
     assert site_.builds_ahead and site_.jobs == 1
     works = []
     for n in range(6):

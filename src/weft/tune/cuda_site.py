@@ -5,6 +5,7 @@ The parent needs no CUDA context for any of it.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -142,7 +143,7 @@ class CudaSite:
             facts, compiler, seed=options.seed, policy=self.policy, allow_tf32=options.allow_tf32
         )
 
-    def build(self, kernel: KernelSource | CudaSource) -> Built | Refused:
+    def build(self, kernel: KernelSource | CudaSource, left_s: float = math.inf) -> Built | Refused:
         """Compile for exactly this GPU; a kernel that spills, does not fit or would be serialised is refused."""
         if isinstance(kernel, KernelSource):
             return Refused(Verdict.RESOURCE, "a kernel for the CPU on a GPU")
@@ -158,7 +159,7 @@ class CudaSite:
                 flags=kernel.flags,
                 max_registers=kernel.max_registers,
                 cache_dir=self._options.cache,
-                timeout_s=self._options.compile_timeout_s,
+                timeout_s=min(self._options.compile_timeout_s, left_s),
             )
         except ToolchainError as error:
             return Refused(Verdict.COMPILE, f"{error}\n{error.log}")

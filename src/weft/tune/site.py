@@ -6,6 +6,7 @@ told, and describes everything outside a kernel that its time depends on. `weft.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,8 +80,8 @@ class Site(Protocol):
         """Seconds to wait before each attempt at starting a worker that proves itself."""
         ...
 
-    def build(self, kernel: KernelSource | CudaSource) -> Built | Refused:
-        """Compile a source, or find it in the cache. Safe on many threads."""
+    def build(self, kernel: KernelSource | CudaSource, left_s: float = math.inf) -> Built | Refused:
+        """Compile a source, or find it in the cache, in the seconds that are left. Safe on many threads."""
         ...
 
     def transport(self) -> Transport:
@@ -115,16 +116,15 @@ class HostSite:
             facts, compiler, threads=self._threads, seed=options.seed, policy=self.policy
         )
 
-    def build(self, kernel: KernelSource | CudaSource) -> Built | Refused:
+    def build(self, kernel: KernelSource | CudaSource, left_s: float = math.inf) -> Built | Refused:
         """See `Site`."""
         if isinstance(kernel, CudaSource):
             return Refused(Verdict.RESOURCE, "a CUDA kernel on a CPU")
         if self._compiler is None:
             return Refused(Verdict.COMPILE, "no C++ compiler")
+        limit_s = min(self._options.compile_timeout_s, left_s)
         try:
-            built = self._compiler.compile(
-                kernel.text, kernel.flags, cache_dir=self._options.cache, timeout_s=self._options.compile_timeout_s
-            )
+            built = self._compiler.compile(kernel.text, kernel.flags, cache_dir=self._options.cache, timeout_s=limit_s)
         except ToolchainError as error:
             return Refused(Verdict.COMPILE, f"{error}\n{error.log}")
         except (OSError, ValueError) as error:

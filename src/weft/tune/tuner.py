@@ -15,6 +15,10 @@ rejected with RESOURCE.
 
 Every trial is committed before its measurements are given out, so a kill costs what was in flight. Ctrl-C keeps
 what was measured: the generator ends, the worker is killed, the exception goes on to the caller.
+
+The deadline of a measurement is kept whatever hangs. After it no trial is begun; a moment later (`GRACE_S`) the worker
+that has not answered is killed and a compiler that has not ended is left or killed, and nobody is blamed: those
+kernels have no outcome. A worker that is not ready in the time that it is given is not waited for.
 """
 
 from __future__ import annotations
@@ -26,9 +30,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as futures_wait
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from queue import Empty, Full, Queue
 from typing import Self, cast, final
@@ -43,6 +48,7 @@ from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
+from weft.tune.crew import Crew
 from weft.tune.cuda_site import CudaSite
 from weft.tune.keys import Described
 from weft.tune.site import Built, HostSite, Refused, Site
@@ -55,6 +61,8 @@ MAX_GROUP = 24
 """Problems that are built before their measuring begins, at most: two per compiler process, so that none idles long
 and little was built in vain when the time is up."""
 MARGIN = 0.02
+GRACE_S = 1.0
+"""After the deadline, for the answer to what was begun before it."""
 LOOK_S = 0.005
 """How long kernels are waited for before new trials are looked for."""
 
@@ -188,10 +196,13 @@ class _Build:
         """Whether all are."""
         return all(f.done() for f in self.futures.values())
 
-    def take(self) -> _Work:
-        """The trial with its paths and refusals, once all are there."""
+    def take(self, left_s: Callable[[], float] = lambda: math.inf) -> _Work:
+        """The trial with its paths and refusals, once all are there; what takes longer than is left is left out."""
         for number, future in self.futures.items():
-            result = future.result()
+            try:
+                result = future.result(None if math.isinf(left := left_s()) else max(0.0, left))
+            except TimeoutError:
+                continue
             if isinstance(result, Refused):
                 self.work.reject(number, result.verdict, result.error)
             elif result is not None:
@@ -208,14 +219,8 @@ def _first_built(builds: Sequence[_Build]) -> _Build | None:
     return found
 
 
-@contextlib.contextmanager
-def _cancelling(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """What has not begun when the block is left early is not done."""
-    try:
-        yield
-    except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
+class _OutOfTime(Exception):  # noqa: N818 - an answer, not an error
+    """The deadline passed while the worker was waited for."""
 
 
 @final
@@ -246,11 +251,14 @@ class _Feeder:
                 self._queue.put(item, timeout=0.1)
                 return
 
-    def take(self, *, wait: bool, most: int) -> Iterator[ProblemTrial]:
-        """What is there, up to `most`; with `wait` at least one, if any is left. Raises what making one raised."""
+    def take(self, *, wait: bool, most: int, left_s: Callable[[], float] = lambda: math.inf) -> Iterator[ProblemTrial]:
+        """What is there, up to `most`; with `wait` at least one, if any is left and there before the time is up.
+
+        Raises what making one raised.
+        """
         while most > 0 and not self._ended:
             try:
-                item = self._queue.get(block=wait)
+                item = self._queue.get(block=wait, timeout=min(left_s(), threading.TIMEOUT_MAX))
             except Empty:
                 return
             if isinstance(item, BaseException):
@@ -262,10 +270,20 @@ class _Feeder:
             yield item
             wait, most = False, most - 1
 
-    def close(self) -> None:
-        """End the thread, once the trial that it is taking is there, or a None."""
+    def close(self, patience_s: float) -> None:
+        """End the thread, once the trial that it is taking is there, or a None; wait for that no longer."""
         self._stopped = True
-        self._thread.join()
+        self._thread.join(min(patience_s, threading.TIMEOUT_MAX))
+
+
+@contextlib.contextmanager
+def _fed(trials: Iterable[ProblemTrial | None], most: int, left_s: Callable[[], float]) -> Iterator[_Feeder]:
+    """A feeder, ended with the block."""
+    feeder = _Feeder(trials, most)
+    try:
+        yield feeder
+    finally:
+        feeder.close(left_s())
 
 
 @final
@@ -306,6 +324,12 @@ class Tuner:
         self._loading = False
         """A worker was started ahead of time and has not answered yet."""
         self._lost_before = False
+        self._was_ready = False
+        self._ready_by: float | None = None
+        self._grace_s = GRACE_S
+        """Whether a worker ever was."""
+        self.gave_up = ""
+        """Why nothing is measured any more, though there was time; empty: it is."""
         self.environment: Described = self._site.environment
         self.workers_started = 0
         self.sm_clocks_mhz: list[int] = []
@@ -355,6 +379,8 @@ class Tuner:
         *,
         progress: Callback | None = None,
         deadline: float | None = None,
+        ready_by: float | None = None,
+        grace_s: float = GRACE_S,
         total: int = 0,
     ) -> Iterator[Measurement]:
         """Measure trials one after another and yield an outcome for every kernel.
@@ -363,12 +389,15 @@ class Tuner:
             trials: taken lazily, in groups. None: there is none for the moment.
             progress: called after each trial.
             deadline: on the tuner's clock; no trial is started after it, and kernels not reached yield nothing.
+            ready_by: on that clock; if no worker was ready by then, nothing is measured, and `gave_up` says so.
+            grace_s: how long after the deadline what was begun may go on; then it is ended, without an outcome.
             total: number of trials if known, for the time that is left.
 
         Raises:
             DeviceError: the canary computes wrongly or no worker can be started [W301].
         """
         start = self._clock()
+        self._ready_by, self._grace_s = ready_by, grace_s
         for work in self._rolling(trials, deadline) if self._site.builds_ahead else self._grouped(trials, deadline):
             # lookups are free, so what comes after the deadline is still answered from the database
             late = self._expired(deadline)
@@ -384,32 +413,35 @@ class Tuner:
         """Trials whose kernels are built, a group at a time: nothing is built while one is measured."""
         source = (t for t in trials if t is not None)
         while group := [self._look_up(t) for t in islice(source, self._ahead)]:
-            with self._waiting("build"), ThreadPoolExecutor(max(1, self._site.jobs)) as pool, _cancelling(pool):
+            left_s = partial(self._left_s, deadline)
+            with self._waiting("build"), Crew(max(1, self._site.jobs), left_s) as pool:
                 known: Futures = {}
                 for build in [self._start_build(w, pool, known, deadline) for w in group]:
-                    build.take()
+                    build.take(left_s)
             yield from group
 
     def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
         """Trials when their kernels are built, the earliest first, while the next ones are taken and built."""
-        jobs = max(1, self._site.jobs)
-        with (
-            ThreadPoolExecutor(jobs) as pool,
-            _cancelling(pool),
-            contextlib.closing(_Feeder(trials, self._ahead)) as feeder,
-        ):
+        left_s = partial(self._left_s, deadline)
+        with Crew(max(1, self._site.jobs), left_s) as pool, _fed(trials, self._ahead, left_s) as feeder:
             known: Futures = {}
             waiting: list[_Build] = []
             while True:
-                taken = feeder.take(wait=not waiting, most=self._ahead - len(waiting))
+                taken = feeder.take(wait=not waiting, most=self._ahead - len(waiting), left_s=left_s)
                 waiting += [self._start_build(self._look_up(trial), pool, known, deadline) for trial in taken]
                 if not waiting:
                     return
                 with self._waiting("build"):
                     built = _first_built(waiting)
+                if built is None and left_s() <= 0:
+                    built = waiting[0]  # without what is not there
                 if built is not None:
                     waiting.remove(built)
-                    yield built.take()
+                    yield built.take(left_s)
+
+    def _left_s(self, deadline: float | None) -> float:
+        """Until what was begun is given up."""
+        return math.inf if deadline is None else max(0.0, deadline + self._grace_s - self._clock())
 
     @contextlib.contextmanager
     def _waiting(self, part: str) -> Iterator[None]:
@@ -445,7 +477,7 @@ class Tuner:
         self._lookups += len(work.known)
         return work
 
-    def _start_build(self, work: _Work, pool: ThreadPoolExecutor, known: Futures, deadline: float | None) -> _Build:
+    def _start_build(self, work: _Work, pool: Executor, known: Futures, deadline: float | None) -> _Build:
         """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
         futures: dict[int, Future[Built | Refused | None]] = {}
         for number in () if self._expired(deadline) else work.left:
@@ -464,11 +496,15 @@ class Tuner:
 
     def _compile(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Built | Refused | None:
         """The object, or why not; None: no time was left."""
-        return None if self._expired(deadline) else self._site.build(kernel)
+        if self._expired(deadline):
+            return None
+        found = self._site.build(kernel, self._left_s(deadline))
+        # a compiler that was ended for want of time says nothing of the kernel
+        return None if isinstance(found, Refused) and self._expired(deadline) else found
 
     def _finish(self, work: _Work, deadline: float | None) -> Iterator[Measurement]:
         """Measure what is left of a trial, commit it, yield all outcomes."""
-        if work.left and not self._expired(deadline):
+        if work.left and not self._expired(deadline) and not self.gave_up:
             self._run(work, deadline)
         new = [work.done[k] for k in sorted(set(work.done) - work.known)]
         if new:
@@ -506,9 +542,9 @@ class Tuner:
             if self._kill_counts(work, number, fault):
                 again.append(number)
         for number in again:
-            blamed = self._attempt(work, [number], None)
+            blamed = self._attempt(work, [number], deadline)
             if blamed is None:
-                continue  # innocent, or rejected in peace
+                continue  # innocent, or rejected in peace, or no time was left for it
             if number in work.done:
                 continue  # it had its verdict before the worker was lost
             schedule = work.trial.kernels[number][0]
@@ -535,9 +571,13 @@ class Tuner:
         """One request to the worker; None when it answered to the end, else whom it was lost to."""
         try:
             with self._waiting("worker"):
-                self._ensure_worker()
+                self._ensure_worker(deadline)
             with self._waiting("run"):
                 self._ask(work, numbers, deadline)
+        except _OutOfTime:
+            self._transport.kill()
+            self._alive, self._lost_before = False, self._was_ready
+            return None
         except WorkerFault as fault:
             number = self._transport.running()
             self._transport.kill()
@@ -554,11 +594,14 @@ class Tuner:
 
         Raises:
             WorkerFault: the worker was lost, or answers what is none.
+            _OutOfTime: it did not answer before the time was up.
         """
         skipped: set[int] = set()
-        self._transport.send(self._request(work, numbers, deadline), self._options.trial_timeout_s)
+        with self._in_time(deadline):
+            self._transport.send(self._request(work, numbers, deadline), self._patience_s(deadline))
         while True:
-            event = self._transport.receive(self._options.trial_timeout_s)
+            with self._in_time(deadline):
+                event = self._transport.receive(self._patience_s(deadline))
             match event.get("event"):
                 case "verdict":
                     self._take(work, numbers, event)
@@ -615,28 +658,70 @@ class Tuner:
             "left_s": 1e9 if deadline is None else max(0.0, deadline - self._clock()),
         }
 
-    def _ensure_worker(self) -> None:
-        """Start a worker if there is none; after a fault it proves itself on the canary first."""
+    def _patience_s(self, deadline: float | None) -> float:
+        """For one answer."""
+        return min(self._options.trial_timeout_s, self._left_s(deadline))
+
+    @contextlib.contextmanager
+    def _in_time(self, deadline: float | None) -> Iterator[None]:
+        """Silence is the worker's fault only where it was waited for as long as every worker is.
+
+        Raises:
+            _OutOfTime: the time was up before that.
+        """
+        try:
+            yield
+        except WorkerFault as fault:
+            if fault.fault is Fault.HANG and self._left_s(deadline) <= 0:
+                raise _OutOfTime from None
+            raise
+
+    def _ensure_worker(self, deadline: float | None) -> None:
+        """Start a worker if there is none; after a fault it proves itself on the canary first.
+
+        Raises:
+            DeviceError: none can be started, or the canary computes wrongly [W301].
+            _OutOfTime: none was ready in time.
+        """
         if self._alive:
             return
+        first = not self._was_ready and self._ready_by is not None
         waits = self._site.start_waits_s
         for attempt, wait in enumerate(waits, 1):
+            if wait >= self._ready_s(deadline):
+                raise self._not_ready(first=first)
             time.sleep(wait)
             loading, self._loading = self._loading, False
             try:
                 if not loading:
                     self._greet()
-                ready = self._transport.receive(max(60.0, self._options.trial_timeout_s))
+                patience_s = min(max(60.0, self._options.trial_timeout_s), self._ready_s(deadline))
+                ready = self._transport.receive(patience_s)
                 if ready.get("event") != "ready":
                     raise WorkerFault(Fault.GARBAGE, f"greeted with {str(ready)[:200]}")
                 if self._lost_before:
                     self._check_canary()
-                self._alive = True
+                self._alive = self._was_ready = True
                 return
             except WorkerFault as fault:
                 self._transport.kill()
+                if self._ready_s(deadline) <= 0:
+                    raise self._not_ready(first=first) from None
                 if attempt == len(waits):
                     raise DeviceError(problem=f"the measuring worker does not start: {fault}") from None
+
+    def _ready_s(self, deadline: float | None) -> float:
+        """Seconds that a worker may still take to be ready."""
+        left = self._left_s(deadline)
+        if self._was_ready or self._ready_by is None:
+            return left
+        return max(0.0, min(left, self._ready_by - self._clock()))
+
+    def _not_ready(self, *, first: bool) -> _OutOfTime:
+        """What is raised when a worker is not waited for any longer; without a first one nothing is measured."""
+        if first:
+            self.gave_up = "no measuring process was ready in time"
+        return _OutOfTime()
 
     def _check_canary(self) -> None:
         self._transport.send(self._site.canary(), 10.0)

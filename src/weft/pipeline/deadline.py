@@ -1,0 +1,118 @@
+"""One clock for a whole compilation: made when it begins, asked by every stage, given up by none.
+
+    began ------------- by(share) ----------- end ------- last
+            stages take shares of this         |  slack  |
+
+`end` is when the budget is spent: nothing that may be left out is begun after it. `last` is when what still runs is
+given up: a compiler and a worker are killed, a call that cannot be is left to a thread that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar, final
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SLACK_SHARE, SLACK_S = 0.1, 2.0
+"""By how much a compilation may overrun its budget: the larger of the two."""
+GIVE_UP = 0.6
+"""The part of that after which what runs is given up; the rest is for what must be done still."""
+READY_SHARE = 1 / 3
+"""Of the budget: a measuring process that is not ready by then is not waited for."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - an answer, not an error
+    """What was asked for was given up, because the budget is spent."""
+
+
+@final
+@dataclass(frozen=True)
+class Deadline:
+    """When a compilation began and may end, in seconds of a monotonic clock."""
+
+    began: float
+    budget_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, budget_s: float, clock: Callable[[], float] = time.monotonic) -> Deadline:
+        """A budget that begins to be spent now."""
+        return cls(clock(), budget_s, clock)
+
+    @property
+    def end(self) -> float:
+        """When the budget is spent."""
+        return self.began + self.budget_s
+
+    @property
+    def last(self) -> float:
+        """When what still runs is given up."""
+        return self.end + GIVE_UP * max(SLACK_SHARE * self.budget_s, SLACK_S)
+
+    def by(self, share: float) -> float:
+        """When that share of the budget is spent."""
+        return self.began + share * self.budget_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left, at least 0."""
+        return max(0.0, self.end - self.clock())
+
+    @property
+    def spent(self) -> float:
+        """The share of the budget that is gone; 1 and more: all of it."""
+        return (self.clock() - self.began) / self.budget_s if self.budget_s > 0 else math.inf
+
+    def passed(self, moment: float | None = None) -> bool:
+        """Whether that moment (None: the end) is over."""
+        return self.clock() >= (self.end if moment is None else moment)
+
+    def until(self, moment: float) -> Callable[[], bool]:
+        """What says whether to stop because that moment is over."""
+        return lambda: self.clock() >= moment
+
+    def share_of_rest(self, share: float) -> float:
+        """The moment at which that share of what is left from now to `last` is gone."""
+        now = self.clock()
+        return now + share * max(0.0, self.last - now)
+
+
+FOREVER = Deadline(0.0, math.inf)
+"""For callers that have all the time in the world."""
+
+
+def overseen(limit_s: float, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of a call that may never end: it runs in a thread of its own, which is left to itself in that case.
+
+    Only for what reads no state of the calling thread (a stream, a mode of the framework) and writes none that is
+    used after it was given up.
+
+    Raises:
+        OutOfTime: it did not end within `limit_s` seconds.
+    """
+    if math.isinf(limit_s):
+        return call(*args, **kwargs)
+    results: list[R] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(call(*args, **kwargs))
+        except BaseException as error:
+            errors.append(error)  # raised by whoever waits
+        finally:
+            ended.set()
+
+    # a daemon: what hangs must not keep the process from ending
+    threading.Thread(target=run, daemon=True, name="weft-overseen").start()
+    if not ended.wait(max(0.0, limit_s)):
+        raise OutOfTime
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,49 @@
+"""The clock of a compilation, and calls that are not waited for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, overseen
+
+
+def test_shares_of_a_budget() -> None:
+    now = [100.0]
+    deadline = Deadline.of(30.0, clock=lambda: now[0])
+    assert (deadline.end, deadline.by(1 / 3), deadline.left_s, deadline.spent) == (130.0, 110.0, 30.0, 0.0)
+    now[0] = 115.0
+    assert (deadline.left_s, deadline.spent, deadline.passed(), deadline.until(115.0)()) == (15.0, 0.5, False, True)
+    now[0] = 131.0
+    assert deadline.left_s == 0.0 and deadline.passed() and not deadline.passed(deadline.last)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 1.0, 5.0, 15.0, 40.0, 600.0])
+def test_what_runs_is_given_up_within_the_slack(budget_s: float) -> None:
+    deadline = Deadline(0.0, budget_s, clock=lambda: 0.0)
+    slack_s = max(0.1 * budget_s, 2.0)
+    assert deadline.end < deadline.last < budget_s + slack_s, "some of the slack is left for what follows"
+    assert deadline.share_of_rest(0.25) == pytest.approx(0.25 * deadline.last)
+
+
+def test_there_is_a_clock_that_never_ends() -> None:
+    assert not FOREVER.passed() and math.isinf(FOREVER.left_s) and FOREVER.spent == 0.0
+
+
+def test_a_call_that_ends_gives_its_result_or_raises() -> None:
+    assert overseen(5.0, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        overseen(5.0, divmod, 7, 0)
+    assert overseen(math.inf, threading.get_ident) == threading.get_ident(), "no thread where nothing is bounded"
+
+
+def test_a_call_that_does_not_end_is_left() -> None:
+    release = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(OutOfTime):
+        overseen(0.1, release.wait)
+    assert time.monotonic() - began < 2.0
+    release.set()
