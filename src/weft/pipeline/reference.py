@@ -71,6 +71,6 @@ def primitive_by_primitive(
             position = len(graph.inputs) + len(weights)
             program.bind_weight(node, position)
             weights[position] = to_torch(graph.constant(node), n.type.dtype).to(device)
-    call = program.finish(Schedule("library", (("form", "primitives"),)), in_place=False)
+    call = program.finish(Schedule("library", (("form", "primitives"),)))
     with plain_math(allow_tf32=allow_tf32):
         return BoundCall(call, weights, device=device).run(list(inputs))

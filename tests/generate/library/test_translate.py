@@ -8,6 +8,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from tests.runtime.plans import executable
+from tests.tune.cases import problem
 
 from weft.generate.library.execute import BoundCall
 from weft.generate.library.translate import TRANSLATE, Program
@@ -150,7 +151,7 @@ def test_a_join_of_what_other_steps_compute() -> None:
     ]
     graph = b.build([b.add(Prim.CONCAT, *grid, attrs=a.ConcatAttrs(1))])
     program = Program(graph)
-    call = program.finish(Schedule("library", (("form", "primitives"),)), row_major=True)
+    call = program.finish(Schedule("library", (("form", "primitives"),)), problem(graph))
     assert call.out_variant
     given = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])]
     out = torch.full((6, 2), -1.0)

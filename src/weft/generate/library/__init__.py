@@ -16,7 +16,6 @@ from weft.generate.library.algorithm import ENGINE_FORM, FORM
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
-from weft.kernels.formats import Format
 from weft.kernels.source import LibraryCall, Schedule
 
 if TYPE_CHECKING:
@@ -104,9 +103,8 @@ class LibraryGenerator:
         if form == "operator" and min(problem.origin_operand_nodes, default=0) < -1:
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         program = Program(problem.graph)
-        row_major = set(problem.input_formats + problem.output_formats) <= {Format.ROW}
         if form == "primitives":
-            return program.finish(schedule, row_major=row_major)
+            return program.finish(schedule, problem)
         row = OPERATORS.get(problem.origin_rule)
         if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operand_nodes[:1]:
             return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
@@ -123,4 +121,4 @@ class LibraryGenerator:
             return Declined("nothing left to run")
         stored, first = problem.graph.type_of(problem.graph.outputs[0]), problem.origin_operand_nodes[0]
         same_shape = problem.graph.type_of(first).shape == stored.shape
-        return program.finish(schedule, in_place=same_shape, row_major=row_major)
+        return program.finish(schedule, problem if same_shape else None)

@@ -73,7 +73,7 @@ def eager_model(graph: Graph) -> EagerModel:
                 program.value(result)
         calls = [s for s in program.run[before:] if s.target not in _VIEWS]
         parts[_type_of(origin)] += len(calls) > 1
-    call = program.finish(Schedule("library", (("form", "eager"),)), in_place=False)
+    call = program.finish(Schedule("library", (("form", "eager"),)))
     return EagerModel(
         _module(graph, call, weights), len(origins), MappingProxyType({k: n for k, n in parts.items() if n})
     )

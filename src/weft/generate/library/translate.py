@@ -10,6 +10,8 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import FLOAT8, DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import CallStep, CallValue, LibraryCall, Ref, Schedule
 
 
@@ -92,23 +94,36 @@ class Program:
         self._refs[node] = Ref("in", position)
         self._weights.add(position)
 
-    def finish(self, schedule: Schedule, *, in_place: bool = True, row_major: bool = False) -> LibraryCall:
-        """The call that yields the graph's outputs; `in_place` lets the last step write its output itself.
+    def finish(self, schedule: Schedule, problem: Problem | None = None) -> LibraryCall:
+        """The call that yields the graph's outputs.
 
-        `row_major`: inputs and outputs are; only then are operators admitted that would give their output other
-        strides than the plan wants.
+        `problem`: the last step may write its output itself where that has the shape of its result, and is known to
+        do so for how the problem's inputs and outputs lie. Without it, or elsewhere, results are copied.
         """
         outputs = tuple(self.value(n) for n in self.graph.outputs)
-        out = False
-        if in_place and len(outputs) == 1 and self.run and outputs[0] == Ref("tmp", len(self.run) - 1):
-            target = OUT_VARIANTS.get(self.run[-1].target)
-            if target is None and row_major:
-                target = ROW_MAJOR_OUT_VARIANTS.get(self.run[-1].target)
-            if target is not None and self.run[-1].result == 0:
-                last = self.run[-1]
-                self.run[-1] = CallStep(target, last.args, last.kwargs, last.result)
-                out = True
-        return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs, out)
+        if problem is None or len(outputs) != 1 or not self.run or outputs[0] != Ref("tmp", len(self.run) - 1):
+            return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)
+        last = self.run[-1]
+        target = OUT_VARIANTS.get(last.target) if self._lies_alike(problem) else None
+        if target is None and set(problem.input_formats + problem.output_formats) <= {Format.ROW}:
+            target = ROW_MAJOR_OUT_VARIANTS.get(last.target)
+        if target is None or last.result != 0:
+            return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)
+        self.run[-1] = CallStep(target, last.args, last.kwargs, last.result)
+        return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs, out_variant=True)
+
+    def _lies_alike(self, problem: Problem) -> bool:
+        """Every operand of the output's shape lies as the output does.
+
+        Where one does not, an operator may make its result elsewhere and leave `out` as it was: the framework's GELU
+        gives a row-major operand to oneDNN, which then has a result of its own.
+        """
+        (output,), (format_,) = self.graph.outputs, problem.output_formats
+        shape = self.graph.type_of(output).shape
+        formats = zip(self.graph.inputs, problem.input_formats, strict=True)
+        if any(f is not format_ for n, f in formats if self.graph.type_of(n).shape == shape):
+            return False
+        return format_ is Format.ROW or not any(step.target in _TURNS for step in self.run)
 
 
 Translation = Callable[[Program, NodeId, Node], Ref]
@@ -274,10 +289,11 @@ def _reduce_sum(p: Program, _: NodeId, n: Node) -> Ref:
 
 
 def _reduce_prod(p: Program, _: NodeId, n: Node) -> Ref:
-    x = p.value(n.inputs[0])
-    for axis in cast("a.ReduceAttrs", n.attrs).axes:
-        x = p.call("aten.prod.dim_int", x, axis, True, dtype=f"dtype:{n.type.dtype.value}")
-    return x
+    x, axes = p.value(n.inputs[0]), cast("a.ReduceAttrs", n.attrs).axes
+    held = n.type.dtype.accumulator  # rounded once, at the end
+    for axis in axes:
+        x = p.call("aten.prod.dim_int", x, axis, True, dtype=f"dtype:{held.value}")
+    return x if held is n.type.dtype else p.call("aten._to_copy.default", x, dtype=f"dtype:{n.type.dtype.value}")
 
 
 def _reduce_extreme(target: str, identity: Callable[[DType], float | int | bool]) -> Translation:
@@ -293,7 +309,10 @@ def _reduce_extreme(target: str, identity: Callable[[DType], float | int | bool]
 
 def _arg(target: str) -> Translation:
     def translate(p: Program, _: NodeId, n: Node) -> Ref:
-        return p.call(target, p.value(n.inputs[0]), cast("a.ArgAttrs", n.attrs).axis, True)
+        x = p.value(n.inputs[0])
+        if p.graph.type_of(n.inputs[0]).dtype is DType.BOOL:
+            x = p.call("aten._to_copy.default", x, dtype=f"dtype:{DType.U8.value}")
+        return p.call(target, x, cast("a.ArgAttrs", n.attrs).axis, True)
 
     return translate
 
@@ -446,9 +465,11 @@ TRANSLATE: Mapping[Prim, Translation] = {
     Prim.OPAQUE: _opaque,
 }
 
+_TURNS = frozenset({"aten.permute.default", "aten.reshape.default"})
+"""Views that change in which order a value's elements lie."""
 _STRIDED = "neg abs exp expm1 log log1p sqrt rsqrt reciprocal erf tanh sin cos floor ceil trunc maximum minimum sigmoid"
 _STRIDED += " gelu silu mish hardswish leaky_relu elu softplus"
-_DENSE = "matmul cat index_select addmm bmm baddbmm linear"
+_DENSE = "matmul cat index_select addmm linear"
 OUT_VARIANTS: Mapping[str, str] = {
     **{f"aten.{name}.default": f"aten.{name}.out" for name in _STRIDED.split()},
     **{f"aten.{name}.Tensor": f"aten.{name}.out" for name in ("add", "sub", "mul", "div")},
@@ -457,15 +478,13 @@ OUT_VARIANTS: Mapping[str, str] = {
     "aten.amax.default": "aten.amax.out",
     "aten.amin.default": "aten.amin.out",
 }
-"""Operators that write a result of the right shape in place, whatever its strides."""
+"""Operators that write a result of the right shape in place, with the strides of their operands."""
 ROW_MAJOR_OUT_VARIANTS: Mapping[str, str] = {
     **{f"aten.{name}.default": f"aten.{name}.out" for name in _DENSE.split()},
     "aten.avg_pool2d.default": "aten.avg_pool2d.out",
     "aten._softmax.default": "aten._softmax.out",
     "aten._log_softmax.default": "aten._log_softmax.out",
     "aten.gather.default": "aten.gather.out",
-    "aten.upsample_nearest2d.default": "aten.upsample_nearest2d.out",
-    "aten.upsample_bilinear2d.default": "aten.upsample_bilinear2d.out",
     "aten.reflection_pad2d.default": "aten.reflection_pad2d.out",
 }
 """Operators that keep the strides of their output only where everything is row-major."""

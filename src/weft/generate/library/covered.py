@@ -1,0 +1,75 @@
+"""Which library calls a test of the tables covers: entry, element types, memory formats, poison.
+
+A call in a covered form may run although nobody measured it. `tests/generate/library/test_tables.py` runs every entry
+of the tables (`translate.TRANSLATE`, `operators.OPERATORS`, the fused forms) under both poisons for every element type
+and every combination of memory formats of its operands and result, and holds the table below to what it finds: an
+entry that is missing here, or that is wrong in a type which stands here, fails it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from weft.generate.library.operators import OPERATORS
+from weft.generate.library.translate import TRANSLATE
+from weft.ir.prims import FREE, Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.source import LibraryCall
+
+_ALL = frozenset(DType)
+_COMPUTED = frozenset(d for d in DType if not d.is_float8)
+_FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_WIDE = frozenset({DType.F32})
+CONVERT, OPAQUE = "convert", "opaque"
+_MOVED = (Prim.CAST, Prim.TRANSPOSE, Prim.CONCAT, Prim.GATHER, Prim.SELECT)
+
+
+@cache
+def covered(device: str) -> Mapping[str, frozenset[DType]]:
+    """Entry (see `entry_of`) -> element types of a problem's inputs and outputs in which it is covered.
+
+    `device`: `cpu` or `cuda`. Attention is covered only as the framework itself calls it, and no algorithm of a
+    library by number. Opaque operators are what the framework runs; there is nothing to hold them against.
+    """
+    prims = [p for p in TRANSLATE if p not in FREE]
+    found = {f"primitives {p.value}": _ALL if p in _MOVED else _COMPUTED for p in prims}
+    found |= {f"operator {rule}": _FLOATS for rule in OPERATORS}
+    found |= {"operator sdpa": _FLOATS | {DType.BOOL}, CONVERT: _ALL, OPAQUE: _ALL}
+    del found[f"primitives {Prim.OPAQUE.value}"]
+    found[f"primitives {Prim.CONV.value}"] = _FLOATS
+    if device == "cpu":
+        return found | {"conv": _WIDE, "linear": _WIDE}
+    found[f"primitives {Prim.MATMUL.value}"] = _FLOATS  # cuBLAS has no products of integers
+    half = _FLOATS - {DType.F64}
+    return found | {"cudnn": half, "cublaslt": half}
+
+
+def entry_of(problem: Problem, call: LibraryCall) -> str:
+    """The entry of the tables that a call comes from; empty for one of several entries, or of none.
+
+    `primitives PRIM`, `operator RULE`, `convert` (a change of the memory format alone), `opaque`, else the form's name.
+    """
+    form = str(dict(call.schedule.params).get("form", ""))
+    if form == "operator":
+        return f"operator {problem.origin_rule}"
+    if form != "primitives":
+        return form
+    prims = {n.prim for n in problem.graph.nodes if n.prim not in FREE}
+    if not prims:
+        return CONVERT
+    if prims == {Prim.OPAQUE}:
+        return OPAQUE
+    (prim, *more) = prims
+    return "" if more else f"primitives {prim.value}"
+
+
+def is_covered(problem: Problem, call: LibraryCall, device: str) -> bool:
+    """Whether the test of the tables covers a call's form, so that it may run where nobody measured it.
+
+    `device`: `cpu` or `cuda`. Memory formats are covered in every combination.
+    """
+    graph = problem.graph
+    dtypes = {graph.type_of(n).dtype for n in (*graph.inputs, *graph.outputs)}
+    return dtypes <= covered(device).get(entry_of(problem, call), frozenset())

@@ -1,0 +1,134 @@
+"""Every entry of the tables of framework calls, in every type, memory format and poison, through the tuner's gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import perf_counter_ns
+
+import pytest
+from tests.generate.library import table_cases as cases
+from tests.tune.cases import problem as problem_of
+
+from weft.generate.library import LibraryGenerator
+from weft.generate.library.covered import CONVERT, OPAQUE, covered, entry_of, is_covered
+from weft.generate.library.operators import OPERATORS
+from weft.generate.library.translate import OUT_VARIANTS, ROW_MAJOR_OUT_VARIANTS, TRANSLATE
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import FREE, Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import LibraryCall
+from weft.tune.verify import LibrarySubject, classify, reference_of, verify
+
+PRIMS = [p for p in Prim if p not in FREE and p is not Prim.OPAQUE]
+Problems = Iterable[Iterator[Problem]]
+
+
+def checked(problems: Problems) -> set[str]:
+    """Run the covered calls of all problems; the entries that were met."""
+    met, wrong = set(), []
+    for family in problems:
+        reference = None
+        for problem in family:
+            for call in cases.calls_of(problem):
+                entry = entry_of(problem, call)
+                if not is_covered(problem, call, "cpu"):
+                    continue
+                met.add(entry)
+                reference = reference or reference_of(problem.graph, seed=0)
+                try:
+                    subject = LibrarySubject(problem, call)
+                    laid = reference.laid_out(problem)
+                    found = verify(problem, subject, laid, {}, slow_s=1e9, clock=perf_counter_ns).finding
+                except Exception as error:
+                    found = classify(error)
+                if not cases.is_right(entry, found):
+                    formats = [f.value for f in problem.input_formats + problem.output_formats]
+                    wrong.append(f"{entry} {problem.graph} {formats}: {found}")
+    assert not wrong, f"{len(wrong)} calls are not right, such as {wrong[0]}"
+    return met
+
+
+@pytest.mark.parametrize("prim", PRIMS, ids=lambda p: p.value)
+def test_primitives(prim: Prim) -> None:
+    assert f"primitives {prim.value}" in checked(map(cases.whole, cases.primitives(prim)))
+
+
+@pytest.mark.parametrize("rule", OPERATORS)
+def test_operators(rule: str) -> None:
+    assert f"operator {rule}" in checked(cases.of_operator(g, rule) for g in cases.operators(rule))
+
+
+def test_fused_forms() -> None:
+    assert {"conv", "linear"} <= checked(map(cases.whole, cases.products()))
+
+
+def test_conversions() -> None:
+    assert checked(map(cases.whole, cases.conversions())) == {CONVERT}
+
+
+def every_problem() -> Iterator[Problem]:
+    for prim in PRIMS:
+        for graph in cases.primitives(prim):
+            yield from cases.whole(graph)
+    for rule in OPERATORS:
+        for graph in cases.operators(rule):
+            yield from cases.of_operator(graph, rule)
+
+
+def test_the_tables_are_covered_whole() -> None:
+    entries = {f"primitives {p.value}" for p in TRANSLATE if p not in FREE and p is not Prim.OPAQUE}
+    entries |= {f"operator {rule}" for rule in OPERATORS}
+    assert set(covered("cpu")) == entries | {CONVERT, OPAQUE, "conv", "linear"}
+    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "cudnn", "cublaslt"}
+    assert all(covered("cuda").values())
+
+
+def test_every_call_that_writes_its_output_itself_is_made() -> None:
+    written = {c.run[-1].target for p in every_problem() for c in cases.calls_of(p) if c.out_variant}
+    assert written == set(OUT_VARIANTS.values()) | set(ROW_MAJOR_OUT_VARIANTS.values())
+
+
+@pytest.mark.parametrize("to", Format)
+@pytest.mark.parametrize("of", Format)
+def test_an_output_is_written_in_place_only_by_operands_that_lie_as_it_does(of: Format, to: Format) -> None:
+    """oneDNN's GELU of a row-major image leaves a channels-last `out` as it was."""
+    every = cases.of_operator(one_gelu(), "gelu")
+    (problem,) = (p for p in every if (p.input_formats, p.output_formats) == ((of,), (to,)))
+    (call,) = (c for c in cases.calls_of(problem) if entry_of(problem, c) == "operator gelu")
+    assert call.out_variant is (of is to)
+
+
+def one_gelu() -> Graph:
+    b = GraphBuilder()
+    return b.build(cases.applied(b, "gelu", b.input(TensorType(DType.F32, cases.IMAGE)), {"approximate": "none"}))
+
+
+def test_a_view_of_an_operand_is_copied_into_a_channels_last_output() -> None:
+    b = GraphBuilder()
+    seen = b.reshape(b.input(TensorType(DType.F32, (2, 8, 30))), (2, 8, 5, 6))
+    graph = b.build(cases.applied(b, "gelu", seen, {"approximate": "none"}))
+    problems = list(cases.of_operator(graph, "gelu"))
+    assert len(problems) == 2
+    for problem in problems:
+        (call,) = (c for c in cases.calls_of(problem) if entry_of(problem, c) == "operator gelu")
+        assert call.out_variant is (problem.output_formats == (Format.ROW,))
+
+
+def test_a_group_of_several_entries_is_not_covered() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (3, 4)))
+    problem = problem_of(b.build([b.apply(Prim.NEG, b.apply(Prim.EXP, x))]))
+    call = LibraryCall(LibraryGenerator().schedules(one_prim(), None)[0], (), (), ())  # type: ignore[arg-type,index]
+    assert entry_of(problem, call) == "" and not is_covered(problem, call, "cpu")
+    assert is_covered(one_prim(), call, "cpu")
+
+
+def one_prim() -> Problem:
+    b = GraphBuilder()
+    return problem_of(b.build([b.apply(Prim.EXP, b.input(TensorType(DType.F32, (3, 4))))]))
+
+
+def test_attention_is_covered_only_as_the_framework_calls_it() -> None:
+    assert "operator sdpa" in covered("cuda") and "attention" not in covered("cuda")
