@@ -20,6 +20,7 @@ import torch
 
 from weft.errors import ArtifactError, OptionError, UserError
 from weft.frontends.imported import Imported
+from weft.ir.graph import Graph
 from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline import Compilation, compile_imported
@@ -28,7 +29,7 @@ from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
-from weft.runtime.executable import InputError, without_autocast
+from weft.runtime.executable import InputError, check_count, without_autocast
 from weft.runtime.keyed import Keyed
 from weft.runtime.loaded import Loaded, load
 
@@ -53,14 +54,13 @@ class Compiled:
     def __init__(
         self, first: Compilation, imported: Imported,
         again: Callable[[Sequence[torch.Tensor]], tuple[Compilation, Imported]] | None,
-        *, options: Options, eager: Callable[..., Sequence[torch.Tensor]] | None,
+        *, options: Options,
     ) -> None:  # fmt: skip
         self._first = first
         self._again = again
         self._options = options
-        self._eager = eager
         self._plans: Keyed[tuple[object, ...], tuple[Compilation, Imported]] = Keyed(options.max_plans)
-        self._plans.put(_shapes_of(first.executable), (first, imported))
+        self._plans.put(_shapes_of(first.graph), (first, imported))
 
     def __call__(self, *inputs: torch.Tensor) -> Output:
         """Run the model.
@@ -78,22 +78,35 @@ class Compiled:
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
         key = tuple((tuple(t.shape), t.dtype) for t in inputs)
         again = self._again
-        if again is None or len(inputs) != len(self.executable.graph.inputs):
+        if again is None or len(inputs) != len(self.graph.inputs):
             known = self._plans.known(key)
             if known is None or not _guards_hold(known[1], inputs):
-                return self.executable
+                if self._first.eager is not None:
+                    _check(self.graph, inputs)
+                return self.run
             found = known
         else:
             found = self._plans.get(key, lambda: again(inputs), lambda plan: _guards_hold(plan[1], inputs))
-        compilation = found[0]
-        if compilation.eager_won and self._eager is not None:
-            return compilation.eager or self._eager
-        return compilation.executable
+        return found[0].run
 
     @property
     def executable(self) -> AnyExecutable:
-        """The plan of the example inputs."""
+        """The plan of the example inputs, whether or not calls run it: where the framework is faster, they run that.
+
+        Raises:
+            ArtifactError: none is left; the framework's own execution answers calls [W401].
+        """
         return self._first.executable
+
+    @property
+    def run(self) -> Callable[..., Sequence[torch.Tensor]]:
+        """What answers calls with the shapes of the example inputs: their plan, or the framework's own execution."""
+        return self._first.run
+
+    @property
+    def graph(self) -> Graph:
+        """What is computed of inputs like the example inputs."""
+        return self._first.graph
 
     @property
     def record(self) -> CompileRecord:
@@ -104,7 +117,7 @@ class Compiled:
         """Write the plan, its weights and kernels to one file; give back the digest that `load` may ask for.
 
         Raises:
-            ArtifactError: it cannot be written [W401].
+            ArtifactError: it cannot be written, or there is no plan [W401].
         """
         return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
 
@@ -122,10 +135,20 @@ class Compiled:
             raise ArtifactError(problem=f"{path}: {error.strerror}", remedy="choose another place") from None
 
 
-def _shapes_of(executable: AnyExecutable) -> tuple[object, ...]:
+def _check(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+    """InputError where tensors are not of the graph's shapes and types [W011]."""
+    types = [graph.type_of(n) for n in graph.inputs]
+    check_count(inputs, types)
+    for position, (given, wanted, mine) in enumerate(zip(inputs, _shapes_of(graph), types, strict=True)):
+        if (tuple(given.shape), given.dtype) != wanted:
+            problem = f"expected {mine}, got {tuple(given.shape)} {given.dtype}"
+            raise InputError(position=position, problem=problem)
+
+
+def _shapes_of(graph: Graph) -> tuple[object, ...]:
     from weft.generate.library.execute import TORCH_DTYPE
 
-    types = [executable.graph.type_of(n) for n in executable.graph.inputs]
+    types = [graph.type_of(n) for n in graph.inputs]
     return tuple((t.shape, TORCH_DTYPE[t.dtype]) for t in types)
 
 
@@ -209,7 +232,7 @@ def _compile_onnx(
         return compile_imported(imported, options, example_inputs=examples, model=label, say=say), imported
 
     first, imported = build(inputs)
-    return Compiled(first, imported, build, options=options, eager=None)
+    return Compiled(first, imported, build, options=options)
 
 
 def _compile_torch(
@@ -262,7 +285,7 @@ def _compile_torch(
         inputs = _program_inputs(model)
     first, imported = build(inputs)
     again = build if module is not None else None
-    return Compiled(first, imported, again, options=options, eager=eager)
+    return Compiled(first, imported, again, options=options)
 
 
 def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:

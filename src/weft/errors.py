@@ -6,6 +6,7 @@
     │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
     │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
     ├── DeviceError            W3xx  the machine: no compiler, no device, a sick worker
+    │   ├── NoPlanError        W303  nothing that was verified is left, and the framework cannot run it
     │   └── ToolchainError     W31x  a compiler refused our source; carries its log
     ├── ArtifactError          W4xx  a saved plan, a database or a cache entry that cannot be used
     └── InvalidGraphError      W9xx  our bug; the graph is attached with `add_note`
@@ -84,6 +85,14 @@ class DeviceError(WeftError):
     template = "{problem}"
     todo = "`weft doctor` says what this machine has"
     exit_code = 5
+
+
+class NoPlanError(DeviceError):
+    """No plan of the model is left, and there is no execution by its framework to give back instead."""
+
+    code = "W303"
+    template = "no plan is left for this model: {reason}"
+    todo = "give it a larger budget, without other load on the machine; `weft doctor` says what this machine has"
 
 
 class ToolchainError(DeviceError):

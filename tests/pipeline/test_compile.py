@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import weft
 from weft import pipeline
 from weft.api import Compiled
 from weft.device.files import private_directory
-from weft.errors import ArtifactError, DeviceError, OptionError, UnsupportedError
+from weft.errors import ArtifactError, DeviceError, NoPlanError, OptionError, UnsupportedError
+from weft.frontends.imported import Imported
 from weft.frontends.onnx.errors import BindingError, GarbledModelError
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
@@ -293,8 +297,10 @@ def test_where_nothing_agrees_with_float64_the_framework_is_right(cache: Path, t
             return (x * 2).to(torch.int8)
 
     x = torch.tensor([1e6, 3.0, -700.0])  # beyond int8, every machine and type gives its own
-    compiled = weft.compile(Cast(), x, options=weft.Options(budget_s=0, cache_dir=cache))
-    if compiled.record.chosen == "eager":  # an evaluation may happen to agree
+    with warnings.catch_warnings():  # that no plan is left; an evaluation may happen to agree
+        warnings.filterwarnings("ignore", message="Weft has no plan for this model")
+        compiled = weft.compile(Cast(), x, options=weft.Options(budget_s=0, cache_dir=cache))
+    if compiled.record.chosen == "eager":
         assert not compiled.record.plans[-1].verified
     torch.testing.assert_close(compiled(x), Cast()(x))
 
@@ -326,7 +332,7 @@ def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_p
 def test_a_plan_that_does_not_run_is_left_out(
     model: nn.Module, x: torch.Tensor, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator of the framework may refuse what was never measured; only if nothing runs is that an error."""
+    """An operator of the framework may refuse what was never measured; if nothing runs, eager is left."""
     plan, graph = compiled.executable.plan, compiled.executable.graph
     setting = pipeline.survey(weft.Options(cache_dir=compiled._options.cache_dir))
     link = pipeline.link
@@ -339,10 +345,64 @@ def test_a_plan_that_does_not_run_is_left_out(
     monkeypatch.setattr(pipeline, "link", refuse)
     bad = replace(plan, name="bad", steps=plan.steps[:-1])
     with pytest.warns(UserWarning, match="leaves out the plan bad, which does not run: FlashAttention.*type$"):
-        found = pipeline.link_all(graph, [bad, plan], setting, [x], None)
+        found = pipeline.link_all(graph, [bad, plan], setting, [x], None, [])
     assert [c.name for c in found] == [plan.name]
-    with pytest.warns(UserWarning, match="leaves out"), pytest.raises(RuntimeError, match="FlashAttention"):
-        pipeline.link_all(graph, [bad], setting, [x], lambda *_: [model(x)])
+    lost: list[str] = []
+    with pytest.warns(UserWarning, match="leaves out"):
+        (left,) = pipeline.link_all(graph, [bad], setting, [x], lambda *_: [model(x)], lost)
+    assert left.name == "eager" and left.executable is None
+    assert lost == ["the plan bad does not run: FlashAttention only support fp16 and bf16 data type"]
+
+
+def _refuse(*_: object) -> object:
+    raise RuntimeError("this machine refuses it")
+
+
+def test_without_any_plan_the_framework_answers(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "link", _refuse)
+    options = weft.Options(budget_s=0, cache_dir=tmp_path)
+    with pytest.warns(UserWarning, match="leaves out|has no plan .* framework's own execution runs it: .* refuses it"):
+        compiled = weft.compile(model, x, options=options)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+    r = compiled.record
+    assert r.chosen == "eager" and r.steps == () and [p.name for p in r.plans] == ["eager"]
+    assert from_json(CompileRecord, json.loads(json.dumps(to_json(r)))) == r
+    assert not (tmp_path / "plans").exists(), "there is nothing to remember"
+    for touch in (lambda: compiled.save(tmp_path / "m.weft"), lambda: compiled.executable):
+        with pytest.raises(ArtifactError, match=r"no plan of this model is left: the framework's own .* \[W401\]"):
+            touch()
+    compiled.report(tmp_path / "m.html")
+    assert (tmp_path / "m.html").stat().st_size > 1000
+    with pytest.warns(UserWarning, match="leaves out|has no plan"):
+        more = compiled(torch.cat([x, x]))
+    close(more, model(torch.cat([x, x])))
+
+
+def test_an_exported_program_without_a_plan_refuses_other_shapes(
+    model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "link", _refuse)
+    with pytest.warns(UserWarning, match="leaves out|has no plan"):
+        compiled = weft.compile(
+            torch.export.export(model, (x,)), x, options=weft.Options(budget_s=0, cache_dir=tmp_path)
+        )
+    close(compiled(x), model(x))
+    with pytest.raises(InputError, match=r"input 0: expected .*, got \(4, 3, 8, 8\)"):
+        compiled(torch.cat([x, x]))
+    with pytest.raises(InputError, match="takes 1 tensors, 2 were given"):
+        compiled(x, x)
+
+
+def test_a_file_without_any_plan_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    v = b.input(TensorType(DType.F32, (4,)))
+    monkeypatch.setattr(pipeline, "link", _refuse)
+    imported = Imported(b.build([b.add(Prim.EXP, v)]), 1)
+    with pytest.warns(UserWarning, match="leaves out"), pytest.raises(NoPlanError, match=r"refuses it \[W303\]"):
+        pipeline.compile_imported(imported, weft.Options(budget_s=0, cache_dir=tmp_path))
 
 
 def test_what_is_no_tensor_is_an_input_error(compiled: Compiled, x: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -34,8 +34,7 @@ from weft.frontends.torch.dtypes import HELD
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
-from weft.runtime.any import AnyExecutable, place_of
-from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.any import place_of
 
 if TYPE_CHECKING:
     from weft.cli.peers import Peer
@@ -282,11 +281,11 @@ def bench(
             raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
     compiled = _compile(model, _options(budget), dim, device, limits, screen)
 
-    place = place_of(compiled.executable)
-    inputs = [x.to(place) for x in example_inputs(compiled.executable.graph, 0)]
+    place = torch.device(device)
+    inputs = [x.to(place) for x in example_inputs(compiled.graph, 0)]
     peers = _peers(names, model, inputs, dim, limits, device)
-    wanted = compiled.executable(*inputs)
-    runs: dict[str, Callable[[], object]] = {"weft": _timed(compiled.executable, inputs)}
+    wanted = compiled.run(*inputs)
+    runs: dict[str, Callable[[], object]] = {"weft": _timed(compiled.run, inputs)}
     notes = {name: peer.note for name, peer in peers.items()}
     for name, peer in peers.items():
         if peer.run is not None:
@@ -305,12 +304,15 @@ def bench(
                 screen.out.print(f"{name}: {plain(note, 400)}")
 
 
-def _timed(executable: AnyExecutable, inputs: list[torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """What is timed of a plan: the call, on a GPU its graph on inputs that were copied before."""
-    if isinstance(executable, CudaExecutable):
-        executable(*inputs)
-        return executable.replay
-    return partial(executable, *inputs)
+def _timed(
+    run: Callable[..., Sequence[torch.Tensor]], inputs: list[torch.Tensor]
+) -> Callable[[], Sequence[torch.Tensor]]:
+    """What is timed: the call, on a GPU its graph on inputs that were copied before."""
+    replay: Callable[[], Sequence[torch.Tensor]] | None = getattr(run, "replay", None)
+    if replay is None:
+        return partial(run, *inputs)
+    run(*inputs)
+    return replay
 
 
 def _sample(place: torch.device) -> Sample | None:

@@ -21,7 +21,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import ArtifactError, InvalidGraphError, OptionError, ToolchainError
+from weft.errors import ArtifactError, DeviceError, InvalidGraphError, NoPlanError, OptionError, ToolchainError
 from weft.frontends.imported import Imported
 from weft.generate.offer import kernels_of
 from weft.generate.protocol import Generator
@@ -67,14 +67,33 @@ BRANCHES = (2, 4)
 
 @dataclass(frozen=True)
 class Compilation:
-    """An executable and how it came about."""
+    """What answers calls and how it came about."""
 
-    executable: AnyExecutable
+    graph: Graph
+    """What is computed."""
+    plan: AnyExecutable | None
+    """The best plan; None: none is left."""
     record: CompileRecord
-    eager_won: bool = False
-    """True when the framework's own execution was faster than every plan: the caller should run that."""
     eager: Callable[..., Tensors] | None = None
-    """On a GPU, where `eager_won`: the framework's own execution recorded into a CUDA graph."""
+    """The framework's own execution, where that is the answer; on a GPU recorded into a CUDA graph where possible."""
+
+    @property
+    def run(self) -> Callable[..., Tensors]:
+        """What a call should run."""
+        return self.eager or self.executable
+
+    @property
+    def executable(self) -> AnyExecutable:
+        """The best plan, whether or not the framework's own execution beats it.
+
+        Raises:
+            ArtifactError: there is none [W401].
+        """
+        if self.plan is None:
+            problem = "no plan of this model is left: the framework's own execution answers its calls"
+            remedy = "compile it again with a larger budget, without other load on the machine"
+            raise ArtifactError(problem=problem, remedy=remedy)
+        return self.plan
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,14 @@ class Setting:
         from weft.pipeline import gpu
 
         return gpu.sample_us
+
+    def is_sound(self) -> bool:
+        """Whether the device still computes in this process."""
+        if not self.on_gpu:
+            return True
+        from weft.pipeline import gpu
+
+        return gpu.is_sound(self.device)
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What is done inside runs on a stream of the compilation, so that the caller's takes no workspaces."""
@@ -146,12 +173,12 @@ def compile_imported(
         if setting.on_gpu:
             torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
-        baseline = None
-        if record.chosen == "eager" and settle is not None:
+        won = eager if record.chosen == "eager" else None
+        if won is not None and settle is not None:
             settle()
-        if record.chosen == "eager" and example_inputs is not None:
-            baseline = record_eager(eager, [x.to(setting.device) for x in example_inputs], setting, alone=True)
-        return Compilation(executable, record, record.chosen == "eager", baseline)
+        if won is not None and example_inputs is not None:
+            won = record_eager(won, [x.to(setting.device) for x in example_inputs], setting, alone=True)
+        return Compilation(executable.graph, executable, record, won)
     end = time.monotonic() + options.budget_s
     with opened(setting) as bench:
         found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives)
@@ -170,7 +197,8 @@ def compile_imported(
     stages.note(
         f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
     )
-    plans = stages.run("select", select_plans, alternatives, problems, known, setting)
+    lost: list[str] = []
+    plans = stages.run("select", select_plans, alternatives, problems, known, setting, lost)
     inputs = (
         list(example_inputs)
         if example_inputs is not None
@@ -182,7 +210,9 @@ def compile_imported(
             "reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32
         )
         baseline = stages.run("baseline", record_eager, eager, inputs, setting)
-        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline)
+        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost)
+        if not contenders:
+            raise NoPlanError(reason=_reason(lost))
         chosen, timed = stages.run(
             "time",
             finish.decide,
@@ -192,26 +222,40 @@ def compile_imported(
             seed=options.seed,
             budget_s=max(1.0, min(20.0, end - time.monotonic())),
             sample=setting.sample,
+            lives=setting.is_sound,
         )
-    executable = chosen.executable or next(c.executable for c in contenders if c.executable is not None)
-    plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
-    in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
+    executable = chosen.executable or finish.fastest(contenders, timed)
+    in_place: Sequence[float] = ()
+    if executable is None:
+        lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != "eager" and not p.verified]
+        text = "Weft has no plan for this model, so the framework's own execution runs it"
+        warnings.warn(f"{text}: {_reason(lost)}", stacklevel=2)
+    else:
+        plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
+        in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
     parts = summary.Parts(
-        imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, executable, in_place
+        imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, graph, executable, in_place
     )
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
-    warm.remember(
-        options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
-    )
-    eager_won = chosen.executable is None
-    if eager_won and settle is not None:
+    if executable is not None:
+        warm.remember(
+            options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
+        )
+    won = eager if chosen.executable is None else None
+    if won is not None and settle is not None:
         settle()
     if setting.on_gpu:
-        baseline = record_eager(eager, inputs, setting, alone=True) if eager_won else None
+        if won is not None:
+            won = record_eager(won, inputs, setting, alone=True)
         del contenders, chosen  # all plans but one, which hold themselves by their launches
         gc.collect()
         torch.cuda.empty_cache()
-    return Compilation(executable, record, eager_won, baseline)
+    return Compilation(graph, executable, record, won)
+
+
+def _reason(lost: Sequence[str]) -> str:
+    """Why no plan is left, in one line."""
+    return "; ".join(dict.fromkeys(lost))[:1000] or "nothing that all plans need was found right in time"
 
 
 def _link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | None:
@@ -394,10 +438,12 @@ def _unmeasured(problems: Problems, setting: Setting) -> Known:
     return Known()
 
 
-def select_plans(alternatives: Alternatives, problems: Problems, known: Known, setting: Setting) -> list[Plan]:
+def select_plans(
+    alternatives: Alternatives, problems: Problems, known: Known, setting: Setting, lost: list[str] | None = None
+) -> list[Plan]:
     """The best three plans over what was measured, the heuristic one, and the library plan that always exists.
 
-    With a limit on memory only those that keep to it.
+    With a limit on memory only those that keep to it. `lost` is told why there are none.
 
     Raises:
         OptionError: none of the first was found within it [W001].
@@ -409,7 +455,12 @@ def select_plans(alternatives: Alternatives, problems: Problems, known: Known, s
     if not setting.options.allow_library:
         _stand_in(problems, known, makers, setting)
     ranked = choose.rank(problems, known.measurements, library_only=False)
-    found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
+    try:
+        found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
+    except InvalidGraphError as error:  # every kernel of something that no plan can do without was refused
+        found = []
+        if lost is not None:
+            lost.append(str(error.details["problem"]))
     for count, name in enumerate(choose.TRANSFORMED, 1):
         used = {dict(s.kernel.schedule.params).get("algorithm") for p in found for s in p.steps}
         if name in used:
@@ -459,14 +510,22 @@ def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
 
 
 def link_all(
-    graph: Graph, plans: Sequence[Plan], setting: Setting, inputs: Tensors, eager: Callable[..., Tensors] | None
+    graph: Graph,
+    plans: Sequence[Plan],
+    setting: Setting,
+    inputs: Tensors,
+    eager: Callable[..., Tensors] | None,
+    lost: list[str],
 ) -> list[finish.Contender]:
-    """Every plan as something that can be run on the example inputs; equal plans once."""
+    """Every plan as something that can be run on the example inputs; equal plans once. `lost` is told of the others.
+
+    Raises:
+        DeviceError: a plan took the GPU's context with it, which nothing in this process can use any more [W301].
+    """
     if setting.on_gpu:
         # garbage that is found while weights are placed would leave room for them in the middle of larger segments
         gc.collect()
     contenders: list[finish.Contender] = []
-    refused: RuntimeError | ArtifactError | None = None
     seen: set[tuple[object, ...]] = set()
     for plan in branched(graph, plans) if setting.on_gpu else plans:
         identity = (plan.branches, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
@@ -478,10 +537,12 @@ def link_all(
                 executable = link(graph, plan, setting)
             executable(*inputs)
         except (RuntimeError, ArtifactError) as error:
-            # an operator of the framework may refuse a call that was never measured
-            refused = error
-            text = f"Weft leaves out the plan {plan.name}, which does not run: {str(error).splitlines()[0][:200]}"
-            warnings.warn(text, stacklevel=2)
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            if not setting.is_sound():
+                problem = f"the plan {plan.name} ended this process's use of the GPU: {said}"
+                raise DeviceError(problem=problem) from error
+            lost.append(f"the plan {plan.name} does not run: {said}")
+            warnings.warn(f"Weft leaves out the plan {plan.name}, which does not run: {said}", stacklevel=2)
             continue
         contenders.append(
             finish.Contender(
@@ -493,9 +554,7 @@ def link_all(
                 executable,
             )
         )
-    if refused is not None and not contenders:
-        raise refused
-    if eager is not None and _takes(eager, inputs):
+    if eager is not None and (_takes(eager, inputs) or not contenders):
         free = not setting.options.memory_limit_bytes
         contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders

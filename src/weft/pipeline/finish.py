@@ -6,6 +6,7 @@ in interleaved rounds of seeded random order; a plan replaces the best baseline 
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft.errors import OptionError
+from weft.errors import DeviceError, OptionError
 from weft.frontends.torch.dtypes import HELD
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
@@ -64,6 +65,8 @@ class Check:
     worst: float
     """Largest absolute difference."""
     note: str
+    ran: bool = True
+    """False: it raised instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,24 @@ def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
     return gain > MARGIN * statistics.median(incumbent) and median_interval(differences)[0] > 0
 
 
+def fastest(contenders: Sequence[Contender], timed: Sequence[PlanRecord]) -> AnyExecutable | None:
+    """The fastest plan that was found right; None: there is none."""
+    right = {p.name: p.median_us for p in timed if p.verified}
+    plans = [c for c in contenders if c.executable is not None and c.name in right]
+    return min(plans, key=lambda c: right[c.name]).executable if plans else None
+
+
+def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Callable[[], bool]) -> Check:
+    try:
+        return verify(contender, expected, dtype)
+    except (RuntimeError, IndexError) as error:
+        said = f"does not run: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+        if not lives():
+            problem = f"the plan {contender.name} ended this process's use of the GPU: {said}"
+            raise DeviceError(problem=problem) from error
+        return Check(ok=False, worst=math.inf, note=said, ran=False)
+
+
 def decide(
     contenders: Sequence[Contender],
     expected: Expected,
@@ -205,17 +226,19 @@ def decide(
     seed: int,
     budget_s: float = 20.0,
     sample: Sample | None = None,
+    lives: Callable[[], bool] = lambda: True,
 ) -> tuple[Contender, tuple[PlanRecord, ...]]:
     """The fastest verified contender by the margin rule, and what was found of each.
 
     Where nothing agrees with the reference (values outside of a cast's range, rounding that is amplified without
-    limit), the framework's own operators are right by definition; without them the last contender is taken, with a
-    warning.
+    limit), the framework's own operators are right by definition; without them the last contender that ran is taken,
+    with a warning. `lives` says whether the device still computes in this process: it is asked when a contender raised.
 
     Raises:
+        DeviceError: a contender took the device's context with it [W301].
         OptionError: some contender is not eligible, and none that is was right [W001].
     """
-    checked = {c.name: verify(c, expected, dtype) for c in contenders}
+    checked = {c.name: _checked(c, expected, dtype, lives) for c in contenders}
     sound = [c for c in contenders if checked[c.name].ok]
     samples = interleave(
         {c.name: c.run for c in sound},
@@ -233,7 +256,8 @@ def decide(
     if not ranked and not all(c.eligible for c in contenders):
         raise OptionError(option="memory_limit_bytes", problem="no plan within it computes what the model does")
     best = plans[0] if plans and (not bases or wins(samples[plans[0].name], samples[bases[0].name])) else None
-    chosen = best or (bases[0] if bases else contenders[-1])
+    left = [c for c in contenders if checked[c.name].ran or c.executable is None] or contenders
+    chosen = best or (bases[0] if bases else left[-1])
     if not sound and chosen.executable is not None:
         text = f"no plan agrees with a float64 evaluation of the model on these inputs: {checked[chosen.name].note}"
         warnings.warn(text, stacklevel=2)

@@ -241,6 +241,14 @@ def aside(lease: Lease) -> Iterator[None]:
         theirs.wait_stream(mine)
 
 
+def is_sound(device: torch.device) -> bool:
+    """Whether this process's context still computes: after an illegal access nothing in it ever does again."""
+    try:
+        return float(torch.ones(64, device=device).sum()) == 64.0
+    except RuntimeError:
+        return False
+
+
 def sample_us(run: Callable[[], object], repeats: int) -> float:
     """Microseconds per call, by events around `repeats` calls on the current stream."""
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

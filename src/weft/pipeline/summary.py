@@ -18,6 +18,7 @@ from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import Known
 from weft.runtime.any import AnyExecutable
+from weft.runtime.memory import MemoryPlan
 
 MAX_NEIGHBOURS = 4
 
@@ -34,15 +35,19 @@ class Parts:
     plans: Sequence[Plan]
     timed: tuple[PlanRecord, ...]
     chosen: str
-    executable: AnyExecutable
+    union: Graph
+    """With the alternatives: what plans are made of."""
+    executable: AnyExecutable | None
+    """The best plan; None: none is left."""
     in_place_us: Sequence[float] = ()
     """Of each step of the executable's plan, where it stands; empty: not measured."""
 
 
 def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tuple[StageRecord, ...]) -> CompileRecord:
     """Everything that the command line and the report show."""
-    plan = parts.executable.plan
-    graph = parts.executable.graph
+    plan = parts.executable.plan if parts.executable is not None else Plan("none", ())
+    memory = parts.executable.memory if parts.executable is not None else MemoryPlan((), 0, 0)
+    graph = parts.union
     solver = next((p.solver for p in parts.plans if p.solver is not None), None)
     refused = Counter(m.verdict.value for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
     made = sum(len(e.kernels or ()) for e in parts.problems.entries.values())
@@ -72,10 +77,10 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
         objective_us=solver.objective_us if solver else 0.0,
         plans=parts.timed,
         chosen=parts.chosen,
-        steps=tuple(_step(i, s, parts) for i, s in enumerate(plan.steps)),
+        steps=tuple(_step(i, s, plan, parts) for i, s in enumerate(plan.steps)),
         graph=_nodes(graph, plan),
-        arena_bytes=parts.executable.memory.arena_bytes,
-        live_bytes=parts.executable.memory.live_bytes,
+        arena_bytes=memory.arena_bytes,
+        live_bytes=memory.live_bytes,
         weight_bytes=sum(x.nbytes for x in graph.constants.values()),
         seconds=sum(s.seconds for s in stages),
     )
@@ -108,8 +113,8 @@ def _operators(graph: Graph, step: Step) -> tuple[str, ...]:
     return tuple(dict.fromkeys(graph.origins[o].source or graph.origins[o].rule for o in sorted(origins)))
 
 
-def _step(position: int, step: Step, parts: Parts) -> StepRecord:
-    graph = parts.executable.graph
+def _step(position: int, step: Step, plan: Plan, parts: Parts) -> StepRecord:
+    graph = parts.union
     entry = parts.problems.entries.get(step.problem_key)
     tried = [m for (key, _), m in parts.known.measurements.items() if key == step.problem_key]
     return StepRecord(
@@ -129,7 +134,7 @@ def _step(position: int, step: Step, parts: Parts) -> StepRecord:
         runner_up_us=step.runner_up_us,
         alternatives=len(tried),
         rejected=sum(m.verdict is not Verdict.OK for m in tried),
-        neighbours=_neighbours(step, parts),
+        neighbours=_neighbours(step, plan, parts),
         source=step.kernel.text if isinstance(step.kernel, KernelSource | CudaSource) else call_text(step.kernel),
     )
 
@@ -155,13 +160,13 @@ def _value_text(value: CallValue) -> str:
     return str(value)
 
 
-def _neighbours(step: Step, parts: Parts) -> tuple[Neighbour, ...]:
+def _neighbours(step: Step, plan: Plan, parts: Parts) -> tuple[Neighbour, ...]:
     """Larger candidates around a chosen kernel, with what they would cost against the kernels they replace."""
-    graph = parts.executable.graph
+    graph = parts.union
     mine = frozenset(step.members)
     if not mine:
         return ()
-    steps = parts.executable.plan.steps
+    steps = plan.steps
     found = []
     for entry in parts.problems.entries.values():
         for candidate, _ in entry.uses[:1]:

@@ -59,7 +59,7 @@ def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
     from weft.pipeline import compile_imported
 
     compilation = compile_imported(imported, options, eager=lambda *tensors: eager(tensors))
-    if compilation.eager_won:
+    if compilation.eager is not None:
         return eager
-    executable = compilation.executable
-    return lambda tensors: executable(*tensors)
+    run = compilation.run
+    return lambda tensors: run(*tensors)
