@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from tests.runtime.fake_cuda import install
+from tests.runtime.plans import PRIMITIVES, library_plan
+from tests.runtime.plans import executable as executable_of
 
-from weft.ir.types import DType
+from weft.generate.library import execute
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.source import CallStep, LibraryCall, Ref
 from weft.pipeline import finish
 from weft.pipeline.finish import Contender, Expected, as_good, interleave, verify, wins
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import Executable, Linked
+from weft.tune.verify import POISONS
 
 
 def test_a_clear_gain_wins_even_with_disturbed_rounds() -> None:
@@ -74,3 +86,65 @@ def test_a_large_output_is_judged_part_by_part(part: int, monkeypatch: pytest.Mo
     found = check(wrong)
     assert not found.ok and found.note.count("output 0") == 1 and "outside" in found.note
     assert not check(good[:29]).ok
+
+
+def stale(kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Executable | CudaExecutable, torch.Tensor]:
+    """A plan whose middle step writes its result in the first call only, and the input that it got then."""
+
+    def write_once(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        written.append(0)
+        return torch.exp(x, out=out) if len(written) <= calls else out
+
+    written: list[int] = []
+    monkeypatch.setitem(execute._SPECIAL, "weft.write_once", write_once)
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (3, 40)))
+    graph = b.build([b.apply(Prim.NEG, b.apply(Prim.EXP, b.apply(Prim.NEG, x)))])
+    plan = library_plan(graph)
+    steps = list(plan.steps)
+    steps[1] = replace(
+        steps[1],
+        kernel=LibraryCall(
+            PRIMITIVES, (), (CallStep("weft.write_once", (Ref("in", 0),)),), (Ref("tmp", 0),), out_variant=True
+        ),
+    )
+    linked = Linked(graph, replace(plan, steps=tuple(steps)), {}, None, None, 0, {})
+    given = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    if kind == "cpu":
+        calls = 1
+        executable: Executable | CudaExecutable = Executable(linked)
+    else:
+        install(monkeypatch)
+        calls = 3  # when it is made, while it is recorded, in the first call
+        executable = CudaExecutable(linked, device=torch.device("cpu"))
+    executable(given)
+    assert len(written) == calls
+    return executable, given
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_step_that_writes_nothing_is_seen_though_its_memory_holds_the_right_values(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable, given = stale(kind, monkeypatch)
+    run = executable.replay if isinstance(executable, CudaExecutable) else (lambda: executable(given))
+    want = -torch.exp(-given)
+    torch.testing.assert_close(run()[0], want)
+    expected = Expected([want.double().numpy()], [want.numpy()])
+    found = verify(Contender("plan", run, 3, 0.0, baseline=False, executable=executable), expected, DType.F32)
+    assert not found.ok and "outside" in found.note
+
+
+@pytest.mark.parametrize("byte", POISONS)
+def test_poison_fills_what_the_next_call_writes_and_no_more(byte: int) -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (3, 40)))
+    graph = b.build([b.apply(Prim.NEG, b.apply(Prim.EXP, x))])
+    exe = executable_of(graph)
+    given = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    before = exe(given)[0]
+    exe.poison(byte)
+    assert torch.equal(exe(given)[0], before) and torch.equal(before, -torch.exp(given))
+    expected = Expected([before.double().numpy()], [before.numpy()])
+    good = Contender("plan", lambda: exe(given), 2, 0.0, baseline=False, executable=exe)
+    assert verify(good, expected, DType.F32).ok

@@ -335,6 +335,15 @@ class CudaExecutable:
                 segment()
             return tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
 
+    def poison(self, byte: int) -> None:
+        """Fill all memory that steps write, outputs too, with this byte: 0xFF is NaN in every float.
+
+        A step that leaves its result as it was reads right as long as an earlier run wrote it.
+        """
+        with self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._turns.take()
+            self._arena.fill_(byte)
+
     def run_steps(self, before: Callable[[int], None]) -> None:
         """Launch the steps one by one on what `static_inputs` hold, for looking at them.
 

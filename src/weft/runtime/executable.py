@@ -115,6 +115,7 @@ class Executable:
         self.graph = linked.graph
         self.plan = linked.plan
         self._lock = threading.Lock()
+        self._poison: int | None = None
         self._threads = linked.threads or torch.get_num_threads()
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
@@ -307,12 +308,23 @@ class Executable:
             del fresh
         return tuple(statistics.median(x) for x in samples)
 
+    def poison(self, byte: int) -> None:
+        """Have the next call find this byte in all memory that its steps write, outputs too: 0xFF is NaN in floats.
+
+        A step that leaves its result as it was reads right as long as an earlier call wrote it.
+        """
+        self._poison = byte
+
     def _point_at(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Check the inputs, make the outputs, and point the launches at both."""
         check_count(tensors, self._input_types)
         addresses = [self._take(i, t) for i, t in enumerate(tensors)]
         types = map(self.graph.type_of, self.graph.outputs)
         fresh = [torch.empty(t.shape, dtype=TORCH_DTYPE[t.dtype], device="cpu") for t in types]
+        if self._poison is not None:
+            for memory in (self._arena, *fresh):
+                ctypes.memset(memory.data_ptr(), self._poison, memory.nbytes)
+            self._poison = None
         for p in self._patches:
             p.array[p.slot] = fresh[p.external].data_ptr() if p.is_output else addresses[p.external]
         return fresh
