@@ -57,16 +57,13 @@ def import_onnx(
         "dims": {str(k): _size(str(k), v) for k, v in dims.items()},
         "examples": None if example_inputs is None else [_example(i, x) for i, x in enumerate(example_inputs)],
     }
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        model = os.memfd_create("model", os.MFD_CLOEXEC)
-        with open(model, "wb", closefd=False) as out:
-            out.write(source)
-        request.update(directory=None, file_name="", external_estimate=0)
-    else:
-        path = Path(source)
-        model = _open_model(path, limits)
-        directory = Path(os.path.abspath(path)).parent  # not resolved: external names lie beside the name given
-        request.update(directory=str(directory), file_name=shown(path.name), external_estimate=_beside(directory))
+    model, directory = open_model(source, limits)
+    named = "" if directory is None else shown(Path(source).name)  # type: ignore[arg-type]
+    request.update(
+        directory=None if directory is None else str(directory),
+        file_name=named,
+        external_estimate=0 if directory is None else _beside(directory),
+    )
     tensors = os.memfd_create("tensors", os.MFD_CLOEXEC)
     try:
         request.update(model=model, tensors=tensors)
@@ -75,6 +72,34 @@ def import_onnx(
     finally:
         os.close(model)
         os.close(tensors)
+
+
+def open_model(source: Path | bytes, limits: Limits) -> tuple[int, Path | None]:
+    """A descriptor of the model's bytes, to be closed, and the directory beneath which its data may lie.
+
+    Raises:
+        GarbledModelError: no regular file that can be opened [W101].
+        LimitError: it is too large [W105].
+    """
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        path = Path(source)
+        # not resolved: external names lie beside the name given
+        return _open_model(path, limits), Path(os.path.abspath(path)).parent
+    model = os.memfd_create("model", os.MFD_CLOEXEC)
+    with open(model, "wb", closefd=False) as out:
+        out.write(source)
+    return model, None
+
+
+def quiet_environment() -> dict[str, str]:
+    """What a process that reads untrusted bytes is told: where Python's modules are, and not to start threads."""
+    return {
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def _size(name: str, given: object) -> int:
@@ -139,20 +164,13 @@ def _beside(directory: Path) -> int:
 
 
 def _ask(request: Any, limits: Limits, keep: tuple[int, ...]) -> Any:
-    environment = {
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        "PATH": "/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "weft.frontends.onnx.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=keep,
-        env=environment,
+        env=quiet_environment(),
         cwd="/",
         start_new_session=True,
     )
