@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -20,6 +21,7 @@ import torch
 
 from weft.errors import ArtifactError, OptionError, UserError
 from weft.frontends.imported import Imported
+from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.record import CompileRecord
 from weft.options import Options
@@ -222,6 +224,7 @@ def _compile_onnx(
 
     source = model if isinstance(model, bytes) else Path(model)
     bounds = limits or Limits()
+    runtime = _Runtime(source, bounds, options)
 
     def build(examples: Sequence[torch.Tensor] | None) -> tuple[Compilation, Imported]:
         arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
@@ -229,10 +232,48 @@ def _compile_onnx(
         with put_off():
             imported = import_onnx(source, limits=bounds, dims=dims, example_inputs=arrays)
         label = name if isinstance(source, bytes) else source.stem
-        return compile_imported(imported, options, example_inputs=examples, model=label, say=say), imported
+        start = partial(runtime.start, imported) if options.device == "cpu" else None
+        made = compile_imported(
+            imported, options, example_inputs=examples, start=start, framework="onnxruntime", model=label, say=say
+        )
+        runtime.keep_if(made.eager is not None)
+        return made, imported
 
     first, imported = build(inputs)
     return Compiled(first, imported, build, options=options)
+
+
+@final
+class _Runtime:
+    """An ONNX file by ONNX Runtime: one session for all shapes, held as long as it answers calls."""
+
+    def __init__(self, source: Path | bytes, limits: Limits, options: Options) -> None:
+        self._source, self._limits, self._options = source, limits, options
+        self._made: Callable[..., Sequence[torch.Tensor]] | None = None
+        self._wanted = False
+
+    def start(self, imported: Imported, seconds: float) -> Callable[..., Sequence[torch.Tensor]] | None:
+        """The session, tried in a process of its own before it was made; None where it does not run the model."""
+        from weft.frontends.onnx.whole import onnxruntime_model
+
+        if self._made is None:
+            graph = imported.graph
+            made = onnxruntime_model(
+                self._source,
+                [graph.type_of(n) for n in graph.inputs],
+                len(graph.outputs),
+                limits=self._limits,
+                threads=self._options.threads or torch.get_num_threads(),
+                seconds=seconds,
+            )
+            self._made = None if isinstance(made, Declined) else made
+        return self._made
+
+    def keep_if(self, wanted: bool) -> None:
+        """Let go of the session and its weights unless some shape's calls are answered by it."""
+        self._wanted = self._wanted or wanted
+        if not self._wanted:
+            self._made = None
 
 
 def _compile_torch(

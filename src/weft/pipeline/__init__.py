@@ -61,6 +61,10 @@ Tensors = Sequence[torch.Tensor]
 USES_AT_ONCE = 4000
 """On a GPU, places of kernels in formats of which all are cut out before the first plan is made (0.2 ms each); where
 there are more, that plan is made with channels-last images alone. With a limit on memory it might not exist."""
+Start = Callable[[float], Callable[..., Tensors] | None]
+"""Makes the framework's own execution within so many seconds; None where there is none."""
+STARTS_S, START_SHARE = 5.0, 0.2
+"""A framework that must be started is, with a budget of so many seconds, in this share of it."""
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -146,6 +150,8 @@ def compile_imported(
     example_inputs: Tensors | None = None,
     eager: Callable[..., Tensors] | None = None,
     settle: Callable[[], None] | None = None,
+    start: Start | None = None,
+    framework: str = "eager",
     model: str = "model",
     say: Say = silent,
 ) -> Compilation:
@@ -153,6 +159,9 @@ def compile_imported(
 
     `eager` runs the framework's own model on the example inputs; it is timed as a baseline. `settle` is called when it
     has won: from then on it must not depend on what others hold.
+
+    `start` makes `eager` where that takes time, and is asked only where no plan is remembered, or where it had won.
+    `framework` names it in the record.
     """
     stages = Stages(options, say)
     setting = stages.run("survey", survey, options)
@@ -173,13 +182,17 @@ def compile_imported(
         if setting.on_gpu:
             torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
-        won = eager if record.chosen == "eager" else None
+        if record.chosen == framework and start is not None:
+            eager = start(START_SHARE * max(options.budget_s, STARTS_S))
+        won = eager if record.chosen == framework else None
         if won is not None and settle is not None:
             settle()
         if won is not None and example_inputs is not None:
             won = record_eager(won, [x.to(setting.device) for x in example_inputs], setting, alone=True)
         return Compilation(executable.graph, executable, record, won)
     end = time.monotonic() + options.budget_s
+    if start is not None and options.budget_s >= STARTS_S:
+        eager = stages.run("framework", start, START_SHARE * options.budget_s)
     with opened(setting) as bench:
         found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives)
         stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
@@ -210,7 +223,7 @@ def compile_imported(
             "reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32
         )
         baseline = stages.run("baseline", record_eager, eager, inputs, setting)
-        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost)
+        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost, framework)
         if not contenders:
             raise NoPlanError(reason=_reason(lost))
         chosen, timed = stages.run(
@@ -227,7 +240,7 @@ def compile_imported(
     executable = chosen.executable or finish.fastest(contenders, timed)
     in_place: Sequence[float] = ()
     if executable is None:
-        lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != "eager" and not p.verified]
+        lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != framework and not p.verified]
         text = "Weft has no plan for this model, so the framework's own execution runs it"
         warnings.warn(f"{text}: {_reason(lost)}", stacklevel=2)
     else:
@@ -516,6 +529,7 @@ def link_all(
     inputs: Tensors,
     eager: Callable[..., Tensors] | None,
     lost: list[str],
+    framework: str = "eager",
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once. `lost` is told of the others.
 
@@ -556,7 +570,7 @@ def link_all(
         )
     if eager is not None and (_takes(eager, inputs) or not contenders):
         free = not setting.options.memory_limit_bytes
-        contenders.append(finish.Contender("eager", lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
+        contenders.append(finish.Contender(framework, lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders
 
 

@@ -30,7 +30,7 @@ COLOURS = 8
 VISIBLE = 5.0
 """Thousandths of the bar from which a stage is named beside it."""
 
-BASELINES = ("library", "eager", "heuristic")
+BASELINES = ("library", "eager", "onnxruntime", "heuristic")
 """Plans that the chosen one is compared with."""
 
 
