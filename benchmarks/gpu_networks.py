@@ -109,7 +109,7 @@ def floor_ms(exe: weft.Compiled, dtype: str) -> float:
     return max(flops / rate, weights / 4.8e12) * 1e3
 
 
-def say_refused(cache: Path, since: float) -> None:
+def say_refused(cache: Path | None, since: float) -> None:
     """Kernels that gave something else than asked, or did not end, since then (seconds since the epoch)."""
     harmless = (Verdict.OK, Verdict.COMPILE, Verdict.RESOURCE, Verdict.SLOW, Verdict.IMPOSSIBLE, Verdict.UNSTABLE)
     with Database.open(cache) as database:

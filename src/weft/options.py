@@ -11,15 +11,17 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
+from weft import private
 from weft.errors import OptionError
 
 
-def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """`WEFT_CACHE_DIR`, else XDG's cache directory, else `~/.cache/weft`."""
+def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
+    """`WEFT_CACHE_DIR`, else XDG's cache directory, else `~/.cache/weft`; None where no variable says where."""
     if environ.get("WEFT_CACHE_DIR"):
         return Path(environ["WEFT_CACHE_DIR"])
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "/nonexistent")) / ".cache")
-    return Path(base) / "weft"
+    home = environ.get("HOME")
+    base = environ.get("XDG_CACHE_HOME") or (str(Path(home) / ".cache") if home else "")
+    return Path(base) / "weft" if base else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class Options:
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name)))
 
     @property
-    def cache(self) -> Path:
-        """The cache directory in use."""
-        return self.cache_dir or default_cache_dir(os.environ)
+    def cache(self) -> Path | None:
+        """The cache directory in use; None, said once, where others could write to it or no place is known."""
+        return private.usable(self.cache_dir or default_cache_dir(os.environ))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:

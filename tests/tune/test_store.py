@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import sqlite3
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +154,9 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     raw.execute("PRAGMA user_version = 99")
     raw.close()
     before = (tmp_path / FILE_NAME).read_bytes()
-    with Database.open(tmp_path) as db:
+    with pytest.warns(UserWarning, match="measurements are not kept: .*schema 99"):
+        opened = Database.open(tmp_path)
+    with opened as db:
         assert db.stats().backend == "memory" and any("schema 99" in p for p in db.problems)
         db.commit(measurement(2), ENV)
         assert db.lookup(measurement(2).problem_key, measurement(2).schedule, KERNEL, ENV) is not None
@@ -185,7 +188,7 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
         folder.mkdir()
         (folder / FILE_NAME).write_bytes(b"garbage" * 999)
     store.fault = fail
-    with Database.open(folder) as db:
+    with warnings.catch_warnings(record=True, action="always") as told, Database.open(folder) as db:
         for n in range(3):
             db.commit([measurement(n, 0), measurement(n, 1)], ENV)
         if site == "quarantine":
@@ -208,6 +211,7 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
         if reached:
             assert db.stats().backend == "memory"
             assert any(os.strerror(code) in p for p in db.problems)
+        assert [os.strerror(code) in str(w.message) for w in told] == [True] * (reached > 0)  # one line
     store.fault = None
     with Database.open(folder) as db:  # nothing half-written is left
         assert all(read_row(r.to_row("t")) is not None for r in db.records())
@@ -217,7 +221,9 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with Database.open(tmp_path / "file" / "cache") as db:
+    with pytest.warns(UserWarning, match="without its cache"):
+        opened = Database.open(tmp_path / "file" / "cache")
+    with opened as db:
         db.commit(measurement(1), ENV)
         assert db.lookup(measurement(1).problem_key, measurement(1).schedule, KERNEL, ENV) == measurement(1)
         assert len(db.problems) == 1 and db.stats().backend == "memory"

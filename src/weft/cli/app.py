@@ -10,12 +10,13 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, cast
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from weft.frontends.torch.dtypes import HELD
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
+from weft.private import usable, weakness
 from weft.runtime.any import place_of
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ app.command("gemm")(gemm_command)
 def run() -> None:
     """Run the command line; every error ends in its text and exit code, never in a traceback."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app()
     except WeftError as error:
         for line in str(error).splitlines():
             print(visible(line, 400) if line.startswith("  ") else f"weft: {visible(line, 400)}", file=sys.stderr)
@@ -79,11 +83,24 @@ def run() -> None:
         sys.exit(70)
 
 
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """One line for people, without the place in our source."""
+    ours = category is UserWarning and str(message).startswith("Weft ")
+    text = f"weft: warning: {visible(str(message), 400)}\n" if ours else None
+    (file or sys.stderr).write(text or warnings.formatwarning(message, category, filename, lineno, line))
+
+
 def _point_to_log(error: BaseException) -> None:
     """Write traceback and notes to a file of the cache and name it."""
     text = "".join(traceback.format_exception(error))
     try:
-        folder = private_directory(default_cache_dir(os.environ) / "logs")
+        cache = usable(default_cache_dir(os.environ))
+        if cache is None:
+            raise FileNotFoundError("no cache")
+        folder = private_directory(cache / "logs")
         path = folder / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, WeftError):
@@ -510,13 +527,14 @@ def doctor(format: FormOption = "text") -> None:
     facts, compiler = cpu_facts(options.cache), find_compiler()
     with Database.open(options.cache) as database:
         stats = database.stats()
-    writable = True
-    try:
-        options.cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=options.cache):
-            pass
-    except OSError:
-        writable = False
+    place = options.cache_dir or default_cache_dir(os.environ)
+    problem = "no place" if place is None else weakness(place)
+    if place is not None and not problem:
+        try:
+            with tempfile.TemporaryFile(dir=private_directory(place)):
+                pass
+        except OSError as error:
+            problem = f"NOT writable: {error.strerror}"
     found = {
         "weft": weft.__version__,
         "python": sys.version.split()[0],
@@ -530,7 +548,7 @@ def doctor(format: FormOption = "text") -> None:
         if isinstance(compiler, HostCompiler)
         else f"none ({compiler.reason}): library plans only",
         **describe(),
-        "cache": f"{options.cache}" + ("" if writable else " (NOT writable: nothing is kept)"),
+        "cache": f"{place or 'none'}" + (f" ({problem}; nothing is kept)" if problem else ""),
         "database": f"{stats.rows} measurements of {stats.problems} problems in {stats.backend}, "
         f"{memory(stats.size_bytes)}",
     }

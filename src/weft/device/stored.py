@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import hashlib
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from weft.device.files import publish
+from weft.device.files import doing_without, find_private, publish
 
 Provenance = Literal["measured", "attribute", "default"]
 Table = tuple[tuple[int, float], ...]
@@ -62,11 +61,14 @@ def _stored(kind: Any) -> set[str]:
 
 def load(path: Path | None) -> str | None:
     """The text that `keep` wrote, or None if there is none or it is damaged."""
+    data = find_private(path) if path is not None else None
+    if data is None:
+        return None
     try:
-        record = json.loads(path.read_bytes()) if path is not None else {}
+        record = json.loads(data)
         text = record["facts"]
         return text if hashlib.sha256(text.encode()).hexdigest() == record["sha256"] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -74,5 +76,5 @@ def keep(path: Path | None, text: str) -> None:
     """Write a text beside its digest; a full or read-only disk only costs the cache."""
     if path is not None:
         record = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "facts": text})
-        with contextlib.suppress(OSError):
+        with doing_without(path):
             publish(path, record.encode())

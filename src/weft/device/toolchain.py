@@ -6,12 +6,14 @@ whole process (gcc 12's crtfastmath.o), and it breaks NaN and infinities.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from weft.device.files import publish
+from weft.device.files import doing_without, find_private, publish
 from weft.errors import ToolchainError
 from weft.ir.declined import Declined
 
@@ -40,6 +42,9 @@ BASE_FLAGS = (
     "-w",
 )
 """IEEE semantics for values; only errno, traps and the contraction of a*b+c are given up."""
+_FOLDER = "weft-cc-"
+_ORPHANED_S = 3600.0
+"""A compilation takes a minute at most: after this time nobody waits for what lies in its folder."""
 ALLOWED_FLAGS = frozenset(
     {
         "-O2",
@@ -104,22 +109,31 @@ class HostCompiler:
         seconds = time.perf_counter() - start
         digest = hashlib.sha256(data).hexdigest()
         if home:
-            with contextlib.suppress(OSError):  # a full or read-only disk only costs the cache
+            with doing_without(home):
                 publish(home, data)
                 publish(home.with_suffix(".json"), json.dumps({"sha256": digest, "log": log}).encode())
                 return CompiledObject(home, digest, seconds, log)
-        private = self._private() / f"{key}.so"
-        private.write_bytes(data)
+        try:
+            private = self._private() / f"{key}.so"
+            private.write_bytes(data)
+        except OSError as error:
+            raise _no_room(self.path, error) from error
         return CompiledObject(private, digest, seconds, log)
 
     def _private(self) -> Path:
         with self._lock:
             if not self._scratch:
                 self._scratch.append(Path(tempfile.mkdtemp(prefix="weft-")))
+                atexit.register(shutil.rmtree, self._scratch[0], ignore_errors=True)
             return self._scratch[0]
 
     def _run(self, text: str, flags: tuple[str, ...], timeout_s: float) -> tuple[bytes, str]:
-        with tempfile.TemporaryDirectory(prefix="weft-cc-") as folder:
+        _sweep(tempfile.gettempdir())
+        try:
+            around = tempfile.TemporaryDirectory(prefix=_FOLDER)
+        except OSError as error:
+            raise _no_room(self.path, error) from error
+        with around as folder:
             out = Path(folder) / "k.so"
             command = [self.path, *BASE_FLAGS, *flags, "-x", "c++", "-", "-o", str(out)]
             process = subprocess.Popen(
@@ -146,16 +160,36 @@ class HostCompiler:
             return out.read_bytes(), log
 
 
+def _no_room(tool: str, error: OSError) -> ToolchainError:
+    """The folder for temporary files is full or cannot be written."""
+    return ToolchainError(tool=tool, status=-1, log=f"no room in {tempfile.gettempdir()}: {error.strerror}")
+
+
+@cache
+def _sweep(parent: str) -> None:
+    """Remove folders that compilers of killed processes left behind, once per process: old ones of this user only."""
+    before = time.time() - _ORPHANED_S
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_FOLDER):
+                continue  # somebody else's
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and status.st_mtime < before:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _read_back(path: Path) -> CompiledObject | None:
     """A cached object whose bytes still have the digest that was recorded; anything else is a miss."""
-    try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not isinstance(record, dict) or record.get("sha256") != digest:
-            return None
-        return CompiledObject(path, digest, 0.0, str(record.get("log", "")))
-    except (OSError, ValueError):
+    about, data = find_private(path.with_suffix(".json")), find_private(path)
+    if about is None or data is None:
         return None
+    with contextlib.suppress(ValueError):
+        record = json.loads(about)
+        digest = hashlib.sha256(data).hexdigest()
+        if isinstance(record, dict) and record.get("sha256") == digest:
+            return CompiledObject(path, digest, 0.0, str(record.get("log", "")))
+    return None
 
 
 @cache

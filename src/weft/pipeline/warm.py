@@ -6,14 +6,13 @@ versions); its SHA-256 is only the file's name, and the text is compared on ever
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from weft.device.files import publish
+from weft.device.files import doing_without, find_private, publish
 from weft.errors import ArtifactError
 from weft.ir.graph import Graph
 from weft.ir.text import print_graph
@@ -42,13 +41,16 @@ def _file(cache: Path, key: str) -> Path:
     return cache / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def recall(cache: Path, key: str, budget_s: float) -> tuple[Plan, Json] | None:
+def recall(cache: Path | None, key: str, budget_s: float) -> tuple[Plan, Json] | None:
     """The plan stored under this key with its record; None if there is none or it is damaged.
 
     A plan whose search was cut short is passed over when the caller now gives more time than it had.
     """
+    data = find_private(_file(cache, key)) if cache is not None else None
+    if data is None:
+        return None
     try:
-        body = json.loads(_file(cache, key).read_bytes())
+        body = json.loads(data)
         payload = cast("str", body["payload"])
         if hashlib.sha256(payload.encode()).hexdigest() != body["sha256"]:
             return None
@@ -56,14 +58,16 @@ def recall(cache: Path, key: str, budget_s: float) -> tuple[Plan, Json] | None:
         if stored["key"] != key or (not stored["complete"] and budget_s > stored["budget_s"]):
             return None
         return plan_from_json(stored["plan"]), stored["record"]
-    except (OSError, ValueError, KeyError, TypeError, ArtifactError):
+    except (ValueError, KeyError, TypeError, ArtifactError):
         return None
 
 
-def remember(cache: Path, key: str, plan: Plan, record: Json, *, complete: bool, budget_s: float) -> None:
+def remember(cache: Path | None, key: str, plan: Plan, record: Json, *, complete: bool, budget_s: float) -> None:
     """Store a plan; a cache that cannot be written is passed over. `complete`: the search ended by itself."""
+    if cache is None:
+        return
     content = {"key": key, "complete": complete, "budget_s": budget_s, "plan": plan_to_json(plan), "record": record}
     payload = json.dumps(content)
     body = {"sha256": hashlib.sha256(payload.encode()).hexdigest(), "payload": payload}
-    with contextlib.suppress(OSError):
+    with doing_without(cache):
         publish(_file(cache, key), json.dumps(body).encode())

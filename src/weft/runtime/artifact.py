@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from weft.device.files import publish
+from weft.device.files import doing_without, find_private, publish, read_private
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ArtifactError, DeviceError
 from weft.ir.declined import Declined
@@ -162,12 +162,12 @@ def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
         for name, data in [("manifest.json", head), *sorted(members.items())]:
             archive.writestr(zipfile.ZipInfo(name), data)
     try:
-        publish(path, buffer.getvalue()) if path.parent.is_dir() else _no_folder(path)
+        publish(path, buffer.getvalue(), private=False) if path.parent.is_dir() else _no_folder(path)
     except OSError as error:
         raise _refuse(path, f"cannot be written: {error.strerror}", "choose another place") from None
     digest = hashlib.sha256(head).hexdigest()
     if trust_dir is not None:
-        with contextlib.suppress(OSError):  # then `load` asks for the digest
+        with doing_without(trust_dir):  # then `load` asks for the digest
             publish(trust_dir / "trusted" / digest, b"")
     return digest
 
@@ -259,10 +259,7 @@ def _linked(
 
 
 def _is_trusted(cache_dir: Path | None, digest: str) -> bool:
-    try:
-        return cache_dir is not None and (cache_dir / "trusted" / digest).is_file()
-    except OSError:
-        return False
+    return cache_dir is not None and find_private(cache_dir / "trusted" / digest) is not None
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], Mapping[str, Json], str]:
@@ -317,8 +314,8 @@ def _objects(
         data = members.get(f"objects/{sha}") if manifest.get("target") == cpu_target() else None
         if data is not None and cache_dir is not None:
             place = cache_dir / "loaded" / f"{hashlib.sha256(data).hexdigest()}.so"
-            with contextlib.suppress(OSError):
-                if not (place.is_file() and place.read_bytes() == data):
+            with doing_without(cache_dir):
+                if not (place.is_file() and read_private(place) == data):
                     publish(place, data)
                 found[sha] = place
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 
 from weft.device.cuda.nvrtc import find_nvrtc
-from weft.device.files import publish
+from weft.device.files import doing_without, publish, read_private
 from weft.errors import ArtifactError, DeviceError
 from weft.generate.library.algorithm import Engine, chosen
 from weft.generate.library.conv_call import engines
@@ -79,8 +78,8 @@ def _cubin(
     data = members.get(f"objects/{source.sha256}") if facts.get("capability") == str(here) else None
     if data is not None and cache is not None:
         place = cache / "loaded" / f"{hashlib.sha256(data).hexdigest()}.cubin"
-        with contextlib.suppress(OSError):
-            if not (place.is_file() and place.read_bytes() == data):
+        with doing_without(cache):
+            if not (place.is_file() and read_private(place) == data):
                 publish(place, data)
             return place
     compiler = find_nvrtc()

@@ -34,11 +34,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, cast, final
 
-from weft.device.files import private_directory
+from weft.device.files import demand_private, private_directory, read_private
 from weft.errors import ArtifactError
 from weft.kernels.codec import Json, schedule_from_json, schedule_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
+from weft.private import nothing_kept
 from weft.tune.keys import KEY_VERSION, Described, canonical, digest, timing_key
 
 SCHEMA_VERSION = 2
@@ -52,6 +53,9 @@ NETWORK_TYPES = frozenset(
 )  # fmt: skip
 SITES = ("mkdir", "open", "schema", "begin", "insert", "commit", "quarantine", "set-aside", "append", "prune")
 """Every place at which this module writes."""
+
+_BESIDE = ("-journal", "-wal", "-shm")
+"""Endings of the files that SQLite keeps beside a database."""
 
 fault: Callable[[str], None] | None = None
 """Test hook: called with a site before the write; may raise OSError."""
@@ -261,6 +265,8 @@ class SqliteBackend:
         """
         self._path = path
         private_directory(path.parent)
+        for suffix in ("", *_BESIDE):  # the files themselves, and what SQLite would replay into them
+            demand_private(path.with_name(path.name + suffix))
         _check("open")
         self._pid = os.getpid()
         self._db = self._connect()
@@ -384,7 +390,7 @@ def set_aside(path: Path) -> tuple[Path, list[Row]]:
     _check("set-aside")
     target = path.with_name(f"{path.name}.corrupt-{time.time_ns()}")
     path.rename(target)
-    for suffix in ("-journal", "-wal", "-shm"):
+    for suffix in _BESIDE:
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
     rows: list[Row] = []
@@ -451,7 +457,7 @@ class SegmentBackend:
 
     def _segment(self, path: Path) -> Iterator[Row]:
         try:
-            data = path.read_bytes()
+            data = read_private(path)
         except OSError:
             self._damaged += 1
             return
@@ -590,6 +596,8 @@ class Database:
             self.close()
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         self.problems.append(f"the tuning database cannot be written: {text}; results stay in memory")
+        if self.path is not None:
+            nothing_kept(self.path, text, "measurements are not kept")
 
     def _guard(self, error: sqlite3.Error | OSError, *, writing: bool) -> bool:
         """React to a failed access; True: worth trying once more."""

@@ -29,7 +29,7 @@ from typing import SupportsInt
 from weft.device.cuda.record import GpuFacts
 from weft.device.cuda.resources import Launched, Resources, parse_resources, parse_warnings
 from weft.device.cuda.resources import gate as _gate
-from weft.device.files import publish
+from weft.device.files import doing_without, find_private, publish
 from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
 
@@ -230,26 +230,27 @@ def _private() -> Path:
 def _keep(home: Path | None, key: str, data: bytes, record: bytes) -> Path:
     """Publish a cubin and its record; a full or read-only disk only costs the cache."""
     if home:
-        with contextlib.suppress(OSError):
+        with doing_without(home):
             publish(home, data)
             publish(home.with_suffix(".json"), record)
             return home
     path = _private() / f"{key}.cubin"
-    publish(path, data)
+    publish(path, data, private=False)
     return path
 
 
 def _read_back(path: Path) -> CompiledCubin | None:
     """A cached cubin whose bytes still have the digest that was recorded; anything else is a miss."""
-    try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not isinstance(record, dict) or record.get("sha256") != digest:
-            return None
-        log = str(record.get("log", ""))
-        return CompiledCubin(path, digest, 0.0, log, parse_resources(log), parse_warnings(log))
-    except (OSError, ValueError):
+    about, data = find_private(path.with_suffix(".json")), find_private(path)
+    if about is None or data is None:
         return None
+    with contextlib.suppress(ValueError):
+        record = json.loads(about)
+        digest = hashlib.sha256(data).hexdigest()
+        if isinstance(record, dict) and record.get("sha256") == digest:
+            log = str(record.get("log", ""))
+            return CompiledCubin(path, digest, 0.0, log, parse_resources(log), parse_warnings(log))
+    return None
 
 
 def find_nvrtc(environ: Mapping[str, str] | None = None) -> Nvrtc | Declined:
