@@ -48,6 +48,7 @@ HASHED_PARTS = (
     "device/cuda/tensor_map.py",
     "generate/bind.py",
     "generate/library/algorithm.py",
+    "generate/library/attention_call.py",
     "generate/library/conv_call.py",
     "generate/library/lt_call.py",
     "tune/cuda_device.py",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from weft.device.cuda.facts import GpuFacts
 from weft.frontends.torch import import_exported
-from weft.generate.library import LibraryGenerator
+from weft.generate.library import LibraryGenerator, attention_call
+from weft.generate.library.execute import BoundCall
 from weft.generate.library.fused import fused_linear
 from weft.generate.library.fused_cuda import cublaslt_linear
 from weft.ir.attrs import ConvAttrs
 from weft.ir.declined import Declined
-from weft.ir.graph import GraphBuilder
+from weft.ir.graph import GraphBuilder, OriginParam
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
@@ -29,9 +32,11 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
 
 
-def attention(dtype: torch.dtype, heads: int = 2, mask: torch.Tensor | None = None, batch: int = 1) -> Problem:
+def attention(
+    dtype: torch.dtype, heads: int = 2, mask: torch.Tensor | None = None, batch: int = 1, size: int = 32
+) -> Problem:
     chance = torch.Generator().manual_seed(0)
-    given = tuple(torch.randn(batch, heads, 16, 32, dtype=dtype, generator=chance) for _ in range(3))
+    given = tuple(torch.randn(batch, heads, 16, size, dtype=dtype, generator=chance) for _ in range(3))
     given = given if mask is None else (*given, mask)
     graph = import_exported(torch.export.export(Attention(), given)).graph
     for candidate in enumerate_candidates(graph).candidates:
@@ -77,7 +82,7 @@ def test_masks_of_bool_become_numbers_that_are_added(shape: tuple[int, ...]) -> 
     problem = attention(torch.float16, mask=torch.ones(shape, dtype=torch.bool).tril(), batch=4)
     for backend in ("cudnn", "efficient"):
         steps = targets(emit(problem, backend))
-        assert steps["where"][1:] == (0.0, float("-inf"))
+        assert steps["where"][1:] == (0.0, -65504.0 if backend == "cudnn" else float("-inf"))
         assert "_to_copy" in steps
         assert ("expand" in steps) == (backend == "efficient")
     flash = emit(problem, "flash")
@@ -86,7 +91,67 @@ def test_masks_of_bool_become_numbers_that_are_added(shape: tuple[int, ...]) -> 
 
 def test_masks_of_the_queries_own_type_are_taken_as_they_are() -> None:
     problem = attention(torch.float16, mask=torch.zeros(1, 1, 16, 16, dtype=torch.float16))
-    assert set(targets(emit(problem, "cudnn"))) == {"_scaled_dot_product_cudnn_attention"}
+    assert set(targets(emit(problem, "cudnn"))) == {"attention"}
+
+
+def test_no_kernel_is_called_that_the_framework_would_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its private operators believe their operands: an illegal access ends the use of the GPU for the whole process."""
+    asked: list[object] = []
+
+    def ran(*_: object) -> torch.Tensor:
+        return torch.full((1, 2, 16, 32), 7.0, dtype=torch.float16)
+
+    for name, allowed in (("flash", True), ("cudnn", False), ("efficient", False)):
+        takes = lambda p, allowed=allowed: bool(asked.append(p)) or allowed  # noqa: E731
+        monkeypatch.setitem(attention_call.BACKENDS, name, attention_call.Backend(takes, ran))
+    problem = attention(torch.float16)
+    given = [torch.zeros(1, 2, 16, 32, dtype=torch.float16) for _ in range(3)]
+    call = emit(problem, "flash")
+    assert isinstance(call, LibraryCall)
+    assert BoundCall(call, {}).run(given)[0].eq(7).all() and len(asked) == 1
+    for name in ("cudnn", "efficient"):
+        call = emit(problem, name)
+        assert isinstance(call, LibraryCall)
+        with pytest.raises(RuntimeError, match=f"would not take {name} attention for torch.float16: .*strides"):
+            BoundCall(call, {}).run(given)
+    assert len(asked) == 3
+    q = given[0]
+    with pytest.raises(RuntimeError, match=r"with a mask of torch\.bool"):
+        attention_call.attention("cudnn", q, q, q, torch.ones(16, 16, dtype=torch.bool), causal=False, scale=None)
+    assert len(asked) == 3
+
+
+def test_this_framework_takes_no_kernel_without_a_gpu() -> None:
+    """The questions are asked with the arguments that this torch has."""
+    q = torch.zeros(1, 2, 16, 32, dtype=torch.float16)
+    for name in attention_call.BACKENDS:
+        with pytest.raises(RuntimeError, match="would not take"):
+            attention_call.attention(name, q, q, q, None, causal=True, scale=None)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [((("softcap", 30.0),), "cap on scores"), ((("causal_offset", 3), ("causal", True)), "offset")],
+)
+def test_attention_that_the_framework_does_not_have_is_declined(
+    params: tuple[tuple[str, OriginParam], ...], reason: str
+) -> None:
+    problem = replace(attention(torch.float16), origin_params=params)
+    for name in ("flash", "efficient", "cudnn"):
+        call = emit(problem, name)
+        assert isinstance(call, Declined) and reason in call.reason
+
+
+def test_a_causal_mask_beside_another_is_declined() -> None:
+    problem = attention(torch.float16, mask=torch.zeros(1, 1, 16, 16, dtype=torch.float16))
+    call = emit(replace(problem, origin_params=(("causal", True),)), "cudnn")
+    assert isinstance(call, Declined) and "never both" in call.reason
+
+
+def test_flash_attention_of_odd_heads_is_declined() -> None:
+    problem = attention(torch.float16, size=36)
+    assert isinstance(emit(problem, "flash"), Declined)
+    assert isinstance(emit(problem, "cudnn"), LibraryCall)
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [(1, torch.float16), (16, torch.float32)])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.library import attention_call as _attention  # noqa: F401 - as the next two
 from weft.generate.library import conv_call as _convolutions  # noqa: F401 - makes its step known to whoever runs calls
 from weft.generate.library import lt_call as _products  # noqa: F401
 from weft.generate.library.algorithm import ENGINE_FORM, FORM

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
+from weft.generate.library.attention_call import TARGET
 from weft.generate.library.fused import Tail, is_weight, only_product, plain_convolution
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
@@ -19,6 +20,9 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CallValue, LibraryCall, Ref, Schedule
 
+CUDNN_MASKED = -65504.0
+FLASH_MULTIPLE = 8
+"""Elements; the framework pads other heads, which costs copies."""
 ATTENTION_BACKENDS = ("flash", "efficient", "cudnn")
 _TYPES = (DType.F16, DType.BF16, DType.F32)
 
@@ -103,7 +107,7 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
 
 
 def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
-    """One source operator `sdpa` by a chosen kernel of the framework."""
+    """One source operator `sdpa` by a chosen kernel of the framework, which is asked whether it would take it."""
     graph = problem.graph
     params = dict(problem.origin_params)
     operands = problem.origin_operand_nodes
@@ -111,6 +115,8 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         return Declined("no attention")
     if bool(params.get("enable_gqa", False)) or graph.type_of(operands[0]).rank != 4:
         return Declined("grouped heads, or not four dimensions")
+    if params.get("softcap", 0.0) or params.get("causal_offset", 0):
+        return Declined("the framework's attention has neither a cap on scores nor an offset of its diagonal")
     if any(0 in graph.type_of(i).shape for i in operands[:3]):
         return Declined("attention without elements, or over none")
     p = Program(graph)
@@ -118,25 +124,21 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     causal = bool(params.get("causal", False))
     scale = params.get("scale", 0.0)
     factor = float(cast("float", scale)) if scale else None
-    backend = schedule.param("backend")
+    backend = str(schedule.param("backend"))
     if backend != "efficient" and graph.type_of(operands[0]).dtype not in (DType.F16, DType.BF16):
         return Declined(f"{backend} attention takes floats of 16 bits only")
     bias: Ref | Declined | None = None
     if len(operands) > 3 and operands[3] >= 0:
+        if causal:
+            return Declined("the framework's attention is causal or has a mask, never both")
+        if backend == "flash":
+            return Declined("flash attention takes no mask")
         bias = _bias(p, operands, full=backend == "efficient")
     if isinstance(bias, Declined):
         return bias
-    if backend == "flash":
-        if bias is not None:
-            return Declined("flash attention takes no mask")
-        args: tuple[CallValue, ...] = (q, k, v, 0.0, causal, False)
-        out = p.call("aten._scaled_dot_product_flash_attention.default", *args, scale=factor)
-    elif backend == "efficient":
-        args = (q, k, v, bias, False, 0.0, causal)
-        out = p.call("aten._scaled_dot_product_efficient_attention.default", *args, scale=factor)
-    else:
-        args = (q, k, v, bias, False, 0.0, causal, False)
-        out = p.call("aten._scaled_dot_product_cudnn_attention.default", *args, scale=factor)
+    if backend == "flash" and any(graph.type_of(i).shape[-1] % FLASH_MULTIPLE for i in operands[:3]):
+        return Declined(f"flash attention takes heads of multiples of {FLASH_MULTIPLE}")
+    out = p.call(TARGET, backend, q, k, v, bias, causal, factor)
     p.bind(graph.outputs[0], out)
     if len(p.used_inputs()) < len(graph.inputs):
         return Declined("an operand of the attention was changed by the clean-ups")
@@ -147,7 +149,8 @@ def _bias(p: Program, operands: Sequence[NodeId], *, full: bool) -> Ref | Declin
     """The mask as numbers that are added to the scores, of the queries' type and in four dimensions.
 
     These kernels read it by the queries' type, whatever its own is. `full`: broadcast to the scores, in rows of
-    multiples of 16 bytes; else ones stay where it is broadcast.
+    multiples of 16 bytes; else ones stay where it is broadcast, and what is masked gets the number that the framework
+    gives cuDNN, which makes NaN of a tile of negative infinities.
     """
     wanted, mask = p.graph.type_of(operands[0]), p.graph.type_of(operands[3])
     scores = (*wanted.shape[:3], p.graph.type_of(operands[1]).shape[2])
@@ -156,7 +159,7 @@ def _bias(p: Program, operands: Sequence[NodeId], *, full: bool) -> Ref | Declin
         return Declined(f"a mask of {mask} for scores of {scores}")
     bias = p.value(operands[3])
     if mask.dtype is DType.BOOL:
-        added = p.call("aten.where.Scalar", bias, 0.0, -math.inf)
+        added = p.call("aten.where.Scalar", bias, 0.0, -math.inf if full else CUDNN_MASKED)
         bias = p.call("aten._to_copy.default", added, dtype=f"dtype:{wanted.dtype.value}")
     elif mask.dtype is not wanted.dtype:
         return Declined(f"a mask of {mask.dtype.value} for queries of {wanted.dtype.value}")
