@@ -10,22 +10,25 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 import torch
 
-from weft.errors import ArtifactError, OptionError, UserError
+from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
+from weft.ir.types import Array
 from weft.kernels.record import CompileRecord
 from weft.options import Options
-from weft.pipeline import Compilation, compile_imported
+from weft.pipeline import Compilation, compile_imported, record_eager, survey
 from weft.pipeline.collector import put_off
 from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
@@ -40,6 +43,39 @@ if TYPE_CHECKING:
 
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
 Output = torch.Tensor | tuple[torch.Tensor, ...]
+Made = tuple[Compilation, Imported]
+"""A plan, and what it was made of."""
+REFITTED = "weights were taken over by refit: the times are those of the weights before"
+
+
+class Source(Protocol):
+    """What plans are made of, for whatever shapes."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether it can be compiled for further shapes."""
+        ...
+
+    @property
+    def eager(self) -> _Eager | None:
+        """The framework's own execution, where there is one."""
+        ...
+
+    def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
+        """As primitives, for the shapes of these inputs."""
+        ...
+
+    def build(self, examples: Sequence[torch.Tensor]) -> Made:
+        """Compiled for the shapes of these inputs."""
+        ...
+
+    def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> Source:
+        """The same with other weights; RefitError where it has no such [W012]."""
+        ...
+
+    def tell_changes(self) -> None:
+        """Warn where the model is no longer what was compiled."""
+        ...
 
 
 @final
@@ -54,12 +90,12 @@ class Compiled:
     """
 
     def __init__(
-        self, first: Compilation, imported: Imported,
-        again: Callable[[Sequence[torch.Tensor]], tuple[Compilation, Imported]] | None,
-        *, options: Options,
+        self, first: Compilation, imported: Imported, source: Source, *, options: Options
     ) -> None:  # fmt: skip
         self._first = first
-        self._again = again
+        self._imported = imported
+        self._source = source
+        self._again: Callable[[Sequence[torch.Tensor]], Made] | None = source.build if source.grows else None
         self._options = options
         self._plans: Keyed[tuple[object, ...], tuple[Compilation, Imported]] = Keyed(options.max_plans)
         self._plans.put(_shapes_of(first.graph), (first, imported))
@@ -79,8 +115,7 @@ class Compiled:
             if not isinstance(given, torch.Tensor):
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
         key = tuple((tuple(t.shape), t.dtype) for t in inputs)
-        again = self._again
-        if again is None or len(inputs) != len(self.graph.inputs):
+        if self._again is None or len(inputs) != len(self.graph.inputs):
             known = self._plans.known(key)
             if known is None or not _guards_hold(known[1], inputs):
                 if self._first.eager is not None:
@@ -88,8 +123,41 @@ class Compiled:
                 return self.run
             found = known
         else:
-            found = self._plans.get(key, lambda: again(inputs), lambda plan: _guards_hold(plan[1], inputs))
+            found = self._plans.get(key, lambda: self._made(inputs), lambda plan: _guards_hold(plan[1], inputs))
         return found[0].run
+
+    def _made(self, inputs: Sequence[torch.Tensor]) -> Made:
+        """A plan for these shapes, of the model as it is when its turn comes."""
+        assert self._again is not None
+        self._source.tell_changes()
+        return self._again(inputs)
+
+    def refit(self, state: Mapping[str, torch.Tensor | Array], *, recompile: bool = False) -> None:
+        """Take over other weights: the same plans, without tuning, for all shapes together.
+
+        `state` has tensors by the names of the module's parameters and buffers (`module.state_dict()`), of an ONNX
+        file by those of its initializers; what it leaves out stays as it is. Weights are copied, packed and folded
+        anew, and every plan is verified with them against a float64 evaluation before any takes the place of the old
+        one. Calls meanwhile run the old plans, calls afterwards the new ones, none a mixture. A saved plan stays as it
+        was saved. Weights whose values decide what is computed (a scale that was 1 everywhere and no longer is, a
+        number that stands in the text of a kernel) are refused, unless `recompile`: then those plans are compiled with
+        them like a new shape, by the same options. Where ONNX Runtime, which holds the file's own weights, has answered
+        calls, the plans do from then on.
+
+        Raises:
+            RefitError: a name, shape or type that the model does not have, or weights that need other plans; the old
+                ones stay [W012].
+        """
+        source = self._source.renewed(state)
+        with without_autocast(self._options.device.partition(":")[0]), self._plans.renewal() as plans:
+            renewed: dict[int, Made] = {}
+            for old in (*plans.values(), (self._first, self._imported)):
+                if id(old[0]) not in renewed:
+                    renewed[id(old[0])] = _refitted(old, source, self._options, recompile=recompile)
+            for key, old in plans.items():
+                plans[key] = renewed[id(old[0])]
+            self._first, self._imported = renewed[id(self._first)]
+            self._source, self._again = source, source.build if source.grows else None
 
     @property
     def executable(self) -> AnyExecutable:
@@ -118,9 +186,12 @@ class Compiled:
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the plan, its weights and kernels to one file; give back the digest that `load` may ask for.
 
+        Warns where the module's weights are others than those that were compiled.
+
         Raises:
             ArtifactError: it cannot be written, or there is no plan [W401].
         """
+        self._source.tell_changes()
         return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -145,6 +216,48 @@ def _check(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
         if (tuple(given.shape), given.dtype) != wanted:
             problem = f"expected {mine}, got {tuple(given.shape)} {given.dtype}"
             raise InputError(position=position, problem=problem)
+
+
+def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -> Made:
+    """A plan and its import with the weights of another source.
+
+    Raises:
+        RefitError: the plan cannot take them over [W012].
+    """
+    from weft.pipeline.reference import example_inputs
+    from weft.pipeline.refit import RECOMPILE, refitted
+
+    before, imported = old
+    inputs = example_inputs(before.graph, options.seed, imported.integers)
+    for guard in imported.guards:
+        held = inputs[guard.input_index]
+        inputs[guard.input_index] = torch.tensor(guard.value).to(held.dtype).reshape(held.shape)
+    try:
+        fresh = replace(_imported(source, inputs), integers=imported.integers)
+        if before.plan is None and source.eager is None:
+            raise RefitError(problem="there is no plan that could take the weights over", remedy=RECOMPILE)
+        plan = None if before.plan is None else refitted(before.plan, fresh, options, inputs, source.eager)
+    except RefitError:
+        if not recompile:
+            raise
+        return source.build(inputs)
+    eager = source.eager if before.eager is not None else None
+    if eager is not None:
+        eager.settle()
+        setting = survey(options)
+        answer = record_eager(eager, [x.to(setting.device) for x in inputs], setting, alone=True)
+    else:
+        answer = None
+    record = replace(before.record, notes=tuple(dict.fromkeys((*before.record.notes, REFITTED))))
+    return replace(before, graph=plan.graph if plan else fresh.graph, plan=plan, record=record, eager=answer), fresh
+
+
+def _imported(source: Source, inputs: Sequence[torch.Tensor]) -> Imported:
+    try:
+        return source.imported(inputs)
+    except ModelError as error:
+        remedy = str(error.details.get("remedy", "compile the model again"))
+        raise RefitError(where=error.where, problem=str(error.details.get("problem", error)), remedy=remedy) from error
 
 
 def _shapes_of(graph: Graph) -> tuple[object, ...]:
@@ -173,9 +286,10 @@ def compile(
 
     A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
     inputs have symbolic dimensions; `limits` bound what is read of it. The module is compiled for inference as it
-    stands, under the autocast that is on: call `.eval()` first. What is done to it or its weights later changes
-    nothing; on a GPU, where plans for further shapes are made of the module itself, that holds for each plan from when
-    it is made.
+    stands, under the autocast that is on: call `.eval()` first. Weights are constants of the plans, folded and
+    packed: **what is done to the module or its weights later changes nothing**, until `Compiled.refit` is called with
+    the new ones (on a GPU, where plans for further shapes are made of the module itself, that holds for each plan from
+    when it is made). A module whose weights changed is told of in a warning when a plan is saved or a new one made.
 
     Raises:
         ModelError: the model is refused [W1xx].
@@ -220,27 +334,13 @@ def _compile_onnx(
     model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, options: Options,
     dims: dict[str, int], limits: Limits | None, name: str, say: Say,
 ) -> Compiled:  # fmt: skip
-    from weft.frontends.onnx import Limits, import_onnx
+    from weft.frontends.onnx import Limits
 
-    source = model if isinstance(model, bytes) else Path(model)
-    bounds = limits or Limits()
-    runtime = _Runtime(source, bounds, options)
-
-    def build(examples: Sequence[torch.Tensor] | None) -> tuple[Compilation, Imported]:
-        arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
-        say("import", "")
-        with put_off():
-            imported = import_onnx(source, limits=bounds, dims=dims, example_inputs=arrays)
-        label = name if isinstance(source, bytes) else source.stem
-        start = partial(runtime.start, imported) if options.device == "cpu" else None
-        made = compile_imported(
-            imported, options, example_inputs=examples, start=start, framework="onnxruntime", model=label, say=say
-        )
-        runtime.keep_if(made.eager is not None)
-        return made, imported
-
-    first, imported = build(inputs)
-    return Compiled(first, imported, build, options=options)
+    source = _OnnxModel(
+        model if isinstance(model, bytes) else Path(model), options, dims, limits or Limits(), name, say
+    )
+    first, imported = source.build(inputs)
+    return Compiled(first, imported, source, options=options)
 
 
 @final
@@ -280,53 +380,25 @@ def _compile_torch(
     model: torch.nn.Module | torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...] | None,
     options: Options, name: str, say: Say, automatic: torch.dtype | None,
 ) -> Compiled:  # fmt: skip
-    from weft.frontends.torch import import_exported
-
-    module = None if isinstance(model, torch.export.ExportedProgram) else model
-    if module is not None and inputs is None:
-        raise OptionError(option="example_inputs", problem="a torch module needs them")
     given: object = model
     if not isinstance(given, torch.nn.Module | torch.export.ExportedProgram):
         problem = f"a {type(given).__name__} is no torch module, exported program or ONNX file"
         raise OptionError(option="model", problem=problem)
-    device = options.device
-    if device.startswith("cuda"):
+    if isinstance(model, torch.nn.Module) and inputs is None:
+        raise OptionError(option="example_inputs", problem="a torch module needs them")
+    if options.device.startswith("cuda"):
         from weft.pipeline.gpu import device_of
 
         device_of(options)  # told before the weights go there
-    placed, owned = _placed(model, device)
-    if module is not None and not owned and device == "cpu":
+    watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
+    placed, owned = _placed(model, options.device)
+    program = model if isinstance(model, torch.export.ExportedProgram) else None
+    if program is None and not owned and options.device == "cpu":
         placed, owned = _copied(placed)
-    kind = device.partition(":")[0]
-    if automatic is not None and module is not None:
-        placed = _Autocast(placed, kind, automatic)
-    eager = _Eager(placed, kind, owned=owned)
-
-    def build(examples: Sequence[torch.Tensor]) -> tuple[Compilation, Imported]:
-        say("import", "")
-        with put_off(), without_autocast(kind):
-            if isinstance(model, torch.export.ExportedProgram):
-                program = model
-            else:
-                # tensors of their own: what is given twice, or is a weight too, would be traced as one value
-                traced = tuple(x.to(device).detach() for x in examples)
-                with torch.no_grad():
-                    program = torch.export.export(placed, traced, strict=False)
-            imported = import_exported(program, device=device)
-        if device == "cpu" and (not owned or program is model):
-            imported = _with_own_constants(imported)
-        label = name if name != "model" or module is None else type(module).__name__
-        with without_autocast(kind):
-            made = compile_imported(
-                imported, options, example_inputs=examples, eager=eager, settle=eager.settle, model=label, say=say
-            )
-        return made, imported
-
-    if inputs is None:
-        inputs = _program_inputs(model)
-    first, imported = build(inputs)
-    again = build if module is not None else None
-    return Compiled(first, imported, again, options=options)
+    label = name if name != "model" or program is not None else type(model).__name__
+    source = _TorchModel(program, placed, owned, options, label, say, automatic, watch)
+    first, imported = source.build(_program_inputs(model) if inputs is None else inputs)
+    return Compiled(first, imported, source, options=options)
 
 
 def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
@@ -361,6 +433,249 @@ def _with_own_constants(imported: Imported) -> Imported:
         mine.flags.writeable = False
         owned[digest] = mine
     return replace(imported, graph=replace(imported.graph, constants=owned))
+
+
+@final
+class _OnnxModel:
+    """An ONNX file or its bytes."""
+
+    grows = True
+    eager = None
+
+    def __init__(
+        self, model: bytes | Path, options: Options, dims: Mapping[str, int], limits: Limits, name: str, say: Say,
+        data: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self._model, self._options, self._dims, self._limits = model, options, dims, limits
+        self._name, self._say = name, say
+        self._data = dict(data)
+        """What stands for the data of initializers."""
+        self._file = _file_of(model)
+        self._runtime = _Runtime(model, limits, options)
+
+    def imported(self, examples: Sequence[torch.Tensor] | None) -> Imported:
+        """As primitives, for the shapes of these inputs."""
+        from weft.frontends.onnx import import_onnx
+
+        arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
+        with put_off():
+            return import_onnx(
+                self._model, limits=self._limits, dims=self._dims, example_inputs=arrays, initializers=self._data
+            )
+
+    def build(self, examples: Sequence[torch.Tensor] | None) -> Made:
+        """Compiled for the shapes of these inputs."""
+        self._say("import", "")
+        imported = self.imported(examples)
+        label = self._name if isinstance(self._model, bytes) else self._model.stem
+        # ONNX Runtime has the file's own weights
+        timed = self._options.device == "cpu" and not self._data
+        made = compile_imported(
+            imported, self._options, example_inputs=examples, model=label, say=self._say, framework="onnxruntime",
+            start=partial(self._runtime.start, imported) if timed else None,
+        )  # fmt: skip
+        self._runtime.keep_if(made.eager is not None)
+        return made, imported
+
+    def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> _OnnxModel:
+        """The same model with other data of initializers.
+
+        Raises:
+            RefitError: what cannot be data, or a file that changed [W012].
+        """
+        if _file_of(self._model) != self._file:
+            problem = f"the file {Path(os.fsdecode(self._model)).name} has changed since it was compiled"
+            raise RefitError(problem=problem, remedy="compile it again")
+        given = {str(name): _array_of(name, value) for name, value in _mapping(state).items()}
+        return _OnnxModel(
+            self._model, self._options, self._dims, self._limits, self._name, self._say, {**self._data, **given}
+        )
+
+    def tell_changes(self) -> None:
+        """Warn where the file is another one."""
+        if _file_of(self._model) != self._file:
+            self._file = _file_of(self._model)
+            text = f"the file {Path(os.fsdecode(self._model)).name} has changed since Weft compiled it"
+            warnings.warn(f"{text}: what is compiled of it from now on may differ", stacklevel=4)
+
+
+def _file_of(model: bytes | Path) -> tuple[int, int, int] | None:
+    """Tells whether a file was written since."""
+    if isinstance(model, bytes):
+        return None
+    try:
+        status = model.stat()
+    except (OSError, ValueError):  # what is no path is told by who reads it
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _array_of(name: str, value: torch.Tensor | Array) -> Array:
+    from weft.frontends.torch.dtypes import to_numpy
+
+    given: object = value
+    if isinstance(given, torch.Tensor):
+        return to_numpy(given.detach().cpu())[0]
+    if not isinstance(given, np.ndarray):
+        problem = f"{name!r} is a {type(given).__name__}, neither a tensor nor an array"
+        raise RefitError(problem=problem, remedy="give tensors by name")
+    return given
+
+
+def _mapping(state: object) -> Mapping[str, torch.Tensor | Array]:
+    if not isinstance(state, Mapping):
+        problem = f"a {type(state).__name__} is no mapping of names to tensors"
+        raise RefitError(problem=problem, remedy="give `module.state_dict()`, or initializers by name")
+    return state
+
+
+@final
+class _TorchModel:
+    """A module, or an exported program, on the device that it is compiled for."""
+
+    def __init__(
+        self, program: torch.export.ExportedProgram | None, module: torch.nn.Module, owned: bool, options: Options,
+        label: str, say: Say, automatic: torch.dtype | None, watch: _Watch | None,
+    ) -> None:  # fmt: skip
+        self._program, self._module, self._owned = program, module, owned
+        self._options, self._label, self._say, self._automatic = options, label, say, automatic
+        self._watch = watch
+        self._kind = options.device.partition(":")[0]
+        whole = program is None and automatic is not None
+        self._placed = _Autocast(module, self._kind, automatic) if whole and automatic else module
+        self.eager = _Eager(self._placed, self._kind, owned=owned)
+        self.grows = program is None
+
+    def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
+        """As primitives, for the shapes of these inputs."""
+        from weft.frontends.torch import import_exported
+
+        device = self._options.device
+        with put_off(), without_autocast(self._kind):
+            program = self._program
+            if program is None:
+                # tensors of their own: what is given twice, or is a weight too, would be traced as one value
+                traced = tuple(x.to(device).detach() for x in examples)
+                with torch.no_grad():
+                    program = torch.export.export(self._placed, traced, strict=False)
+            imported = import_exported(program, device=device)
+        if device == "cpu" and (not self._owned or self._program is not None):
+            imported = _with_own_constants(imported)
+        return imported
+
+    def build(self, examples: Sequence[torch.Tensor]) -> Made:
+        """Compiled for the shapes of these inputs."""
+        self._say("import", "")
+        imported = self.imported(examples)
+        with without_autocast(self._kind):
+            made = compile_imported(
+                imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
+                model=self._label, say=self._say,
+            )  # fmt: skip
+        if self._watch is not None and not self._owned:
+            self._watch.renew()  # who times a module in training mode changes its buffers
+        return made, imported
+
+    def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> _TorchModel:
+        """The same model with other parameters and buffers; those that are not given are shared.
+
+        Raises:
+            RefitError: names, shapes or types that it does not have, or a module that cannot be copied [W012].
+        """
+        mine = _tensors_of(self._program or self._module)
+        fresh = _replacements(mine, _mapping(state))
+        if self._program is not None:
+            program = copy.copy(self._program)
+            of = {name: fresh[id(t)] for name, t in mine.items() if id(t) in fresh}
+            program._state_dict = {k: of.get(k, v) for k, v in program.state_dict.items()}
+            program._constants = {k: of.get(k, v) for k, v in program.constants.items()}
+            placed, owned = _placed(program, self._options.device)
+        else:
+            program, owned = None, self._owned
+            try:
+                placed = copy.deepcopy(self._module, {id(t): fresh.get(id(t), t) for t in mine.values()})
+            except Exception as error:  # whatever its owner's own `__deepcopy__` raises
+                problem = f"the module cannot be copied ({type(error).__name__})"
+                raise RefitError(problem=problem, remedy="compile it again") from error
+        if self._watch is not None:
+            self._watch.renew()
+        return _TorchModel(program, placed, owned, self._options, self._label, self._say, self._automatic, self._watch)
+
+    def tell_changes(self) -> None:
+        """Warn, once per change, where the module has other weights than those that were compiled."""
+        name = self._watch.changed() if self._watch is not None else None
+        if name is not None:
+            text = f"the weights of the module changed after Weft compiled it ({name!r}): its plans have those of then"
+            warnings.warn(f"{text}; compiled.refit(module.state_dict()) takes over the new ones", stacklevel=4)
+
+
+def _tensors_of(model: torch.nn.Module | torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by all their names."""
+    if isinstance(model, torch.export.ExportedProgram):
+        constants = {k: v for k, v in model.constants.items() if isinstance(v, torch.Tensor)}
+        return {**constants, **model.state_dict}
+    return {**dict(model.named_buffers(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False))}
+
+
+def _replacements(
+    mine: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor | Array]
+) -> dict[int, torch.Tensor]:
+    """Copies of what is given, like the tensors they stand for, by the identity of these.
+
+    Raises:
+        RefitError: see `Compiled.refit` [W012].
+    """
+    remedy = "give tensors by the names of the module's parameters and buffers, as `module.state_dict()` does"
+    unknown = [name for name in state if name not in mine]
+    if unknown:
+        shown = ", ".join(repr(str(name)[:80]) for name in unknown[:5])
+        raise RefitError(problem=f"the model has no {shown}" + " ..." * (len(unknown) > 5), remedy=remedy)
+    fresh: dict[int, torch.Tensor] = {}
+    for name, value in state.items():
+        old, given = mine[name], torch.as_tensor(value).detach() if isinstance(value, np.ndarray) else value
+        if not isinstance(given, torch.Tensor):
+            raise RefitError(problem=f"{name!r} is a {type(given).__name__}, no tensor", remedy=remedy)
+        if given.shape != old.shape or not torch.can_cast(given.dtype, old.dtype):
+            problem = f"{name!r} is {old.dtype} of {tuple(old.shape)}, given is {given.dtype} of {tuple(given.shape)}"
+            raise RefitError(problem=problem, remedy=remedy)
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            new = torch.empty_like(old, requires_grad=False).copy_(given)
+        if isinstance(old, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+        before = fresh.setdefault(id(old), new)
+        if before is not new and not torch.equal(before, new):
+            problem = f"{name!r} is one tensor with another name of the model, and two different ones were given"
+            raise RefitError(problem=problem, remedy=remedy)
+    return fresh
+
+
+@final
+class _Watch:
+    """Tells whether a module's weights are the tensors, with the contents, that they were."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self._was: dict[str, tuple[int, int, int]] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """From now on changes count from how the weights are now."""
+        self._was = self._now()
+
+    def changed(self) -> str | None:
+        """The name of a tensor that changed since this was last asked; None: none."""
+        now = self._now()
+        before, self._was = self._was, now
+        return next((name for name in (*now, *before) if now and now.get(name) != before.get(name)), None)
+
+    def _now(self) -> dict[str, tuple[int, int, int]]:
+        module = self._module()
+        return {} if module is None else {name: _mark(t) for name, t in _tensors_of(module).items()}
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
+    version = -1 if tensor.is_inference() else tensor._version  # those have no counter
+    return id(tensor), version, _place(tensor)
 
 
 @final

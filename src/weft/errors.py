@@ -3,6 +3,7 @@
     WeftError
     ├── UserError              the caller can mend it (exit code 2, 3 or 4)
     │   ├── OptionError        W0xx  an option or an argument is off
+    │   ├── RefitError         W0xx  weights that a compiled model cannot take over
     │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
     │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
     ├── DeviceError            W3xx  the machine: no compiler, no device, a sick worker
@@ -50,6 +51,14 @@ class OptionError(UserError):
     code = "W001"
     template = "option {option!r}: {problem}"
     todo = "see `weft COMMAND --help` or the docstring of weft.Options"
+
+
+class RefitError(UserError):
+    """Other weights cannot be taken over by a compiled model."""
+
+    code = "W012"
+    template = "{problem}"
+    todo = "{remedy}"
 
 
 class ModelError(UserError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
 import torch
 
+from weft.errors import RefitError
 from weft.options import Options
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
@@ -24,6 +26,16 @@ class Loaded:
         """Run the model; InputError for tensors of other shapes or types [W011]."""
         outputs = self.executable(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def refit(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Not of a saved plan, which holds folded and merged weights without the model they came from.
+
+        Raises:
+            RefitError: always [W012].
+        """
+        del state
+        problem = "a saved plan holds no model that other weights could be folded into"
+        raise RefitError(problem=problem, remedy="refit what `weft.compile` gave, and save that")
 
 
 def load(path: str | os.PathLike[str], *, trust: str | None = None, options: Options | None = None) -> Loaded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import mmap
 import os
 import sys
@@ -24,7 +25,7 @@ from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.operators import HANDLERS
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.wire import to_message
-from weft.ir.types import DType
+from weft.ir.types import Array, DType
 
 
 def _example(entry: Any) -> ExampleInput:
@@ -54,7 +55,9 @@ def serve(request: Any) -> Any:
     directory = request["directory"]
     readable = limits.model_root or directory
     cpu = limits.parse_cpu_s + size // (100 << 20) + limits.external_bytes // (1 << 40)
-    confine.limit(limits.parse_memory_bytes + 4 * size + request["external_estimate"], cpu)
+    confine.limit(
+        limits.parse_memory_bytes + 4 * (size + os.fstat(request["given"]).st_size) + request["external_estimate"], cpu
+    )
     confine.confine(readable)
     data = mmap.mmap(request["model"], size, mmap.MAP_PRIVATE, mmap.PROT_READ) if size else b""
     examples = request["examples"]
@@ -66,6 +69,7 @@ def serve(request: Any) -> Any:
             dims=request["dims"],
             examples=None if examples is None else [_example(e) for e in examples],
             file_name=request["file_name"],
+            initializers=_given(request),
         )
     except WeftError as error:
         name = type(error).__name__
@@ -83,6 +87,17 @@ def serve(request: Any) -> Any:
             out.write(flat)
         out.truncate(end)
     return {"imported": document}
+
+
+def _given(request: Any) -> dict[str, Array]:
+    """Data that the caller gives for initializers."""
+    size = os.fstat(request["given"]).st_size
+    block = mmap.mmap(request["given"], size, mmap.MAP_PRIVATE, mmap.PROT_READ) if size else b""
+    found = {}
+    for g in request["initializers"]:
+        count = math.prod(g["shape"])
+        found[g["name"]] = np.frombuffer(block, g["type"], count, g["offset"]).reshape(g["shape"])
+    return found
 
 
 def _unexpected(error: BaseException) -> Any:

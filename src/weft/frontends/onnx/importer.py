@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,7 +42,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, Node, NodeId
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import Array, DType, TensorType
+from weft.ir.types import Array, DType, TensorType, round_held
 
 ABSENT: NodeId = -1
 _OPAQUE_BIT = 1
@@ -197,7 +198,10 @@ class Importer:
         dims: Mapping[str, int],
         examples: Sequence[ExampleInput] | None,
         file_name: str = "",
+        initializers: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
+        self.initializers = initializers
+        """Data that the caller gives for those of the model."""
         self.checked = checked
         self.reader = reader
         self.limits = limits
@@ -224,7 +228,7 @@ class Importer:
         """
         graph = self.checked.model.graph
         scope = Scope(None, self.checked.opsets)
-        self._initialisers(graph, scope)
+        self._initialisers(graph, scope, self.initializers)
         given = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         inputs = [i for i in graph.input if i.name not in given]
         self._bind(inputs)
@@ -435,11 +439,37 @@ class Importer:
         self.nodes(graph.node, scope, {o.name for o in graph.output})
         return tuple(scope.get(o.name) for o in graph.output)
 
-    def _initialisers(self, graph: onnx.GraphProto, scope: Scope) -> None:
+    def _initialisers(
+        self, graph: onnx.GraphProto, scope: Scope, given: Mapping[str, Array] = MappingProxyType({})
+    ) -> None:
+        """Constants in the model's order, whether the data are its own or given by name."""
+        dense = {t.name for t in graph.initializer}
+        for name in given:
+            if name not in dense:
+                sparse = any(s.values.name == name for s in graph.sparse_initializer)
+                raise BindingError(
+                    where=f"initializer '{shown(name)}'",
+                    problem="it is sparse: its data cannot be given" if sparse else "the model has none of this name",
+                    remedy="give data by the names of the model's initializers",
+                )
         for t in graph.initializer:
-            scope.names[t.name] = self.tensor(t, tensor_name(t))
+            if t.name in given:
+                scope.names[t.name] = self._given_tensor(t, given[t.name])
+            else:
+                scope.names[t.name] = self.tensor(t, tensor_name(t))
         for s in graph.sparse_initializer:
             scope.names[s.values.name] = self.sparse(s, tensor_name(s.values))
+
+    def _given_tensor(self, t: onnx.TensorProto, data: Array) -> NodeId:
+        where = f"initializer '{shown(t.name)}'"
+        dtype = dtype_of(t.data_type, "the initializer", where)
+        if data.dtype != dtype.numpy or data.shape != tuple(t.dims):
+            raise BindingError(
+                where=where,
+                problem=f"the model has {dtype.value} of shape {tuple(t.dims)}, given is {data.dtype} of {data.shape}",
+                remedy="give data of the initializer's own type and shape",
+            )
+        return self.b.constant(round_held(contiguous(data), dtype), dtype)
 
     def tensor(self, t: onnx.TensorProto, where: str) -> NodeId:
         """A tensor of the model as a constant."""

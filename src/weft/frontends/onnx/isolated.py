@@ -29,6 +29,7 @@ from weft.ir.types import Array, DType
 
 _LIMITS = Limits()
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})
+_NO_DATA: Mapping[str, Array] = MappingProxyType({})
 _SENT_ELEMENTS = 1 << 16
 """Larger example inputs lend their shapes only: a model is not specialised on so many values."""
 _ANSWER_BYTES = 512 << 20
@@ -40,12 +41,15 @@ def import_onnx(
     limits: Limits = _LIMITS,
     dims: Mapping[str, int] = _NO_DIMS,
     example_inputs: Sequence[Array] | None = None,
+    initializers: Mapping[str, Array] = _NO_DATA,
 ) -> Imported:
     """An ONNX model as primitives. Opsets 6 to the newest that the installed onnx knows.
 
     Shapes: static. Symbolic sizes are taken from `dims`, else from the example inputs, else they are 1 (with a note).
     Conditions: where an operator needs a run-time value (a shape, an axis, a condition) the graph is specialised on
     the example inputs' values and says so in `Imported.guards`.
+    `initializers`: data that stand for those of the model's initializers of these names; of equal types and shapes,
+    bf16 and 8-bit floats as the float32 that hold them.
     Cost: about 0.4 s to start the parsing process, then about 4 s per GB.
 
     Raises:
@@ -65,13 +69,26 @@ def import_onnx(
         external_estimate=0 if directory is None else _beside(directory),
     )
     tensors = os.memfd_create("tensors", os.MFD_CLOEXEC)
+    given = os.memfd_create("given", os.MFD_CLOEXEC)
     try:
-        request.update(model=model, tensors=tensors)
-        answer = _ask(request, limits, (model, tensors))
+        request.update(model=model, tensors=tensors, given=given, initializers=_lend(initializers, given))
+        answer = _ask(request, limits, (model, tensors, given))
         return _take(answer, tensors, request["directory"], request["file_name"], limits)
     finally:
         os.close(model)
         os.close(tensors)
+        os.close(given)
+
+
+def _lend(initializers: Mapping[str, Array], file: int) -> list[dict[str, Any]]:
+    """Write arrays one behind the other; give back what each is and where it lies."""
+    table: list[dict[str, Any]] = []
+    with open(file, "wb", closefd=False) as out:
+        for name, array in initializers.items():
+            at = out.tell()
+            out.write(np.ascontiguousarray(array).tobytes())
+            table.append({"name": name, "type": array.dtype.str, "shape": list(array.shape), "offset": at})
+    return table
 
 
 def open_model(source: Path | bytes, limits: Limits) -> tuple[int, Path | None]:

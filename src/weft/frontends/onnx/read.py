@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from weft.errors import WeftError
 from weft.frontends.imported import Imported
@@ -13,6 +14,7 @@ from weft.frontends.onnx.external import ExternalFiles, ExternalRange
 from weft.frontends.onnx.importer import ExampleInput, Importer
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.tensors import TensorReader, tensors_of_model
+from weft.ir.types import Array
 
 
 def read_model(
@@ -23,8 +25,11 @@ def read_model(
     dims: Mapping[str, int] | None = None,
     examples: Sequence[ExampleInput] | None = None,
     file_name: str = "",
+    initializers: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[Imported, dict[int, ExternalRange]]:
     """The imported model, and where its external arrays lie (by the address of their first byte).
+
+    `initializers` stand for those of the model.
 
     Raises:
         ModelError, UnsupportedError: see `errors`.
@@ -37,7 +42,7 @@ def read_model(
         if t.data_location or t.external_data:
             reader.hold(t, where)
     try:
-        importer = Importer(checked, reader, limits, dims or {}, examples, file_name)
+        importer = Importer(checked, reader, limits, dims or {}, examples, file_name, initializers)
         return importer.run(), reader.external
     except WeftError:
         raise

@@ -1,0 +1,100 @@
+"""A plan with other weights: the same steps over constants that are made anew, verified before they are given out.
+
+The model is imported and cleaned up again. Where the graph that comes out has the same nodes and differs in the data
+of constants alone, every kernel of the plan computes what it was verified to compute, on other weights. Values that
+decided something (a scale of one that vanished, two weights that were one because they were equal, a number in the text
+of a kernel) make another graph or other kernels, and are refused.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from weft.errors import RefitError
+from weft.frontends.imported import Imported
+from weft.ir.attrs import ConstantAttrs
+from weft.ir.graph import Graph, NodeId
+from weft.ir.passes import clean_up
+from weft.ir.prims import FREE, Prim
+from weft.kernels.plan import Plan
+from weft.options import Options
+from weft.orchestrate.alternatives import find_alternatives
+from weft.pipeline import finish, reference, working_dtype
+from weft.runtime.any import AnyExecutable, place_of, with_graph
+
+Tensors = Sequence[torch.Tensor]
+RECOMPILE = "compile the model with these weights, or call refit(..., recompile=True), which does"
+
+
+def refitted(
+    old: AnyExecutable, imported: Imported, options: Options, inputs: Tensors, eager: Callable[..., Tensors] | None
+) -> AnyExecutable:
+    """The plan of `old` for the model as it was imported with other weights.
+
+    `inputs` are what it is judged on, like those of any plan; `eager` is the framework's own execution.
+
+    Raises:
+        RefitError: the new weights make another graph, or what the plan gives with them is not right [W012].
+    """
+    cleaned = clean_up(imported.graph, strict=options.strict)
+    on_gpu = options.device != "cpu"
+    graph = find_alternatives(cleaned.graph, strict=options.strict, on_gpu=on_gpu).graph
+    place = difference(old.graph, graph)
+    if place is not None:
+        problem = f"with these weights the model becomes another graph{place}: their values decide what is computed"
+        raise RefitError(problem=problem, remedy=RECOMPILE)
+    for step, node in _written(old.graph, old.plan):
+        if old.graph.nodes[node].attrs != graph.nodes[node].attrs:
+            problem = f"a value that changed stands in the text of kernel {step}{_of(graph, node)}"
+            raise RefitError(problem=problem, remedy=RECOMPILE)
+    executable = with_graph(old, graph)
+    given = [x.to(place_of(executable)) for x in inputs]
+    expected = reference.outputs(imported.graph, given, eager, allow_tf32=options.allow_tf32)
+    contender = finish.Contender("refit", lambda: executable(*given), executable.kernels, 0.0, False, executable)
+    check = finish.verify(contender, expected, working_dtype(graph))
+    if not check.ok:
+        problem = f"the plan is not right with these weights: {check.note}"
+        raise RefitError(problem=problem, remedy=RECOMPILE)
+    if on_gpu:
+        gc.collect()
+        torch.cuda.empty_cache()  # weights that were packed
+    return executable
+
+
+def difference(old: Graph, new: Graph) -> str | None:
+    """Where two graphs differ in more than the data of constants, in words; None: nowhere."""
+    for node, (mine, theirs) in enumerate(zip(old.nodes, new.nodes, strict=False)):
+        same = mine.prim is theirs.prim and mine.inputs == theirs.inputs and mine.type == theirs.type
+        constants = isinstance(mine.attrs, ConstantAttrs) and isinstance(theirs.attrs, ConstantAttrs)
+        if not same or not (constants or mine.attrs == theirs.attrs):
+            return _of(old, node) or _of(new, node)
+    if len(old) != len(new) or old.inputs != new.inputs or old.outputs != new.outputs:
+        return ""
+    return None
+
+
+def _of(graph: Graph, node: NodeId) -> str:
+    """The source operator of a node, or of the first one after it that has one, in words."""
+    for n in graph.nodes[node:]:
+        if n.origin >= 0 and graph.origins[n.origin].source:
+            return f", from the operator {graph.origins[n.origin].source[:120]!r} on"
+    return ""
+
+
+def _written(graph: Graph, plan: Plan) -> Iterator[tuple[int, NodeId]]:
+    """Constants that kernels hold themselves instead of reading them, by step."""
+    for position, step in enumerate(plan.steps):
+        seen = {n for n, _ in step.inputs} | set(step.members)
+        stack = [i for m in step.members for i in graph.nodes[m].inputs]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if graph.nodes[node].prim is Prim.CONSTANT:
+                yield position, node
+            elif graph.nodes[node].prim in FREE:
+                stack.extend(graph.nodes[node].inputs)
