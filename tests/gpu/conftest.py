@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import alone
 from tests.gpu.small_networks import DTYPES, Case, network
 
 import weft
@@ -108,7 +109,8 @@ def compiled(shared_cache: Path) -> Compile:
 
     def get(name: str, dtype: str) -> Case:
         if (name, dtype) not in made:
-            module, inputs = network(name, DTYPES[dtype])
+            with alone.aside(f"{name} {dtype}"):  # whoever is first draws no other numbers afterwards
+                module, inputs = network(name, DTYPES[dtype])
             made[name, dtype] = Case(module, inputs, weft.compile(module, inputs, options=options), options)
         return made[name, dtype]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -156,22 +156,25 @@ class _InPlace(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("modules", "part"),
+    ("make", "part"),
     [
-        ([nn.Linear(3, 4)], "fewer than two"),
-        ([nn.Linear(3, 4), nn.Linear(5, 4)], "5 columns behind one of 4"),
-        ([nn.ReLU(), nn.Linear(3, 4), nn.Linear(4, 4)], "in front of the first"),
-        ([nn.Linear(3, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 4)], "Tanh behind another"),
-        ([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "BatchNorm1d is no layer"),
-        ([nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "Expected a number"),
-        ([nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 4)], "random numbers"),
-        ([nn.Linear(3, 4), _InPlace(), nn.Linear(4, 4)], "changes its argument in place"),
-        ([nn.Linear(3, 4), Sine(float("inf")), nn.Linear(4, 4)], "a number that is none"),
-        ([nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 4)], "ParametrizedLinear is no layer"),
+        (lambda: [nn.Linear(3, 4)], "fewer than two"),
+        (lambda: [nn.Linear(3, 4), nn.Linear(5, 4)], "5 columns behind one of 4"),
+        (lambda: [nn.ReLU(), nn.Linear(3, 4), nn.Linear(4, 4)], "in front of the first"),
+        (lambda: [nn.Linear(3, 4), nn.ReLU(), nn.Tanh(), nn.Linear(4, 4)], "Tanh behind another"),
+        (lambda: [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "BatchNorm1d is no layer"),
+        (lambda: [nn.Linear(3, 4), _Own(), nn.Linear(4, 4)], "Expected a number"),
+        (lambda: [nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 4)], "random numbers"),
+        (lambda: [nn.Linear(3, 4), _InPlace(), nn.Linear(4, 4)], "changes its argument in place"),
+        (lambda: [nn.Linear(3, 4), Sine(float("inf")), nn.Linear(4, 4)], "a number that is none"),
+        (
+            lambda: [nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 4)],
+            "ParametrizedLinear is no layer",
+        ),
     ],
 )
-def test_what_the_kernels_do_not_know_is_said(modules: list[nn.Module], part: str):
-    found = layers_of(modules)
+def test_what_the_kernels_do_not_know_is_said(make: Callable[[], list[nn.Module]], part: str):
+    found = layers_of(make())
     assert isinstance(found, Declined)
     assert part in found.reason
 

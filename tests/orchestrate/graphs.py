@@ -9,7 +9,12 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId, Origin
 from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType
+
+
+def normal(b: GraphBuilder, *shape: int) -> Array:
+    """Random numbers for a constant, by its place in its graph: they depend on no other graph."""
+    return np.random.default_rng((len(b), *shape)).normal(size=shape)
 
 
 class Net:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.orchestrate.graphs import normal
 
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.gelu import gelu
@@ -25,7 +26,6 @@ from weft.orchestrate.extract import extract
 
 H = 16
 Activation = Callable[[GraphBuilder, NodeId], NodeId | Declined]
-RNG = np.random.default_rng(3)
 
 
 def activated(b: GraphBuilder, x: NodeId, activation: Activation) -> NodeId:
@@ -53,11 +53,11 @@ def linear(
     """x @ W + b, through rows that are one dimension, as `torch.nn.Linear` becomes."""
     x = b.input(TensorType(dtype, (*rows, 24)))
     count = int(np.prod(rows))
-    w = b.constant(RNG.normal(size=(24, columns)).astype(dtype.numpy))
+    w = b.constant(normal(b, 24, columns).astype(dtype.numpy))
     y = b.reshape(b.add(Prim.MATMUL, b.reshape(x, (count, 24)), w), (*rows, columns))
     if not bias:
         return y
-    return b.add(Prim.ADD, y, b.broadcast(b.constant(RNG.normal(size=columns).astype(dtype.numpy)), b.type_of(y).shape))
+    return b.add(Prim.ADD, y, b.broadcast(b.constant(normal(b, columns).astype(dtype.numpy)), b.type_of(y).shape))
 
 
 def gated(activation: Activation, **how: object) -> Graph:
@@ -70,9 +70,9 @@ def convolved(channels: int = 8, groups: int = 1) -> Graph:
     """The halves of a convolution's channels, multiplied; the second stands first in the product."""
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, channels, 7, 9)))
-    w = b.constant(RNG.normal(size=(2 * H, channels // groups, 3, 3)).astype(np.float32))
+    w = b.constant(normal(b, 2 * H, channels // groups, 3, 3).astype(np.float32))
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1), groups))
-    y = b.apply(Prim.ADD, y, b.constant(RNG.normal(size=(2 * H, 1, 1)).astype(np.float32)))
+    y = b.apply(Prim.ADD, y, b.constant(normal(b, 2 * H, 1, 1).astype(np.float32)))
     return b.build([b.apply(Prim.MUL, part(b, y, H, H, 1), activated(b, part(b, y, 0, H, 1), sigmoid))])
 
 
@@ -97,7 +97,7 @@ def test_both_halves_are_products_with_the_same_numbers(name: str) -> None:
     assert found.versions == 2  # both at once
     graph = found.graph
     whole = Graph(graph.nodes, graph.inputs, tuple(range(len(graph))), graph.constants)
-    x = RNG.normal(size=graph.type_of(0).shape).astype(np.float32)
+    x = np.random.default_rng(3).normal(size=graph.type_of(0).shape).astype(np.float32)
     values = evaluate(whole, [x], precise=True)
     for extra, original in found.classes.items():
         assert graph.nodes[original].prim is Prim.SLICE

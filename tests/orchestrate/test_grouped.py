@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.orchestrate.graphs import normal
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import templates
@@ -27,12 +28,11 @@ from weft.pipeline.problems import collect
 
 H200 = profile("h200")
 LIMITS = EnumerationLimits(attention=True, multiprocessors=H200.sms)
-RNG = np.random.default_rng(3)
 F16, F32 = DType.F16, DType.F32
 
 
 def constant(b: GraphBuilder, *shape: int, dtype: DType = F16) -> NodeId:
-    return b.constant((RNG.normal(size=shape) * 0.1).astype(dtype.numpy))
+    return b.constant((normal(b, *shape) * 0.1).astype(dtype.numpy))
 
 
 def linear(b: GraphBuilder, x: NodeId, n: int, *, relu: bool = True) -> NodeId:
@@ -96,7 +96,8 @@ def check_meaning(graph: Graph, c: Candidate) -> None:
     """The problem means what the graph does, and the template takes it."""
     choice = format_choices(graph, c)[0]
     made = extract(graph, c, choice.inputs, choice.outputs)
-    inputs = [RNG.normal(size=graph.type_of(i).shape).astype(np.float16) for i in graph.inputs]
+    rng = np.random.default_rng(3)
+    inputs = [rng.normal(size=graph.type_of(i).shape).astype(np.float16) for i in graph.inputs]
     every = returning(graph, (*made.inputs, *made.outputs))
     values = evaluate(every, inputs, precise=True)
     got = evaluate(made.problem.graph, values[: len(made.inputs)], precise=True)

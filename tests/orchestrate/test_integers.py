@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.orchestrate.graphs import normal
 
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.conv import conv
@@ -19,7 +20,7 @@ from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
@@ -30,7 +31,8 @@ from weft.orchestrate.legality import EnumerationLimits
 from weft.orchestrate.select import Priced, select
 
 I8, U8, I32, F32 = DType.I8, DType.U8, DType.I32, DType.F32
-RNG = np.random.default_rng(0)
+STEP = 0.02
+"""Of the numbers that are quantised on the way in."""
 
 
 class Net:
@@ -55,11 +57,12 @@ class Net:
         return y
 
     def weight(self, *shape: int, axis: int, zero: int = 0, each: bool = True) -> NodeId:
-        numbers = RNG.integers(-127, 128, shape).astype(np.int8)
+        rng = np.random.default_rng((len(self.b), *shape))
+        numbers = rng.integers(-127, 128, shape).astype(np.int8)
         numbers[(0, slice(None)) if axis == 1 else (slice(None), 0)] = 127  # the largest of a channel
         q = self.b.constant(numbers)
         n = shape[axis]
-        s = self.number(RNG.uniform(0.001, 0.01, n) if each else 0.003)
+        s = self.number(rng.uniform(0.001, 0.01, n) if each else 0.003)
         z = self.number(np.full(n, zero) if each else zero, np.int8)
         return self.wide(q, s, z, axis)
 
@@ -74,14 +77,14 @@ def linear(
     net = Net()
     x = net.b.input(TensorType(F32, (64, 512) if rank == 2 else (2, 32, 512)))
     w = net.weight(512, wide, axis=1, each=each, zero=of_weight)
-    return net.done(matmul(net.b, net.through(x, 0.02, zero, kind), w))
+    return net.done(matmul(net.b, net.through(x, STEP, zero, kind), w))
 
 
 def turned() -> Graph:
     net = Net()
     x = net.b.input(TensorType(F32, (64, 512)))
     w = net.b.transpose(net.weight(640, 512, axis=0), (1, 0))
-    return net.done(matmul(net.b, net.through(x, 0.02, 5, np.uint8), w))
+    return net.done(matmul(net.b, net.through(x, STEP, 5, np.uint8), w))
 
 
 def convolution(zero: int, pad: int, wide: int = 256) -> Graph:
@@ -89,7 +92,7 @@ def convolution(zero: int, pad: int, wide: int = 256) -> Graph:
     x = net.b.input(TensorType(F32, (1, 128, 9, 9)))
     w = net.weight(wide, 128, 3, 3, axis=0)
     how = {"strides": (1, 1), "pads_lo": (pad, pad), "pads_hi": (pad, pad), "dilations": (1, 1)}
-    return net.done(conv(net.b, net.through(x, 0.02, zero, np.uint8), w, **how))
+    return net.done(conv(net.b, net.through(x, STEP, zero, np.uint8), w, **how))
 
 
 CASES = {
@@ -109,8 +112,8 @@ CASES = {
 def not_quantised() -> Graph:
     net = Net()
     x = net.b.input(TensorType(F32, (64, 512)))
-    w = net.b.constant(RNG.standard_normal((512, 48)).astype(np.float32))
-    return net.done(matmul(net.b, net.through(x, 0.02, 0), w))
+    w = net.b.constant(normal(net.b, 512, 48).astype(np.float32))
+    return net.done(matmul(net.b, net.through(x, STEP, 0), w))
 
 
 def shifted(kind: DType, zero: float) -> Graph:
@@ -146,6 +149,27 @@ def _reads_integers(graph: Graph, extra: NodeId) -> bool:
     return node.prim is Prim.MUL and any(graph.type_of(c.inputs[0]).dtype is DType.I32 for c in casts)
 
 
+def between_no_bytes(shape: tuple[int, ...]) -> Array:
+    """Numbers that f32 and f64 quantise alike: those half-way between two bytes are drawn again."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    while (tied := half_way(x)).any():
+        x[tied] = rng.standard_normal(tied.sum())
+    return x
+
+
+def half_way(x: Array) -> Array:
+    """Where a number is so near to a half of steps that a type's rounding decides which byte it is."""
+    return np.abs(np.abs(x.astype(np.float64) / STEP % 1.0) - 0.5) < 1e-4
+
+
+def test_numbers_that_are_half_way_are_drawn_again():
+    assert half_way(np.array([0.5, 1.49999, -2.5, 100.5], np.float32) * np.float32(STEP)).all()
+    assert not half_way(np.array([0.0, 0.49, -2.51, 100.0], np.float32) * np.float32(STEP)).any()
+    assert half_way(np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)).any()
+    assert not half_way(between_no_bytes((64, 512))).any()
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_product_of_bytes_is_near_the_original(name: str):
     found = find_alternatives(CASES[name], on_gpu=True)
@@ -153,7 +177,7 @@ def test_the_product_of_bytes_is_near_the_original(name: str):
     assert pairs
     original, extra = pairs[0]
     both = replace(found.graph, outputs=(original, extra), output_names=())
-    x = RNG.standard_normal(both.type_of(both.inputs[0]).shape).astype(np.float32)
+    x = between_no_bytes(both.type_of(both.inputs[0]).shape)
     near = evaluate(both, [x], precise=True)[0]
     _, got = evaluate(both, [x])
     assert np.abs(got - near).max() <= 1e-6 * np.abs(near).max()
@@ -172,7 +196,7 @@ def test_not_on_a_cpu_and_not_where_sums_must_stay():
 def test_between_two_products_bytes_are_read_and_written():
     net = Net()
     x = net.b.input(TensorType(F32, (256, 512)))
-    first = matmul(net.b, net.through(x, 0.02, 0), net.weight(512, 640, axis=1))
+    first = matmul(net.b, net.through(x, STEP, 0), net.weight(512, 640, axis=1))
     assert not isinstance(first, Declined)
     hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
     found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(640, 768, axis=1))), on_gpu=True)
@@ -219,7 +243,7 @@ def test_products_of_bytes_are_priced_as_such():
 def test_a_plan_has_bytes_in_memory_and_three_kernels():
     net = Net()
     x = net.b.input(TensorType(F32, (4096, 1024)))
-    first = matmul(net.b, net.through(x, 0.02, 0), net.weight(1024, 1024, axis=1))
+    first = matmul(net.b, net.through(x, STEP, 0), net.weight(1024, 1024, axis=1))
     assert not isinstance(first, Declined)
     hidden = net.through(net.b.apply(Prim.MAX, first, 0.0), 0.05, 0, np.uint8)
     found = find_alternatives(net.done(matmul(net.b, hidden, net.weight(1024, 1024, axis=1))), on_gpu=True)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.orchestrate.graphs import normal
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -22,11 +23,10 @@ from weft.orchestrate.extract import extract
 
 ROW, LAST = Format.ROW, Format.LAST
 F16 = DType.F16
-RNG = np.random.default_rng(5)
 
 
 def constant(b: GraphBuilder, *shape: int) -> NodeId:
-    return b.constant(RNG.normal(size=shape).astype(np.float16))
+    return b.constant(normal(b, *shape).astype(np.float16))
 
 
 def heads(*, result: bool = True) -> Graph:
@@ -69,7 +69,7 @@ def test_one_kernel_does_it(make, first: Format) -> None:  # type: ignore[no-unt
     made = extract(graph, c, [first if x else ROW for x in of_image], [ROW])
     schedules = templates.schedules(made.problem, GpuFacts())
     assert not isinstance(schedules, Declined), schedules.reason
-    x = RNG.normal(size=graph.type_of(0).shape).astype(np.float16)
+    x = np.random.default_rng(5).normal(size=graph.type_of(0).shape).astype(np.float16)
     given = [x if graph.nodes[i].prim is Prim.INPUT else graph.constant(i) for i in made.inputs]
     wanted = evaluate(graph, [x], precise=True)
     np.testing.assert_allclose(evaluate(made.problem.graph, given, precise=True)[0], wanted[0], rtol=1e-12)

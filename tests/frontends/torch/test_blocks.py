@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,38 +99,46 @@ def conv_block(*tail, bias=False):
 
 
 IMAGE = (2, 3, 16, 20)
-BLOCKS = {
-    "resnet": (conv_block(nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 1)), IMAGE),
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet": (lambda: conv_block(nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 1)), IMAGE),
     "vgg head": (
-        nn.Sequential(nn.AdaptiveAvgPool2d((7, 7)), nn.Flatten(), nn.Linear(147, 9), nn.ReLU(), nn.Softmax(1)),
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2d((7, 7)), nn.Flatten(), nn.Linear(147, 9), nn.ReLU(), nn.Softmax(1)),
         IMAGE,
     ),
     "inception": (
-        nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(3, 6, (1, 7), padding=(0, 3)), nn.AdaptiveAvgPool2d(1)),
+        lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(3, 6, (1, 7), padding=(0, 3)), nn.AdaptiveAvgPool2d(1)),
         IMAGE,
     ),
     "candy": (
-        nn.Sequential(nn.ReflectionPad2d(4), nn.Conv2d(3, 8, 9), nn.InstanceNorm2d(8, affine=True), nn.ReLU(),
+        lambda: nn.Sequential(nn.ReflectionPad2d(4), nn.Conv2d(3, 8, 9), nn.InstanceNorm2d(8, affine=True), nn.ReLU(),
                       nn.Upsample(scale_factor=2), nn.ReflectionPad2d(1), nn.Conv2d(8, 3, 3)),
         (1, 3, 12, 10),
     ),
-    "efficientvit": (LinearAttention(), (2, 16, 6, 5)),
-    "mbconv": (conv_block(nn.Hardswish(), nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.Hardsigmoid()), IMAGE),
-    "yolox": (Focus(), IMAGE),
-    "yolov4": (Cross(), (2, 8, 12, 12)),
-    "segformer": (Overlap(), (1, 3, 32, 40)),
-    "attention": (Attention(), (2, 5, 32)),
-    "causal": (Attention(causal=True), (2, 5, 32)),
-    "masked": (Attention(mask=torch.ones(5, 5).tril().bool()), (2, 5, 32)),
-    "mlp": (nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12), nn.GELU("tanh"), nn.LayerNorm(12)), (3, 12)),
-    "group norm": (nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 4, 3)), (2, 8, 6, 6)),
-    "rms norm": (nn.Sequential(nn.RMSNorm(12), nn.Linear(12, 3)), (2, 5, 12)),
-    "decoder": (nn.Sequential(nn.ConvTranspose2d(3, 6, 4, 2, 1), nn.LeakyReLU(0.1), nn.PixelShuffle(1)), (1, 3, 5, 6)),
-    "corners": (nn.Upsample(size=(7, 11), mode="bilinear", align_corners=True), (1, 3, 5, 7)),
-    "uneven nearest": (nn.Upsample(size=(7, 11)), (1, 3, 5, 8)),
+    "efficientvit": (LinearAttention, (2, 16, 6, 5)),
+    "mbconv": (lambda: conv_block(nn.Hardswish(), nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.Hardsigmoid()), IMAGE),
+    "yolox": (Focus, IMAGE),
+    "yolov4": (Cross, (2, 8, 12, 12)),
+    "segformer": (Overlap, (1, 3, 32, 40)),
+    "attention": (Attention, (2, 5, 32)),
+    "causal": (lambda: Attention(causal=True), (2, 5, 32)),
+    "masked": (lambda: Attention(mask=torch.ones(5, 5).tril().bool()), (2, 5, 32)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12), nn.GELU("tanh"), nn.LayerNorm(12)),
+        (3, 12),
+    ),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 4, 3)), (2, 8, 6, 6)),
+    "rms norm": (lambda: nn.Sequential(nn.RMSNorm(12), nn.Linear(12, 3)), (2, 5, 12)),
+    "decoder": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 6, 4, 2, 1), nn.LeakyReLU(0.1), nn.PixelShuffle(1)),
+        (1, 3, 5, 6),
+    ),
+    "corners": (lambda: nn.Upsample(size=(7, 11), mode="bilinear", align_corners=True), (1, 3, 5, 7)),
+    "uneven nearest": (lambda: nn.Upsample(size=(7, 11)), (1, 3, 5, 8)),
     "activations": (
-        nn.Sequential(nn.ELU(), nn.SELU(), nn.CELU(0.7), nn.Softplus(), nn.PReLU(), nn.ReLU6(), nn.Hardtanh(-2, 3),
-                      nn.LogSigmoid(), nn.Softmin(-1), nn.Tanh(), nn.Threshold(0.1, -1.0)),
+        lambda: nn.Sequential(
+            nn.ELU(), nn.SELU(), nn.CELU(0.7), nn.Softplus(), nn.PReLU(), nn.ReLU6(), nn.Hardtanh(-2, 3),
+            nn.LogSigmoid(), nn.Softmin(-1), nn.Tanh(), nn.Threshold(0.1, -1.0),
+        ),
         (4, 9),
     ),
 }  # fmt: skip
@@ -138,9 +148,9 @@ BLOCKS = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block(name, dtype):
     torch.manual_seed(0)
-    module, shape = BLOCKS[name]
+    make, shape = BLOCKS[name]
     x = torch.randn(shape, dtype=dtype)
-    imported = check(module.to(dtype), x, dtype=dtype)
+    imported = check(make().to(dtype), x, dtype=dtype)
     assert imported.operators > 0
     assert imported.notes == ()
 
@@ -149,9 +159,9 @@ def test_block(name, dtype):
 @pytest.mark.parametrize("name", ["resnet", "mlp", "activations", "group norm"])
 def test_sixteen_bit_block(name, dtype):
     torch.manual_seed(0)
-    module, shape = BLOCKS[name]
+    make, shape = BLOCKS[name]
     limits = {"resnet": torch.bfloat16}.get(name, dtype)
-    check(module.to(dtype), torch.randn(shape).to(dtype), dtype=limits)
+    check(make().to(dtype), torch.randn(shape).to(dtype), dtype=limits)
 
 
 def test_embedding():

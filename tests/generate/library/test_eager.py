@@ -13,8 +13,7 @@ from weft.frontends.onnx import import_onnx
 from weft.generate.library.eager import ROWS, eager_model
 from weft.generate.library.execute import resolve
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(1, 4, 8, 8)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)
 
 
 def make(nodes, weights=None, x=X, name="x", outputs=("y",)) -> bytes:
@@ -25,8 +24,8 @@ def make(nodes, weights=None, x=X, name="x", outputs=("y",)) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
 
 
-def f32(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
+def f32(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def check(data: bytes, x=X):
@@ -65,11 +64,15 @@ ONE_CALL = {
     "MatMul": ({}, (f32(8, 5),), "aten.matmul.default"),
     "Gather": ({"axis": 2}, (np.array([[0, -1], [3, 3]]),), "aten.index"),
     "Conv": ({"pads": [1] * 4}, (f32(6, 4, 3, 3), f32(6)), "aten.convolution.default"),
-    "BatchNormalization": ({}, (f32(4), f32(4), f32(4), np.abs(f32(4)) + 1), "aten.batch_norm.default"),
-    "InstanceNormalization": ({}, (f32(4), f32(4)), "aten.instance_norm.default"),
-    "LayerNormalization": ({"axis": -1}, (f32(8), f32(8)), "aten.native_layer_norm.default"),
+    "BatchNormalization": (
+        {},
+        (*(f32(4, seed=i) for i in range(3)), np.abs(f32(4, seed=3)) + 1),
+        "aten.batch_norm.default",
+    ),
+    "InstanceNormalization": ({}, (f32(4), f32(4, seed=1)), "aten.instance_norm.default"),
+    "LayerNormalization": ({"axis": -1}, (f32(8), f32(8, seed=1)), "aten.native_layer_norm.default"),
     "Transpose": ({"perm": [0, 2, 3, 1]}, (), None),
-    "Concat": ({"axis": 1}, (f32(1, 2, 8, 8),), "aten.cat.default"),
+    "Concat": ({"axis": 1}, (f32(1, 2, 8, 8, seed=1),), "aten.cat.default"),
 }
 
 
@@ -109,11 +112,11 @@ def test_resize_is_one_call_only_where_it_means_the_same(attributes, target):
 def test_gemm(trans, scale):
     x = f32(3, 5)
     m, k = x.shape[::-1] if trans[0] else x.shape
-    y = f32(*((7, k) if trans[1] else (k, 7)))
+    y = f32(*((7, k) if trans[1] else (k, 7)), seed=1)
     node = helper.make_node(
         "Gemm", ["x", "b", "c"], ["y"], transA=trans[0], transB=trans[1], alpha=scale[0], beta=scale[1]
     )
-    eager = check(make([node], {"b": y, "c": f32(7)}, x), x)
+    eager = check(make([node], {"b": y, "c": f32(7, seed=2)}, x), x)
     assert len(calls(eager)) == 1 and not eager.parts
     assert eager.module(torch.from_numpy(x))[0].shape == (m, 7)
 
@@ -133,7 +136,11 @@ def network(prefix="net") -> bytes:
         helper.make_node("Split", ["s"], ["p", "q"], name=f"{prefix}/split", axis=1, num_outputs=2),
         helper.make_node("Mul", ["p", "q"], ["y"], name=f"{prefix}/mul"),
     ]
-    weights = {"w": f32(4, 4, 3, 3), "g": f32(4), "b": f32(4), "m": f32(4), "v": np.abs(f32(4)) + 1}
+    weights = {
+        "w": f32(4, 4, 3, 3),
+        **{k: f32(4, seed=i) for i, k in enumerate("gbm", 1)},
+        "v": np.abs(f32(4, seed=4)) + 1,
+    }
     return make(nodes, weights)
 
 
