@@ -204,7 +204,7 @@ class Worker:
 
     def _status(self) -> str:
         try:
-            return f"status {self._process.wait(1.0)}"
+            return f"status {self._process.wait(GONE_S)}"
         except subprocess.TimeoutExpired:
             return "it closed its line"
 

