@@ -14,8 +14,10 @@ GPU_PY := $(or $(WEFT_PYTHON),$(wildcard .venv/bin/python),python3)
 export PYTHONPATH := src:.
 RUN := $(PY) -m
 BASE ?= HEAD
+SEED ?= 1
+WHERE ?= tests
 
-.PHONY: demo test kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
+.PHONY: demo test test-random kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
 
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
@@ -25,6 +27,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(RUN) pytest -m "not gpu and not multigpu and not whole" -n 2 --dist worksteal
+
+# the same in another order, which SEED gives: no test depends on those before it
+test-random: $(READY)
+	$(RUN) pytest -m "not gpu and not multigpu and not whole" -n 2 --dist worksteal --shuffle $(SEED)
 
 # every kernel of the ten networks' plans for a GPU, compiled for sm_80 and sm_90a; needs no GPU, takes minutes
 kernels: $(READY)
@@ -48,8 +54,9 @@ bench: $(READY)
 	$(PY) -m benchmarks.networks
 	$(PY) tools/tables.py
 
+# every test marked `gpu`, wherever it stands under WHERE
 gpu-test:
-	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(wildcard tests/gpu tests/generate/cuda/test_*_gpu.py)
+	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(WHERE)
 
 gpu-bench:
 	$(GPU_PY) -m benchmarks.gpu_networks
