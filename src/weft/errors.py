@@ -70,6 +70,12 @@ class ModelError(UserError):
     exit_code = 3
 
 
+class LimitError(ModelError):
+    """The model is over a limit: of what Weft reads, or of the memory that compiling it may take."""
+
+    code = "W105"
+
+
 class UnsupportedError(UserError):
     """A well-formed model that nothing installed here can run."""
 

@@ -46,6 +46,9 @@ class Options:
     memory_limit_bytes: int = 0
     """Most memory that the intermediate values and results of a plan may take at once, without inputs, weights and what
     a library call takes for itself; 0: no limit. With one, the model's own execution is only a comparison."""
+    compile_memory_bytes: int = 0
+    """Most memory that the values of a model may take at once while it is compiled, float64 reference included; a model
+    that needs more is refused before anything is computed. 0: what is free."""
     strict: bool = False
     """No re-association: only rewrites and kernels that are exact."""
     max_members: int = 24

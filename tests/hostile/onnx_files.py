@@ -29,6 +29,14 @@ def model(nodes, *, inputs=None, outputs=None, initialisers=(), opset=17, functi
     return helper.make_model(graph, opset_imports=imports, functions=list(functions))
 
 
+def raw(m):
+    """As it lies in a file; a version of the format that older runtimes know."""
+    if isinstance(m, bytes):
+        return m
+    m.ir_version = min(m.ir_version, 10)
+    return m.SerializeToString()
+
+
 def relu(**fields):
     node = helper.make_node("Relu", ["x"], ["y"])
     for key, v in fields.items():

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import cast
 
 from weft.device.probe import PROBE_TEXT, ProbeResult, run_probes
+from weft.device.room import free_bytes
 from weft.device.stored import Provenance, Table, dump, interpolate, keep, load, parse
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ToolchainError
@@ -184,7 +185,7 @@ def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None
     for _ in range(2):
         before = _busy_s(root)
         began, own = time.monotonic(), time.process_time()
-        now = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=_free_bytes(root))
+        now = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=free_bytes(root))
         passed, own = time.monotonic() - began, time.process_time() - own
         others = (_busy_s(root) - before - own) / max(passed * stated.cores, 1e-9)
         seen = now if seen is None else now.best_of(seen)
@@ -350,11 +351,3 @@ def _caches(root: Path) -> dict[int, int]:
         if digits.isdigit() and int(digits) > 0:
             found[int(level)] = int(digits) * unit
     return found
-
-
-def _free_bytes(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == "MemAvailable:" and words[1].isdigit():
-            return int(words[1]) * 1024
-    return 1 << 30

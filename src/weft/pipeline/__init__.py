@@ -20,6 +20,7 @@ import torch
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
+from weft.device.room import free_bytes
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import ArtifactError, DeviceError, InvalidGraphError, NoPlanError, OptionError, ToolchainError
 from weft.frontends.imported import Imported
@@ -39,7 +40,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
-from weft.pipeline import choose, collector, finish, reference, summary, warm
+from weft.pipeline import choose, collector, finish, preflight, reference, summary, warm
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
@@ -164,6 +165,7 @@ def compile_imported(
     `framework` names it in the record.
     """
     stages = Stages(options, say)
+    stages.run("preflight", preflight.check, imported.graph, options, room_bytes(options))
     setting = stages.run("survey", survey, options)
     if setting.on_gpu:
         setting = replace(setting, lease=Lease(setting.device))
@@ -269,6 +271,15 @@ def compile_imported(
 def _reason(lost: Sequence[str]) -> str:
     """Why no plan is left, in one line."""
     return "; ".join(dict.fromkeys(lost))[:1000] or "nothing that all plans need was found right in time"
+
+
+def room_bytes(options: Options) -> int:
+    """Memory that compiling may take on the device: what is free of the host's, all of a GPU's."""
+    if options.device == "cpu":
+        return free_bytes()
+    if not torch.cuda.is_available():
+        return 1 << 62  # the survey says what is missing
+    return torch.cuda.get_device_properties(torch.device(options.device)).total_memory
 
 
 def _link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | None:

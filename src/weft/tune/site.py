@@ -10,10 +10,10 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, final
 
 from weft.device.facts import CpuFacts
+from weft.device.room import free_bytes
 from weft.device.toolchain import HostCompiler
 from weft.errors import ToolchainError
 from weft.kernels.codec import Json
@@ -152,10 +152,5 @@ class HostSite:
 
 def _allowance() -> int:
     """Bytes of address space a worker may add: half of what is free, at least 1 GiB."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return max(1 << 30, int(line.split()[1]) * 1024 // 2)
-    except (OSError, ValueError, IndexError):
-        return 0  # no limit where the system does not say what is free
-    return 0
+    free = free_bytes(unknown=-1)
+    return max(1 << 30, free // 2) if free >= 0 else 0  # no limit where the system does not say what is free

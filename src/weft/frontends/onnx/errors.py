@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.errors import LimitError as LimitError
 from weft.errors import ModelError, UnsupportedError
 
 
@@ -27,12 +28,6 @@ class BadTensorError(ModelError):
     """Tensor data that contradict the tensor's own header."""
 
     code = "W104"
-
-
-class LimitError(ModelError):
-    """The model is over one of `Limits`."""
-
-    code = "W105"
 
 
 class BadGraphError(ModelError):

@@ -162,6 +162,7 @@ class BoundCall:
             self._prepared.append(_keep(function(*args, **kwargs), step.result))
         used = _references(call)
         self._prepared = [x if ("prep", k) in used else None for k, x in enumerate(self._prepared)]
+        self._dying = _last_reads(call)
         self._weights = {k: w for k, w in weights.items() if ("in", k) in used}
 
     @property
@@ -202,6 +203,9 @@ class BoundCall:
             if number == last and out is not None:
                 kwargs["out"] = out
             tmp.append(_keep(function(*args, **kwargs), step.result))
+            del args, kwargs
+            for done in self._dying.get(number, ()):
+                tmp[done] = None
         return [self._result(r, inputs, tmp) for r in self._call.outputs]
 
     def _result(self, ref: Ref, inputs: Sequence[torch.Tensor], tmp: list[Any]) -> torch.Tensor:
@@ -295,6 +299,23 @@ def _references(call: LibraryCall) -> frozenset[tuple[str, int]]:
         elif isinstance(value, tuple):
             left.extend(value)
     return frozenset(found)
+
+
+def _last_reads(call: LibraryCall) -> dict[int, list[int]]:
+    """Step of a run -> results of earlier ones that no later step and no output reads: their memory is given back."""
+    last: dict[int, int] = {}
+    for number, step in enumerate(call.run):
+        left: list[CallValue] = [*step.args, *(x for _, x in step.kwargs)]
+        while left:
+            value = left.pop()
+            if isinstance(value, Ref) and value.kind == "tmp":
+                last[value.index] = number
+            elif isinstance(value, tuple):
+                left.extend(value)
+    found: dict[int, list[int]] = {}
+    for index in last.keys() - {r.index for r in call.outputs if r.kind == "tmp"}:
+        found.setdefault(last[index], []).append(index)
+    return found
 
 
 def _reads_unknown(value: CallValue, slots: Sequence[Any]) -> bool:
