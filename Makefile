@@ -47,8 +47,9 @@ conformance: $(READY)
 	$(RUN) tools.conformance --engine compiled
 	$(RUN) tools.opinfo --engine compiled
 
+# plans, kernels and cubins against those of BASE; WITH: `--only cuda --limit 2 --cubins all`
 replay: $(READY)
-	$(PY) tools/replay.py --base $(BASE)
+	$(PY) tools/replay.py --base $(BASE) $(WITH)
 
 bench: $(READY)
 	$(PY) -m benchmarks.networks
