@@ -3,6 +3,7 @@
     WeftError
     ├── UserError              the caller can mend it (exit code 2, 3 or 4)
     │   ├── OptionError        W0xx  an option or an argument is off
+    │   ├── InputError         W0xx  tensors that do not fit a compiled model
     │   ├── RefitError         W0xx  weights that a compiled model cannot take over
     │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
     │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
@@ -51,6 +52,14 @@ class OptionError(UserError):
     code = "W001"
     template = "option {option!r}: {problem}"
     todo = "see `weft COMMAND --help` or the docstring of weft.Options"
+
+
+class InputError(UserError):
+    """A call whose tensors do not fit the compiled signature."""
+
+    code = "W011"
+    template = "input {position}: {problem}"
+    todo = "compile the model again for these shapes and types, or convert the tensor"
 
 
 class RefitError(UserError):

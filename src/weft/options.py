@@ -51,6 +51,8 @@ class Options:
     that needs more is refused before anything is computed. 0: what is free."""
     strict: bool = False
     """No re-association: only rewrites and kernels that are exact."""
+    check_indices: bool = False
+    """Indices outside of what they index raise `IndexOutsideError`; without, they are clamped."""
     max_members: int = 24
     """Primitives per candidate."""
     max_inputs: int = 12

@@ -47,6 +47,21 @@ class SolverReport:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """Values of a model's indices that a plan gives out as a further output, and the bounds they must keep to."""
+
+    output: int
+    """Position among the graph's outputs; all such outputs stand behind those of the model."""
+    low: int
+    bound: int
+    """Each value is at least `low` and less than `bound`."""
+    operator: str
+    """That is indexed by them, for people only: data of the model, sanitised where shown."""
+    input: int = -1
+    """The graph's input whose elements they are; -1: they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Kernels in execution order; every graph output is written by a step or is an input or constant."""
 
@@ -56,6 +71,7 @@ class Plan:
     solver: SolverReport | None = None
     branches: int = 1
     """On a GPU: chains of kernels that may run side by side, at most."""
+    checks: tuple[IndexCheck, ...] = ()
 
     @property
     def predicted_us(self) -> float:

@@ -42,6 +42,7 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, collector, finish, preflight, reference, summary, warm
 from weft.pipeline.emission import Emission
+from weft.pipeline.indices import with_checks
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
@@ -169,8 +170,11 @@ def compile_imported(
     setting = stages.run("survey", survey, options)
     if setting.on_gpu:
         setting = replace(setting, lease=Lease(setting.device))
+    given, checks = with_checks(imported) if options.check_indices else (imported, ())
+    if checks:
+        eager = settle = start = None  # the framework gives no indices out, and on a GPU dies of one outside
     with collector.put_off():
-        cleaned = stages.run("clean up", clean_up, imported.graph, strict=options.strict)
+        cleaned = stages.run("clean up", clean_up, given.graph, strict=options.strict)
         alternatives = stages.run(
             "alternatives", find_alternatives, cleaned.graph, strict=options.strict, on_gpu=setting.on_gpu
         )
@@ -213,7 +217,8 @@ def compile_imported(
         f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
     )
     lost: list[str] = []
-    plans = stages.run("select", select_plans, alternatives, problems, known, setting, lost)
+    selected = stages.run("select", select_plans, alternatives, problems, known, setting, lost)
+    plans = [replace(plan, checks=checks) for plan in selected]
     inputs = (
         list(example_inputs)
         if example_inputs is not None
@@ -246,6 +251,7 @@ def compile_imported(
         text = "Weft has no plan for this model, so the framework's own execution runs it"
         warnings.warn(f"{text}: {_reason(lost)}", stacklevel=2)
     else:
+        executable.check_indices = True
         plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
         in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
     parts = summary.Parts(
@@ -560,6 +566,7 @@ def link_all(
         try:
             with collector.put_off():
                 executable = link(graph, plan, setting)
+            executable.check_indices = False  # until it is given out
             executable(*inputs)
         except (RuntimeError, ArtifactError) as error:
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]

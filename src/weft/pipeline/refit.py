@@ -23,6 +23,7 @@ from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import finish, reference, working_dtype
+from weft.pipeline.indices import with_checks
 from weft.runtime.any import AnyExecutable, place_of, with_graph
 
 Tensors = Sequence[torch.Tensor]
@@ -39,7 +40,8 @@ def refitted(
     Raises:
         RefitError: the new weights make another graph, or what the plan gives with them is not right [W012].
     """
-    cleaned = clean_up(imported.graph, strict=options.strict)
+    given, _ = with_checks(imported) if options.check_indices else (imported, ())
+    cleaned = clean_up(given.graph, strict=options.strict)
     on_gpu = options.device != "cpu"
     graph = find_alternatives(cleaned.graph, strict=options.strict, on_gpu=on_gpu).graph
     place = difference(old.graph, graph)
@@ -51,10 +53,12 @@ def refitted(
             problem = f"a value that changed stands in the text of kernel {step}{_of(graph, node)}"
             raise RefitError(problem=problem, remedy=RECOMPILE)
     executable = with_graph(old, graph)
-    given = [x.to(place_of(executable)) for x in inputs]
-    expected = reference.outputs(imported.graph, given, eager, allow_tf32=options.allow_tf32)
-    contender = finish.Contender("refit", lambda: executable(*given), executable.kernels, 0.0, False, executable)
+    placed = [x.to(place_of(executable)) for x in inputs]
+    expected = reference.outputs(imported.graph, placed, eager, allow_tf32=options.allow_tf32)
+    executable.check_indices = False
+    contender = finish.Contender("refit", lambda: executable(*placed), executable.kernels, 0.0, False, executable)
     check = finish.verify(contender, expected, working_dtype(graph))
+    executable.check_indices = True
     if not check.ok:
         problem = f"the plan is not right with these weights: {check.note}"
         raise RefitError(problem=problem, remedy=RECOMPILE)

@@ -15,6 +15,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import cast
 
@@ -34,7 +35,7 @@ from weft.ir.types import Array
 from weft.kernels.candidate import Kind
 from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
 from weft.kernels.formats import Format
-from weft.kernels.plan import MOST_BRANCHES, Plan, SolverReport, Step
+from weft.kernels.plan import MOST_BRANCHES, IndexCheck, Plan, SolverReport, Step
 from weft.kernels.source import CudaSource, KernelSource
 from weft.runtime.admitted import needs_trust
 from weft.runtime.any import AnyExecutable
@@ -62,6 +63,7 @@ def plan_to_json(plan: Plan) -> Json:
         "solver": None if solver is None else {f: getattr(solver, f) for f in SolverReport.__dataclass_fields__},
         "steps": [_step_to_json(s) for s in plan.steps],
         **({"branches": plan.branches} if plan.branches != 1 else {}),
+        **({"checks": [list(astuple(c)) for c in plan.checks]} if plan.checks else {}),
     }
 
 
@@ -94,9 +96,18 @@ def plan_from_json(data: Json) -> Plan:
             steps=tuple(_step_from_json(s) for s in cast("Sequence[Json]", record["steps"])),
             solver=None if solver is None else SolverReport(**cast("dict[str, object]", solver)),  # type: ignore[arg-type]
             branches=_branches(record.get("branches", 1)),
+            checks=tuple(_check(c) for c in cast("Sequence[Json]", record.get("checks", ()))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(problem=f"malformed plan ({error})", remedy="save the plan again") from None
+
+
+def _check(data: Json) -> IndexCheck:
+    output, low, bound, operator, given = cast("Sequence[Json]", data)
+    numbers = [n for n in (output, low, bound, given) if type(n) is int]
+    if len(numbers) != 4 or not isinstance(operator, str) or numbers[0] < 0:
+        raise ValueError("a check of indices")
+    return IndexCheck(numbers[0], numbers[1], numbers[2], operator, numbers[3])
 
 
 def _branches(data: Json) -> int:

@@ -35,6 +35,7 @@ from weft.kernels.formats import Format
 from weft.kernels.plan import Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
+from weft.runtime.indices import checked
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
 from weft.runtime.streams import Lease
@@ -79,6 +80,7 @@ class CudaExecutable:
 
     Raises (on call):
         InputError: wrong number, shape, type or device of the tensors [W011].
+        IndexOutsideError: the plan has checks, and an index is outside of its bounds; not in a capture [W013].
     """
 
     def __init__(self, linked: Linked, *, device: torch.device | None = None, lease: Lease | None = None) -> None:
@@ -93,6 +95,8 @@ class CudaExecutable:
         self.linked, self.graph, self.plan = linked, linked.graph, linked.plan
         self.device = device or torch.device("cuda", torch.cuda.current_device())
         self._lock = threading.Lock()
+        self.check_indices = True
+        """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._lease = lease or Lease(self.device)
         self._values: Values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
@@ -333,7 +337,11 @@ class CudaExecutable:
                 static.copy_(tensor)
             for segment in self._launches if captured else self._segments:
                 segment()
-            return tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
+            found = tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
+        if not self.plan.checks:
+            return found
+        # what is recorded has no values to look at yet
+        return checked(found, self.plan.checks, look=self.check_indices and not captured)
 
     def poison(self, byte: int) -> None:
         """Fill all memory that steps write, outputs too, with this byte: 0xFF is NaN in every float.

@@ -25,7 +25,8 @@ import torch
 from weft.device.launch import NativeKernel, Pointers, pointer_array
 from weft.device.pages import HUGE, ask_for_huge_pages
 from weft.device.toolchain import HostCompiler
-from weft.errors import InvalidGraphError, UserError
+from weft.errors import InputError as InputError  # noqa: PLC0414 - found here, too
+from weft.errors import InvalidGraphError
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
@@ -34,17 +35,10 @@ from weft.ir.types import Array, DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import KernelSource, LibraryCall
+from weft.runtime.indices import checked
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from weft.runtime.runner import NativeRun, NativeStep, Runner
 from weft.runtime.values import Key, survey
-
-
-class InputError(UserError):
-    """A call whose tensors do not fit the compiled signature."""
-
-    code = "W011"
-    template = "input {position}: {problem}"
-    todo = "compile the model again for these shapes and types, or convert the tensor"
 
 
 def without_autocast(kind: str) -> AbstractContextManager[None]:
@@ -102,6 +96,7 @@ class Executable:
 
     Raises (on call):
         InputError: wrong number, shape, type or device of the tensors [W011].
+        IndexOutsideError: the plan has checks, and an index is outside of its bounds [W013].
     """
 
     def __init__(self, linked: Linked) -> None:
@@ -116,6 +111,8 @@ class Executable:
         self.plan = linked.plan
         self._lock = threading.Lock()
         self._poison: int | None = None
+        self.check_indices = True
+        """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._threads = linked.threads or torch.get_num_threads()
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
@@ -292,7 +289,8 @@ class Executable:
             fresh = self._point_at(tensors)
             for launch in self._launches:
                 launch()
-            return tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
+            found = tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
+        return checked(found, self.plan.checks, look=self.check_indices) if self.plan.checks else found
 
     def time_steps(self, *tensors: torch.Tensor, rounds: int) -> tuple[float, ...]:
         """Median microseconds of each step in its place, between its neighbours, launched one by one from Python."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch import Program, Result, import_fx_program
 from weft.options import Options
+from weft.runtime.indices import IndexOutsideError
 from weft.torch_backend.engine import Engine, Run
 from weft.torch_backend.weights import MAX_RENEWALS, Weights, can_watch
 
@@ -122,6 +123,8 @@ class Region:
         try:
             found = list(linked.run([given[k] for k in program.arguments]))
             results = [_result(r, given, found) for r in program.results]
+        except IndexOutsideError:
+            raise  # asked for by `check_indices`: eager would raise too, or end this process's use of a GPU
         except Exception as error:
             # nothing has been written yet, so eager may run the same call
             self._fall_back(error, "failed at run time and is run by eager from now on")
