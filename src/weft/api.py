@@ -336,9 +336,10 @@ def _compile_onnx(
 ) -> Compiled:  # fmt: skip
     from weft.frontends.onnx import Limits
 
-    source = _OnnxModel(
-        model if isinstance(model, bytes) else Path(model), options, dims, limits or Limits(), name, say
-    )
+    bounds = limits or Limits()
+    most = max(bounds.primitives, options.max_primitives)  # whoever raised it
+    bounds, options = replace(bounds, primitives=most), replace(options, max_primitives=most)
+    source = _OnnxModel(model if isinstance(model, bytes) else Path(model), options, dims, bounds, name, say)
     first, imported = source.build(inputs)
     return Compiled(first, imported, source, options=options)
 

@@ -85,6 +85,18 @@ class LimitError(ModelError):
     code = "W105"
 
 
+class RefusedError(ModelError):
+    """An operator that ONNX Runtime refuses to run: its attributes or its inputs are wrong."""
+
+    code = "W115"
+    todo = "the operator's attributes or inputs are not what it takes: correct the model"
+
+    def __init__(self, *, problem: str, where: str = "", payload: str = "") -> None:
+        super().__init__(where=where, problem=problem)
+        self.payload = payload
+        """Of the operator: where it stands is known to whoever has the graph."""
+
+
 class UnsupportedError(UserError):
     """A well-formed model that nothing installed here can run."""
 
@@ -109,10 +121,6 @@ class DeviceError(WeftError):
     template = "{problem}"
     todo = "`weft doctor` says what this machine has"
     exit_code = 5
-
-
-class NoWorkerError(DeviceError):
-    """The process that measures cannot be started."""
 
 
 class NoPlanError(DeviceError):

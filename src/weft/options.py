@@ -49,6 +49,8 @@ class Options:
     compile_memory_bytes: int = 0
     """Most memory that the values of a model may take at once while it is compiled, float64 reference included; a model
     that needs more is refused before anything is computed. 0: what is free."""
+    max_primitives: int = 12_000
+    """A larger graph is refused: finding a plan takes more than linear time."""
     strict: bool = False
     """No re-association: only rewrites and kernels that are exact."""
     check_indices: bool = False

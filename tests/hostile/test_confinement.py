@@ -13,9 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.hostile import onnx_files as files
 from tests.hostile.onnx_files import value
 
-from weft.errors import ArtifactError, ModelError
+from weft.errors import ArtifactError, LimitError, ModelError
 from weft.frontends.onnx import import_onnx, opaque
-from weft.frontends.onnx.errors import LimitError
 from weft.generate.library import onnx_wire
 from weft.generate.library.onnx_wire import carries_its_data
 from weft.generate.library.opaque_onnx import run_onnx

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tests.hostile import onnx_files as files
 
-from weft.errors import ModelError, UnsupportedError
+from weft.errors import LimitError, ModelError, UnsupportedError
 from weft.frontends.onnx import Limits, import_onnx
-from weft.frontends.onnx.errors import ExternalPathError, LimitError, ParserDiedError
+from weft.frontends.onnx.errors import ExternalPathError, ParserDiedError
 from weft.frontends.onnx.importer import ExampleInput
 from weft.frontends.onnx.read import read_model
 from weft.ir.types import DType

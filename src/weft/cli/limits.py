@@ -19,6 +19,7 @@ FLAGS: Mapping[str, str] = {
     "max_external_bytes": "most external data, e.g. 100GiB",
     "max_tensor_bytes": "largest value of the graph",
     "max_nodes": "most nodes, functions and loops unrolled",
+    "max_graph": "most primitives with work of their own",
     "max_depth": "deepest nesting of subgraphs",
     "max_calls": "deepest nesting of function calls",
     "parse_timeout": "seconds of processor time for reading the file",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weft.errors import LimitError
 from weft.ir.graph import Graph, NodeId
-from weft.ir.prims import Prim
+from weft.ir.prims import FREE, Prim
 from weft.ir.types import TensorType
 from weft.options import Options
 
@@ -85,8 +85,14 @@ def check(graph: Graph, options: Options, free_bytes: int) -> None:
     """Refuse a graph that takes more than there is.
 
     Raises:
-        LimitError: which operator, and how much it is [W105].
+        LimitError: more memory (which operator, and how much it is) or more primitives than allowed [W105].
     """
+    working = sum(n.prim not in FREE for n in graph.nodes)
+    if working > options.max_primitives:
+        raise LimitError(
+            problem=f"the model has {working} primitives, the limit is {options.max_primitives}",
+            remedy="compile it in parts, or allow more with WEFT_MAX_PRIMITIVES or Options.max_primitives",
+        )
     # no float64 where an operator has none; a GPU that has no room for it does without
     wide = options.device == "cpu" and all(n.prim is not Prim.OPAQUE for n in graph.nodes)
     need = needed(graph, wide=wide)

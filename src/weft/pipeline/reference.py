@@ -7,8 +7,10 @@ from types import MappingProxyType
 
 import torch
 
+from weft.errors import RefusedError
 from weft.generate.library.execute import BoundCall, plain_math
 from weft.generate.library.translate import Program
+from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
@@ -45,7 +47,10 @@ def outputs(
     has no memory for float64.
     """
     with torch.no_grad():
-        plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32)]
+        try:
+            plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32)]
+        except RefusedError as error:
+            raise _placed(error, graph) from error
         device = inputs[0].device if inputs else "cpu"
         try:
             found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0, device=device)
@@ -57,6 +62,16 @@ def outputs(
             return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
         except (IndexError, RuntimeError):  # the framework cannot run it, or refuses drawn indices
             return Expected(plain, plain)
+
+
+def _placed(error: RefusedError, graph: Graph) -> RefusedError:
+    """The error with the operator's place in the model."""
+    for node in graph.nodes:
+        if isinstance(node.attrs, OpaqueAttrs) and node.attrs.payload == error.payload and node.origin >= 0:
+            return RefusedError(
+                where=graph.origins[node.origin].source, problem=str(error.details["problem"]), payload=error.payload
+            )
+    return error
 
 
 def primitive_by_primitive(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from weft.errors import LimitError
 from weft.frontends.onnx.errors import (
     BadAttributeError,
     BadFunctionError,
     BadGraphError,
     GarbledModelError,
-    LimitError,
     OpsetError,
     UnknownOperatorError,
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.errors import LimitError as LimitError
-from weft.errors import ModelError, UnsupportedError
+from weft.errors import LimitError, ModelError, UnsupportedError
 
 
 class GarbledModelError(ModelError):

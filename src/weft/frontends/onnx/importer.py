@@ -6,6 +6,7 @@ What no handler takes is tried, in this order: the body that ONNX gives for the 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from weft import fission
-from weft.errors import InvalidGraphError, UserError
+from weft.errors import InvalidGraphError, LimitError, UserError
 from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
 from weft.frontends.onnx import opaque as fallback
 from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_where, subgraphs, walk_nodes
@@ -28,7 +29,6 @@ from weft.frontends.onnx.errors import (
     BadGraphError,
     BadTensorError,
     BindingError,
-    LimitError,
     MismatchError,
     NeedsValueError,
     NoRuleError,
@@ -36,11 +36,11 @@ from weft.frontends.onnx.errors import (
 )
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import kept, shown
-from weft.frontends.onnx.tensors import TensorReader, dtype_of, tensor_name
+from weft.frontends.onnx.tensors import MAX_RANK, TensorReader, dtype_of, tensor_name
 from weft.ir.attrs import ConstantAttrs, InputAttrs
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder, Node, NodeId
-from weft.ir.prims import Prim
+from weft.ir.graph import Graph, GraphBuilder, Node, NodeId, Origin
+from weft.ir.prims import FREE, Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import Array, DType, TensorType, round_held
 
@@ -187,6 +187,12 @@ _EXPORT = "types and shapes of the model contradict each other: export it again"
 Handler = Callable[[Call], Result]
 
 
+def too_many(rank: int, where: str) -> LimitError:
+    """Of dimensions."""
+    problem = f"a tensor of rank {rank}; the most is {MAX_RANK}"
+    return LimitError(where=where, problem=problem, remedy="merge dimensions before the export")
+
+
 class Importer:
     """One import; see `run`."""
 
@@ -217,6 +223,9 @@ class Importer:
         self._depends: list[int] = []
         self._known: dict[NodeId, Array] = {}
         self._call_depth = 0
+        self._held = self._working = 0
+        self._callers: list[str] = []
+        """Operators whose bodies, which ONNX defines, are being imported, the outermost first."""
 
     # The walk
 
@@ -300,7 +309,13 @@ class Importer:
         decoded = {name: self.decode(a, where) for name, a in attrs.items()}
         call = Call(self, node, scope, version, operands, decoded, where)
         self.operators += self._call_depth == 0
-        self._bind_outputs(node, scope, self.operator(call, domain, attrs), where)
+        try:
+            results = self.operator(call, domain, attrs)
+        except MemoryError:
+            problem = "the operator asks for more memory than the reading of a model may take"
+            remedy = f"give smaller sizes, or {raised_by('parse_memory_bytes')}"
+            raise LimitError(where=where, problem=problem, remedy=remedy) from None
+        self._bind_outputs(node, scope, results, where)
 
     def _operand(self, name: str, scope: Scope, where: str) -> Value:
         if not name:
@@ -331,19 +346,50 @@ class Importer:
         body = fallback.function_body(call, domain)
         if body is not None:
             counts = Counter(self.opaque)
+            self._callers.append(self.source_of(call))
             try:
                 return self.inline(body, call.operands, attrs, call.where, dict(call.scope.opsets))
             except UserError as error:
                 # the body may be written for other types or ranks than this call has: try the operator as a whole
                 reason = f"{reason}; its ONNX body: {error.args[0].splitlines()[0]}"
                 self.opaque = counts
+            finally:
+                self._callers.pop()
         nodes = fallback.opaque_nodes(call, domain, reason)
         self.opaque[f"onnx::{domain + '.' if domain else ''}{call.op}", reason] += 1
         return nodes
 
+    def origin(self, call: Call) -> contextlib.AbstractContextManager[int]:
+        """Nodes added inside name the operator, unless a rule that is applied there says more."""
+        return self.b.origin(Origin("", source=self.source_of(call), location=self.location_of(call)))
+
+    def _hold_types(self, call: Call) -> None:
+        """What an operator has added are tensors that something can compute.
+
+        Raises:
+            MismatchError: a negative size [W108].
+            LimitError: more dimensions than anything takes [W105].
+        """
+        first, self._held = self._held, len(self.b)
+        if self._working > self.limits.primitives:
+            raise LimitError(
+                where=call.where,
+                problem=f"more than {self.limits.primitives} primitives up to here",
+                remedy=f"compile the model in parts, or {raised_by('primitives')}",
+            )
+        for i in range(first, len(self.b)):
+            self._working += self.b.node(i).prim not in FREE and self.depends(i) != 0
+            shape = self.b.type_of(i).shape
+            if len(shape) > MAX_RANK:
+                raise too_many(len(shape), call.where)
+            if shape and min(shape) < 0:
+                raise MismatchError(where=call.where, problem=f"a result of shape {list(shape[:8])}", remedy=_EXPORT)
+
     def _attempt(self, call: Call, handler: Handler) -> tuple[Value, ...] | Declined:
         try:
-            taken = handler(call)
+            with self.origin(call):
+                taken = handler(call)
+            self._hold_types(call)
         except (
             InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError
         ) as error:  # fmt: skip
@@ -371,7 +417,8 @@ class Importer:
         t = self.b.type_of(value)
         if self.depends(value) or t.size > self.limits.fold_elements or self.b.node(value).prim is Prim.CONSTANT:
             return value
-        return self.b.constant(contiguous(self.known(value)), t.dtype)
+        known = self.known(value)
+        return value if known is None else self.b.constant(contiguous(known), t.dtype)
 
     def _bind_outputs(self, node: onnx.NodeProto, scope: Scope, results: Sequence[Value], where: str) -> None:
         for k, name in enumerate(node.output):
@@ -622,6 +669,8 @@ class Importer:
                 raise BindingError(
                     where=where, problem="the model does not say the shape", remedy="pass example inputs"
                 )
+            if len(example.shape) > MAX_RANK:
+                raise too_many(len(example.shape), where)
             return TensorType(dtype, example.shape)
         shape = []
         for k, dim in enumerate(t.shape.dim):
@@ -638,6 +687,8 @@ class Importer:
                 self.notes.append(
                     f"dimension {k} of {where} ('{shown(dim.dim_param)}') is symbolic, set to 1: pass dims or examples"
                 )
+        if len(shape) > MAX_RANK:
+            raise too_many(len(shape), where)
         result = TensorType(dtype, tuple(shape))
         if any(n < 0 for n in shape) or result.size * dtype.itemsize >= 2**62:
             raise BindingError(
@@ -688,8 +739,8 @@ class Importer:
             self._depends.append(mask)
         return self._depends[node]
 
-    def known(self, node: NodeId, examples: bool = False) -> Array:
-        """Value of a node that depends on nothing, or on example inputs."""
+    def known(self, node: NodeId, examples: bool = False) -> Array | None:
+        """Value of a node that depends on nothing, or on example inputs; None where it takes large ones to find out."""
         memo = {} if examples else self._known
         if node in memo:
             return memo[node]
@@ -702,11 +753,8 @@ class Importer:
             if i in needed:
                 continue
             needed.add(i)
-            if self.b.type_of(i).size > 16 * _VALUE_LIMIT:
-                raise LimitError(
-                    problem=f"a shape is computed from a value of {self.b.type_of(i).size} elements",
-                    remedy="fold the computation before the export",
-                )
+            if self.b.type_of(i).size > _VALUE_LIMIT:
+                return None
             if i not in memo:
                 stack.extend(self.b.node(i).inputs)
         sub = GraphBuilder()
@@ -753,7 +801,10 @@ class Importer:
                 refuse("it depends on the model's inputs, and no example of them (or only a large one) is given")
         for i in used:
             self.guards.setdefault(i, f"{call.op} needs its value")
-        return self.known(node, examples=bool(used))
+        found = self.known(node, examples=bool(used))
+        if found is None:
+            refuse(f"it is computed from values of more than {_VALUE_LIMIT} elements")
+        return found
 
     def _example(self, index: int) -> Array:
         assert self.examples is not None
@@ -768,7 +819,8 @@ class Importer:
 
     def source_of(self, call: Call) -> str:
         """Name of the operator in the model."""
-        return f"node '{kept(call.node.name, 200)}' ({call.op})" if call.node.name else f"({call.op})"
+        own = f"node '{kept(call.node.name, 200)}' ({call.op})" if call.node.name else f"({call.op})"
+        return f"{self._callers[0]}, in its body {own}" if self._callers else own
 
     def location_of(self, call: Call) -> str:
         """File and node."""

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.errors import LimitError
 from weft.frontends.imported import Imported
 from weft.frontends.onnx import errors, wire
-from weft.frontends.onnx.errors import BindingError, GarbledModelError, LimitError, ParserDiedError
+from weft.frontends.onnx.errors import BindingError, GarbledModelError, ParserDiedError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown

@@ -23,6 +23,8 @@ class Limits:
     """One value of the graph."""
     nodes: int = 100_000
     """Nodes in the file, and again primitives and inlined operators made of them."""
+    primitives: int = 12_000
+    """Primitives with work of their own in the imported graph: finding a plan takes more than linear time in them."""
     graph_depth: int = 16
     """Nested subgraphs."""
     call_depth: int = 64
@@ -73,6 +75,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "external_bytes": "max_external_bytes",
         "tensor_bytes": "max_tensor_bytes",
         "nodes": "max_nodes",
+        "primitives": "max_graph",
         "graph_depth": "max_depth",
         "call_depth": "max_calls",
         "name_bytes": "max_name",

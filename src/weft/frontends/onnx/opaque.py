@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import helper, shape_inference
 
+from weft.errors import LimitError
 from weft.frontends.onnx.check import domain_of, subgraphs, walk_nodes
-from weft.frontends.onnx.errors import LimitError, MismatchError, NeedsValueError, NoRuleError
+from weft.frontends.onnx.errors import MismatchError, NeedsValueError, NoRuleError
 from weft.frontends.onnx.limits import raised_by
 from weft.frontends.onnx.names import shown
 from weft.frontends.onnx.tensors import (
@@ -316,9 +317,13 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[int, ...]:
     model = one.model(outputs).SerializeToString(deterministic=True)
     payload = json.dumps({"model": base64.b64encode(model).decode("ascii")})
     op = f"onnx::{domain + '.' if domain else ''}{call.op}"
-    made = [
-        call.b.add(Prim.OPAQUE, *one.operands, attrs=OpaqueAttrs("onnx", op, payload, k, tuple(good), shown(reason)))
-        for k in range(len(good))
-    ]
+    with call.im.origin(call):
+        made = [
+            call.b.add(
+                Prim.OPAQUE, *one.operands, attrs=OpaqueAttrs("onnx", op, payload, k, tuple(good), shown(reason))
+            )
+            for k in range(len(good))
+        ]
+    call.im._hold_types(call)
     taken = iter(made)
     return tuple(next(taken) if name else -1 for name in call.node.output)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from weft.errors import WeftError
+from weft.errors import LimitError, WeftError
 from weft.frontends.imported import Imported
 from weft.frontends.onnx.check import check_model, parse
-from weft.frontends.onnx.errors import LimitError
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange
 from weft.frontends.onnx.importer import ExampleInput, Importer
 from weft.frontends.onnx.limits import Limits, raised_by

@@ -46,6 +46,8 @@ BITS: Mapping[int, int] = MappingProxyType(
 """Of one element of every ONNX type with data of fixed size; 23 to 26 (FLOAT4E2M1, FLOAT8E8M0, UINT2, INT2) are newer
 than the oldest onnx that is allowed."""
 
+MAX_RANK = 32
+"""Dimensions of a tensor; NumPy and PyTorch end at 64."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _FIELD_OF = {
     DType.F64: "double_data",
@@ -87,8 +89,8 @@ def checked_shape(dims: Sequence[int], itemsize: int, where: str) -> tuple[int, 
     remedy = "the file is damaged or forged: export it again"
     if any(d < 0 for d in shape):
         raise BadTensorError(where=where, problem=f"negative dimension in {shape[:8]}", remedy=remedy)
-    if len(shape) > 32:
-        raise BadTensorError(where=where, problem=f"rank {len(shape)}", remedy="at most 32 dimensions")
+    if len(shape) > MAX_RANK:
+        raise BadTensorError(where=where, problem=f"rank {len(shape)}", remedy=f"at most {MAX_RANK} dimensions")
     if math.prod(d for d in shape if d) * itemsize >= 2**62:
         raise BadTensorError(where=where, problem=f"dimensions {shape[:8]} overflow", remedy=remedy)
     return shape

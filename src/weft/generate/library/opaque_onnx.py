@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import ArtifactError, DeviceError
+from weft.errors import ArtifactError, DeviceError, RefusedError, UnsupportedError
 from weft.generate.library.onnx_wire import carries_its_data
 from weft.ir.types import Array
 
@@ -51,7 +52,7 @@ def _session(payload: str) -> tuple[Any, list[str]]:
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime's own classes share no public base
-        raise DeviceError(problem=f"ONNX Runtime refuses an operator: {str(error).splitlines()[0][:200]}") from error
+        raise _refused(error, payload) from error
     made = (session, [i.name for i in session.get_inputs()])
     with _lock:
         _sessions[payload] = made
@@ -60,12 +61,30 @@ def _session(payload: str) -> tuple[Any, list[str]]:
     return made
 
 
+_HEAD = re.compile(r"\[ONNXRuntimeError\] : \d+ : (\w+) : ")
+_NODE = re.compile(r"while running (\w+) node\. Name:'[^']*'\s+Status Message:\s*(?:\S+\.(?:cc|h):\d+ \S+ )?")
+
+
+def _refused(error: Exception, payload: str) -> RefusedError | UnsupportedError:
+    """What the runtime says, without its names for its own stages."""
+    text = " ".join(str(error).split())
+    head, node = _HEAD.search(text), _NODE.search(text)
+    kind, op = head[1] if head else "", node[1] if node else "an operator"
+    said = text[max(m.end() for m in (head, node) if m) :] if head or node else text
+    said = "".join(c if c.isprintable() else "?" for c in said)[:200] or "it does not say why"
+    if kind == "NOT_IMPLEMENTED":
+        return UnsupportedError(op=op, reason=f"ONNX Runtime has no kernel for it: {said}")
+    return RefusedError(problem=f"ONNX Runtime refuses to run {op}: {said}", payload=payload)
+
+
 def run_onnx(payload: str, inputs: Sequence[Array]) -> list[Array]:
     """Results of one opaque operator, in the order of `OpaqueAttrs.types` (bf16 as exact float32).
 
     Raises:
         ArtifactError: a payload whose data lie elsewhere: none that this Weft makes [W401].
-        DeviceError: ONNX Runtime is not installed, or refuses the operator or its inputs [W301].
+        DeviceError: ONNX Runtime is not installed [W301].
+        RefusedError: it refuses the operator or its inputs [W115].
+        UnsupportedError: it has no kernel for the operator [W201].
     """
     session, names = _session(payload)
     if len(names) != len(inputs):
@@ -74,4 +93,4 @@ def run_onnx(payload: str, inputs: Sequence[Array]) -> list[Array]:
     try:
         return [np.asarray(y) for y in session.run(None, feed)]
     except Exception as error:  # as above
-        raise DeviceError(problem=f"ONNX Runtime failed: {str(error).splitlines()[0][:200]}") from error
+        raise _refused(error, payload) from error

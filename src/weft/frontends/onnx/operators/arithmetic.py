@@ -35,6 +35,16 @@ def rule1(name: str, **defaults: tuple[str, Any]) -> Handler:
     return handler
 
 
+def _shrink(c: Call) -> Result:
+    """Of integers: in floats, and cut back, as ONNX Runtime and the reference evaluator do; ONNX's body is not."""
+    dtype = c.type(0).dtype
+    params = {"lambd": c.get("lambd", 0.5), "bias": c.get("bias", 0.0)}
+    if dtype.is_float:
+        return c.rule("shrink", c.x(0), **params)
+    made = c.rule("shrink", c.b.cast(c.x(0), DType.F64), **params)
+    return made if isinstance(made, Declined) else c.b.cast(made[0], dtype)
+
+
 def _unary(prim: Prim) -> Handler:
     def handler(c: Call) -> Result:
         return c.rule("unary", c.x(0), op=prim.value)
@@ -195,6 +205,6 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("", "Celu"): _celu,
     ("", "Softsign"): rule1("softsign"),
     ("", "ThresholdedRelu"): rule1("thresholded_relu", alpha=("alpha", 1.0)),
-    ("", "Shrink"): rule1("shrink", lambd=("lambd", 0.5), bias=("bias", 0.0)),
+    ("", "Shrink"): _shrink,
     ("", "Swish"): _swish,
 }

@@ -46,6 +46,13 @@ def window(
     return strides, pads[:n], pads[n:], dilations
 
 
+def _groups(c: Call) -> int:
+    groups = int(c.get("group", 1))
+    if groups < 1:
+        c.fail(f"{c.op} in {groups} groups")
+    return groups
+
+
 def _conv(c: Call) -> Result:
     w = c.shape(1)
     kernel = tuple(c.get("kernel_shape") or w[2:])
@@ -54,7 +61,7 @@ def _conv(c: Call) -> Result:
     strides, lo, hi, dilations = window(c, c.shape(0)[2:], kernel)
     return c.rule(
         "conv", c.x(0), c.x(1), c.x(2),
-        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=c.get("group", 1),
+        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=_groups(c),
     )  # fmt: skip
 
 
@@ -83,7 +90,7 @@ def _conv_transpose(c: Call) -> Result:
         lo, hi = [0] * n, [0] * n
     return c.rule(
         "conv_transpose", c.x(0), c.x(1), c.x(2),
-        strides=strides, pads_lo=tuple(lo), pads_hi=tuple(hi), dilations=dilations, groups=c.get("group", 1),
+        strides=strides, pads_lo=tuple(lo), pads_hi=tuple(hi), dilations=dilations, groups=_groups(c),
         output_padding=extra,
     )  # fmt: skip
 
@@ -128,7 +135,7 @@ def _conv_integer(c: Call) -> Result:
     strides, lo, hi, dilations = window(c, c.shape(0)[2:], w[2:])
     return c.rule(
         "conv", _minus_zero(c, c.x(0), c.x(2), None), _minus_zero(c, c.x(1), c.x(3), 0), ABSENT,
-        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=c.get("group", 1),
+        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=_groups(c),
     )  # fmt: skip
 
 
@@ -171,7 +178,7 @@ def _qlinear_conv(c: Call) -> Result:
     strides, lo, hi, dilations = window(c, c.shape(0)[2:], w[2:])
     total = c.rule(
         "conv", _minus_zero(c, c.x(0), c.x(2), None), _minus_zero(c, c.x(3), c.x(5), 0), c.x(8),
-        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=c.get("group", 1),
+        strides=strides, pads_lo=lo, pads_hi=hi, dilations=dilations, groups=_groups(c),
     )  # fmt: skip
     if isinstance(total, Declined):
         return total

@@ -15,6 +15,8 @@ MAX_TURNS = 512
 
 
 def _if(c: Call) -> Result:
+    if c.type(0).size != 1:
+        c.fail(f"a condition of {c.type(0).size} elements, not 1")
     if c.im.depends(c.x(0)) and c.im.examples is None:
         return Declined("the condition is a run-time value")
     taken = bool(c.value(0).reshape(-1)[0])

@@ -209,15 +209,27 @@ def _bit_cast(c: Call) -> Result:
     return c.b.constant(np.asarray(c.value(0), order="C").view(target.numpy), target)
 
 
+def _long_range(c: Call, n: int, start: Any, delta: Any) -> Result:
+    """The same numbers, counted where they are read: nothing is stored, however many there are."""
+    b, dtype = c.b, c.type(0).dtype
+    if n * dtype.itemsize >= 2**62:
+        c.fail(f"a range of {n} elements")
+    wide = DType.I64 if dtype.is_integer else DType.F64
+    scaled = b.apply(Prim.MUL, b.iota((n,), 0, wide), b.constant(np.array(delta, wide.numpy), wide))
+    return b.cast(b.apply(Prim.ADD, scaled, b.constant(np.array(start, wide.numpy), wide)), dtype)
+
+
 def _range(c: Call) -> Result:
     start, limit, delta = (c.value(k).reshape(-1)[0] for k in range(3))
     dtype = c.type(0).dtype
+    if delta == 0 or not all(np.isfinite(v) for v in (start, limit, delta)):
+        c.fail(f"a range from {start} to {limit} in steps of {delta}")
     if dtype.is_integer:
         n = max(-(-(int(limit) - int(start)) // int(delta)), 0)
     else:
         n = max(int(np.ceil((float(limit) - float(start)) / float(delta))), 0)
-    if n > c.im.limits.model_bytes // 8:
-        c.fail(f"a range of {n} elements")
+    if n > c.im.limits.fold_elements:
+        return _long_range(c, n, start, delta)
     wide: Any = np.int64 if dtype.is_integer else np.float64
     data: Any = np.arange(n, dtype=wide) * wide(delta) + wide(start)
     out = data.astype(dtype.numpy)

@@ -205,6 +205,8 @@ def _one_hot(c: Call) -> Result:
     """Indices may be floats, and count from the end where negative; outside of [-depth, depth) nothing is hot."""
     b = c.b
     depth = c.integer(1) if c.type(1).dtype.is_integer else int(c.value(1).reshape(-1)[0])
+    if depth < 1:
+        c.fail(f"OneHot of depth {depth}")
     rank = c.type(0).rank + 1
     axis = c.norm(int(c.get("axis", -1)), rank)
     idx = b.cast(c.x(0), DType.I64)

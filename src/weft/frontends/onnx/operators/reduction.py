@@ -55,6 +55,8 @@ def _pointwise(c: Call, op: str) -> Result:
 
 def _arg(rule: str) -> Handler:
     def handler(c: Call) -> Result:
+        if c.shape(0) and not c.shape(0)[c.axis("axis", 0)]:
+            c.fail(f"{c.op} over an axis without elements, shape {list(c.shape(0))[:8]}")
         return c.rule(
             rule, c.x(0), axis=c.axis("axis", 0), keepdims=bool(c.get("keepdims", 1)),
             select_last=bool(c.get("select_last_index", 0)),

@@ -7,7 +7,7 @@ dense matrix per axis, multiplied in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,13 @@ from weft.ir.types import DType
 _F64 = npt.NDArray[np.float64]
 
 
+def _scales(c: Call, given: Iterable[float]) -> list[float]:
+    found = [float(v) for v in given]
+    if not all(0 < v < math.inf for v in found):
+        c.fail(f"scales {found[:8]}: each must be positive and finite")
+    return found
+
+
 def _sizes(c: Call) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
     """Output shape, scale of each dimension, region of interest (starts, then ends)."""
     shape = c.shape(0)
@@ -33,7 +40,7 @@ def _sizes(c: Call) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ..
         given = c.get("scales") if c.op == "Upsample" and c.opset < 9 else [float(v) for v in c.value(1).reshape(-1)]
         if given is None:
             given = (1.0, 1.0, c.get("height_scale", 1.0), c.get("width_scale", 1.0))
-        scales = [float(v) for v in given]
+        scales = _scales(c, given)
         return tuple(math.floor(n * s) for n, s in zip(shape, scales, strict=True)), tuple(scales), tuple(roi)
     if c.has(1) and c.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         found = [float(v) for v in c.value(1).reshape(-1)]
@@ -42,7 +49,7 @@ def _sizes(c: Call) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ..
         for k, a in enumerate(axes):
             roi[a], roi[rank + a] = found[k], found[len(axes) + k]
     if c.has(2) and c.type(2).size:
-        found = [float(v) for v in c.value(2).reshape(-1)]
+        found = _scales(c, c.value(2).reshape(-1))
         for a, s in zip(axes, found, strict=True):
             scales[a], sizes[a] = s, math.floor(shape[a] * s)
     else:
