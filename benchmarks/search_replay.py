@@ -47,6 +47,7 @@ from weft.orchestrate.select import Priced, select
 from weft.pipeline import USES_AT_ONCE, choose, limits_of
 from weft.pipeline.finish import reserve_s
 from weft.pipeline.problems import Entry, Problems, collect, take_kernels
+from weft.pipeline.search import Known
 from weft.pipeline.stream import stream
 
 T = TypeVar("T")
@@ -346,7 +347,7 @@ def plan_us(
     for entry in problems.entries.values():
         if entry.essential and entry.kernels is None:
             take_kernels(entry, problems, [kernels_of(LibraryGenerator(), entry.problem, profile("h200"), 3)])
-    ranked = choose.rank(problems, {(m.problem_key, m.schedule): m for m in measured}, library_only=False)
+    ranked = choose.rank(problems, Known({(m.problem_key, m.schedule): m for m in measured}), library_only=False)
     loose = replace(options, solver_gap=3e-3, solver_s=6.0)
     plan = choose.plain_plan("replay", alternatives.graph, choose.offers(ranked), alternatives, loose)
     entries = problems.entries

@@ -123,6 +123,10 @@ class DeviceError(WeftError):
     exit_code = 5
 
 
+class NoWorkerError(DeviceError):
+    """The process that measures cannot be started."""
+
+
 class NoPlanError(DeviceError):
     """No plan of the model is left, and there is no execution by its framework to give back instead."""
 

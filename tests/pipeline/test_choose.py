@@ -37,7 +37,7 @@ def test_the_library_plan_takes_calls_that_were_only_slow_or_odd(verdict: Verdic
         if entry.essential:
             for schedule, _ in make_kernels(entry, problems, makers, FACTS, Options()):
                 measured[entry.problem.key, schedule] = Measurement(entry.problem.key, schedule, verdict)
-    calls = choose.rank(problems, measured, library_only=True)
+    calls = choose.rank(problems, Known(measured), library_only=True)
     assert bool(calls) == stays
     if stays:
         plan = choose.library_plan(graph, calls, alternatives, Options())
@@ -53,11 +53,11 @@ def test_what_nobody_measured_is_the_frameworks_own_call() -> None:
     call = LibraryCall(Schedule("library"), (), (), ())
     recorded = replace(call, schedule=Schedule("library", (("form", "lt"),)), run=(CallStep(TARGET, ()),))
     entry.kernels = [(k.schedule, k) for k in (recorded, call)]
-    (ranked,) = choose.rank(problems, {}, library_only=True)
+    (ranked,) = choose.rank(problems, Known(), library_only=True)
     assert [k for _, k in ranked.kernels] == [call, recorded]
     times = [((entry.problem.key, k.schedule), us) for k, us in ((recorded, 1.0), (call, 2.0))]
     measured = {key: Measurement(*key, Verdict.OK, (us,)) for key, us in times}
-    (ranked,) = choose.rank(problems, measured, library_only=True)
+    (ranked,) = choose.rank(problems, Known(measured), library_only=True)
     assert [k for _, k in ranked.kernels] == [recorded, call], "measured ones go by their time"
 
 
@@ -69,7 +69,7 @@ def test_an_odd_call_never_stands_beside_one_that_nothing_speaks_against() -> No
     odd, fresh = (LibraryCall(Schedule("library", (("form", x),)), (), (), ()) for x in ("a", "b"))
     entry.kernels = [(k.schedule, k) for k in (odd, fresh)]
     key = (entry.problem.key, odd.schedule)
-    (ranked,) = choose.rank(problems, {key: Measurement(*key, Verdict.NAN_CLASS)}, library_only=True)
+    (ranked,) = choose.rank(problems, Known({key: Measurement(*key, Verdict.NAN_CLASS)}), library_only=True)
     assert [k for _, k in ranked.kernels] == [fresh]
 
 

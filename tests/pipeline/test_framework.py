@@ -31,7 +31,7 @@ def model() -> bytes:
 
 @pytest.fixture
 def options(tmp_path: Path) -> weft.Options:
-    return weft.Options(cache_dir=tmp_path / "cache", budget_s=6, keep_per_problem=1)
+    return weft.Options(cache_dir=tmp_path / "cache", budget_s=60, keep_per_problem=1)
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, made: Run | Declined) -> list[int]:

@@ -72,7 +72,7 @@ def found(posed: tuple[Alternatives, Problems], options: Options) -> list[Plan]:
         solver=Inline(),
     )
     assert known.complete
-    ranked = choose.rank(problems, known.measurements, library_only=False)
+    ranked = choose.rank(problems, known, library_only=False)
     return choose.plans(alternatives.graph, choose.offers(ranked), alternatives, options)
 
 

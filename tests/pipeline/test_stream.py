@@ -141,6 +141,8 @@ def test_predictions_follow_family_then_sort_then_the_estimate(
 class OneAhead:
     """In place of the tuner: takes trials in a thread of its own, one ahead of those whose results it gives."""
 
+    gave_up = ""
+
     def __init__(self) -> None:
         self.trials: list[ProblemTrial] = []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -49,6 +49,10 @@ class FakeStream:
         return self is other
 
     __hash__ = None  # type: ignore[assignment]
+
+
+EVERY_STREAM: list[FakeStream] = []
+"""Those of other tests too: a plan that is gone late leaves its streams to whoever comes next."""
 
 
 @dataclass
@@ -93,6 +97,7 @@ class FakeCuda:
     def new_stream(self, *_: object) -> FakeStream:
         """One more."""
         self.streams.append(FakeStream("recording"))
+        EVERY_STREAM.append(self.streams[-1])
         return self.streams[-1]
 
     def synchronize(self, *_: object) -> None:
@@ -112,7 +117,7 @@ class FakeCuda:
     def graph(self, graph: Recorded, *, stream: FakeStream | None = None, **_: object) -> Iterator[None]:
         self.recording = graph
         stream = stream or self.new_stream()
-        for other in self.streams:
+        for other in EVERY_STREAM:
             other.ended = frozenset()  # what came before is no part of this graph
         try:
             with self.stream(stream):
@@ -143,17 +148,27 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: fake.kept_for.append(stream.name))
     launcher = execute.BoundCall.launcher
 
-    def noting(self: execute.BoundCall, inputs: object, outputs: object) -> object:
-        real = launcher(self, inputs, outputs)  # type: ignore[arg-type]
-
+    def recorded(real: Callable[[], None]) -> Callable[[], None]:
         def launch() -> None:
-            cudnn = torch.backends.cudnn
-            fake.policies.append((torch.backends.cuda.matmul.allow_tf32, cudnn.deterministic and not cudnn.benchmark))
             if fake.recording is not None:
                 fake.recording.add(real, fake.current)
             real()
 
         return launch
 
+    def noting(self: execute.BoundCall, inputs: object, outputs: object) -> object:
+        launch = recorded(launcher(self, inputs, outputs))  # type: ignore[arg-type]
+
+        def noted() -> None:
+            cudnn = torch.backends.cudnn
+            fake.policies.append((torch.backends.cuda.matmul.allow_tf32, cudnn.deterministic and not cudnn.benchmark))
+            launch()
+
+        return noted
+
     monkeypatch.setattr(cuda_executable.BoundCall, "launcher", noting)
+    copies = cuda_executable.CudaExecutable._copied_outputs
+    monkeypatch.setattr(
+        cuda_executable.CudaExecutable, "_copied_outputs", lambda self: [recorded(c) for c in copies(self)]
+    )
     return fake

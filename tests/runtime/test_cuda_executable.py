@@ -63,6 +63,29 @@ def test_the_stand_in_computes(cuda: FakeCuda) -> None:
     assert len(cuda.graphs) == 1 and cuda.graphs[0].replays == 1 and len(cuda.graphs[0].launches) == 3
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("branches", [1, 2])
+def test_repeated_values_are_made_anew_in_every_run(cuda: FakeCuda, branches: int, capturing: bool) -> None:
+    """A value repeated behind the last step is no view of it: it was copied once, when the plan was made."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (4, 8))), b.input(TensorType(DType.F32, (8, 8)))
+
+    def twice(node: int) -> int:
+        rows = b.type_of(node).shape[0]
+        return b.reshape(b.broadcast(b.reshape(node, (1, rows, 8)), (2, rows, 8)), (2 * rows, 8))
+
+    tall = [b.add(Prim.MATMUL, x, w), b.apply(Prim.TANH, w), x]
+    graph = b.build([twice(n) for n in tall])
+    plan = replace(library_plan(graph), branches=branches)
+    exe = CudaExecutable(Linked(graph, plan, {}, None, None, 0, dict(FACTS)), device=torch.device("cpu"))
+    cuda.capturing = capturing
+    for _ in range(2):
+        given, weight = inputs()
+        got = exe(given, weight)
+        for mine, want in zip(got, (given @ weight, torch.tanh(weight), given), strict=True):
+            torch.testing.assert_close(mine, want.repeat(2, 1))
+
+
 @pytest.mark.parametrize(
     ("facts", "allowed"), [({"allow_tf32": "True"}, True), ({"allow_tf32": "False"}, False), ({}, False)]
 )

@@ -285,3 +285,22 @@ def test_a_real_worker_without_a_gpu_says_so(tmp_path: Path) -> None:
             transport.receive(60.0)
     finally:
         transport.kill()
+
+
+@pytest.mark.parametrize("act", list(Act), ids=lambda a: a.name)
+def test_what_is_not_timed_runs_from_a_graph_all_the_same(act: Act) -> None:
+    """A plan on a GPU is one graph: what cannot be recorded, or runs otherwise there, is refused."""
+    work = replace(trial([Act.OK, act]), timed=False)
+    found, _ = measure(work)
+    by = verdicts(found)
+    assert by[LIBRARY.schedule] is by[schedule(Act.OK, 0)] is Verdict.OK
+    harmless = {Verdict.SLOW.value, Verdict.IMPOSSIBLE.value}
+    allowed = set(EXPECTED[act].split())
+    assert by[schedule(act, 1)].value in allowed | ({"ok"} if allowed & harmless else set()), found
+    assert not any(m.samples_us for m in found)
+
+
+def test_a_call_that_cannot_be_recorded_is_refused_untimed() -> None:
+    transport = FakeCudaTransport(refuses_capture=True)
+    found, _ = measure(replace(trial([]), timed=False), transport)
+    assert [m.verdict for m in found] == [Verdict.RESOURCE]

@@ -218,3 +218,53 @@ def test_what_is_built_first_is_measured_first() -> None:
     assert _first_built(builds) is builds[0], "the earliest of those that are there"
     builds.remove(builds[1])
     assert len(builds) == 2 and all(b.futures[0] is not futures[1] for b in builds)
+
+
+def verified_only(number: int, schedules: list[Schedule], *, finite: bool = False) -> ProblemTrial:
+    return replace(fake_trial(number, schedules), timed=False, finite=finite)
+
+
+def test_what_is_not_timed_is_verified_and_remembered() -> None:
+    database, transport = Database.open(None), FakeTransport({PAIR[1]: Plan.HALF})
+    with tuner(database, transport) as asked:
+        right, wrong = asked.measure([verified_only(1, PAIR)])
+        assert (right.verdict, right.samples_us, wrong.verdict) == (Verdict.OK, (), Verdict.UNWRITTEN)
+        assert list(asked.measure([verified_only(1, PAIR)])) == [right, wrong]
+    assert transport.started == 1
+    with tuner(database, FakeTransport({})) as later:
+        assert list(later.measure([verified_only(1, PAIR)])) == [right, wrong]
+        assert later.workers_started == 0
+        timed = list(later.measure([fake_trial(1, PAIR)]))
+        assert all(m.samples_us for m in timed), "no verdict without a time stands for a time"
+
+
+def test_what_was_timed_need_not_be_verified_again() -> None:
+    database = Database.open(None)
+    with tuner(database, FakeTransport({PAIR[1]: Plan.WRONG})) as first:
+        timed = list(first.measure([fake_trial(1, PAIR)]))
+        assert list(first.measure([verified_only(1, PAIR)])) == timed
+
+
+def test_what_was_given_up_as_slow_is_verified_where_it_is_needed() -> None:
+    """A slow kernel is left after the first set of inputs."""
+    slow = {PAIR[1]: Plan.SLOW}
+    with tuner(Database.open(None), FakeTransport(slow)) as asked:
+        assert [m.verdict for m in asked.measure([fake_trial(1, PAIR)])] == [Verdict.OK, Verdict.SLOW]
+        assert [m.verdict for m in asked.measure([verified_only(1, PAIR)])] == [Verdict.OK, Verdict.OK]
+        assert [m.verdict for m in asked.measure([fake_trial(1, PAIR)])] == [Verdict.OK, Verdict.SLOW]
+
+
+def test_a_fault_where_nothing_is_timed_has_its_verdict() -> None:
+    plans = {PAIR[0]: Plan.CRASH, PAIR[1]: Plan.HANG}
+    with tuner(Database.open(None), FakeTransport(plans)) as asked:
+        found = [m.verdict for m in asked.measure([verified_only(1, PAIR)])]
+    assert found == [Verdict.POISONED, Verdict.HANG]
+
+
+def test_on_finite_inputs_alone() -> None:
+    transport = FakeTransport({})
+    with tuner(Database.open(None), transport) as asked:
+        list(asked.measure([verified_only(1, PAIR[:1], finite=True)]))
+        plain = len(transport._values)
+        list(asked.measure([verified_only(2, PAIR[:1])]))
+    assert (plain, len(transport._values) - plain) == (2, 3), "sets of inputs"

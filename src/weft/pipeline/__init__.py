@@ -22,8 +22,17 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.facts import cpu_facts
 from weft.device.room import free_bytes
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import ArtifactError, DeviceError, InvalidGraphError, NoPlanError, OptionError, ToolchainError
+from weft.errors import (
+    ArtifactError,
+    DeviceError,
+    InvalidGraphError,
+    NoPlanError,
+    NoWorkerError,
+    OptionError,
+    ToolchainError,
+)
 from weft.frontends.imported import Imported
+from weft.generate.library.covered import is_covered
 from weft.generate.offer import kernels_of
 from weft.generate.protocol import Generator
 from weft.generate.registry import generators
@@ -35,12 +44,12 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
-from weft.kernels.source import KernelSource, Schedule
+from weft.kernels.source import KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
-from weft.pipeline import choose, collector, finish, preflight, reference, summary, warm
+from weft.pipeline import choose, collector, finish, preflight, qualify, reference, summary, warm
 from weft.pipeline.emission import Emission
 from weft.pipeline.indices import with_checks
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
@@ -213,18 +222,25 @@ def compile_imported(
         )
         clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
         waits = waited(known, bench.tuner) if bench is not None else ""
-    stages.note(
-        f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
-    )
-    lost: list[str] = []
-    selected = stages.run("select", select_plans, alternatives, problems, known, setting, lost)
-    plans = [replace(plan, checks=checks) for plan in selected]
+        stages.note(
+            f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
+        )
+        lost = [known.failed] if known.failed else []
+        again = partial(select_plans, alternatives, problems, known, setting, lost)
+        plans = stages.run("select", again)
+        if bench is not None:
+            has_baseline = eager is not None
+            plans = stages.run("qualify", qualified, bench, plans, problems, known, again, end, has_baseline, lost)
+            stages.note(f"{len(known.right)} calls verified without being timed, {len(known.refused)} refused")
+    plans = [replace(plan, checks=checks) for plan in plans]
     inputs = (
         list(example_inputs)
         if example_inputs is not None
         else reference.example_inputs(cleaned.graph, options.seed, imported.integers)
     )
     inputs = [x.to(setting.device) for x in inputs]
+    if not plans and eager is None and start is not None:  # with a budget it was asked
+        eager = stages.run("framework", start, START_SHARE * STARTS_S) if options.budget_s < STARTS_S else None
     with setting.aside():
         expected = stages.run(
             "reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32
@@ -400,8 +416,10 @@ def measure(
     done: set[tuple[str, Schedule]] = set()
     began = time.monotonic()
 
+    failed: list[str] = []
+
     def out_of_time() -> bool:
-        return time.monotonic() > deadline
+        return bool(failed) or time.monotonic() > deadline
 
     def spent() -> float:
         return (time.monotonic() - began) / max(deadline - began, 1e-3)
@@ -432,10 +450,13 @@ def measure(
                 if kernels:
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
-        for found in bench.tuner.measure(trials(), progress=listen, deadline=deadline):
-            done.add((found.problem_key, found.schedule))
-            measured_s = measured_s or time.monotonic() - began
-            yield found
+        try:
+            for found in bench.tuner.measure(trials(), progress=listen, deadline=deadline):
+                done.add((found.problem_key, found.schedule))
+                measured_s = measured_s or time.monotonic() - began
+                yield found
+        except NoWorkerError as error:
+            failed.append(str(error.details["problem"]))
 
     known = stream(
         alternatives.graph,
@@ -450,7 +471,34 @@ def measure(
         solver=None if setting.on_gpu else Inline(),
     )
     known.reused, known.asked_s, known.measured_s = lookups, asked_s, measured_s
+    known.failed = failed[0] if failed else bench.tuner.gave_up
     return known
+
+
+def qualified(
+    bench: Bench,
+    plans: Sequence[Plan],
+    problems: Problems,
+    known: Known,
+    again: Callable[[], Sequence[Plan]],
+    end: float,
+    has_baseline: bool,
+    lost: list[str],
+) -> list[Plan]:
+    """The plans whose steps a worker has verified, see `qualify`; `end`: of the budget, on the monotonic clock."""
+    now = time.monotonic()
+    until = now + max(qualify.LEAST_S, qualify.SHARE * (end - now))
+
+    def verify(trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
+        try:
+            yield from bench.tuner.measure(trials, deadline=until)
+        except NoWorkerError as error:
+            known.failed = str(error.details["problem"])
+            lost.append(known.failed)
+
+    return qualify.qualify(
+        plans, problems, known, verify, again, lambda: time.monotonic() > until, has_baseline=has_baseline, lost=lost
+    )
 
 
 def progress_line(progress: Progress) -> str:
@@ -484,7 +532,10 @@ def select_plans(
             make_kernels(entry, problems, makers, setting.facts, setting.options)
     if not setting.options.allow_library:
         _stand_in(problems, known, makers, setting)
-    ranked = choose.rank(problems, known.measurements, library_only=False)
+    stands = None
+    if setting.options.budget_s <= 0:  # nobody will measure them either
+        stands = partial(_is_covered, device=setting.device.type)
+    ranked = choose.rank(problems, known, library_only=False, stands=stands)
     try:
         found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
     except InvalidGraphError as error:  # every kernel of something that no plan can do without was refused
@@ -494,18 +545,22 @@ def select_plans(
     for count, name in enumerate(choose.TRANSFORMED, 1):
         used = {dict(s.kernel.schedule.params).get("algorithm") for p in found for s in p.steps}
         if name in used:
-            plain = choose.rank(problems, known.measurements, library_only=False, avoid=choose.TRANSFORMED[:count])
+            plain = choose.rank(problems, known, library_only=False, avoid=choose.TRANSFORMED[:count], stands=stands)
             offers = choose.offers(plain)
-            with contextlib.suppress(OptionError):  # over the limit on memory
+            with contextlib.suppress(OptionError, InvalidGraphError):  # over the limit on memory, or nothing is left
                 found.append(
                     choose.plain_plan(f"without-{name}", alternatives.graph, offers, alternatives, setting.options)
                 )
     if setting.options.allow_library or setting.options.budget_s <= 0:
-        calls = choose.rank(problems, known.measurements, library_only=True)
+        calls = choose.rank(problems, known, library_only=True, stands=stands)
         # over the limit on memory, or an operator of the framework was found wrong: then there is no such plan
         with contextlib.suppress(OptionError, InvalidGraphError):
             found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
     return found
+
+
+def _is_covered(entry: Entry, call: LibraryCall, *, device: str) -> bool:
+    return is_covered(entry.problem, call, device)
 
 
 def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], setting: Setting) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.library.algorithm import names_algorithm
@@ -18,6 +18,7 @@ from weft.orchestrate.extract import Extracted
 from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, heuristic, is_within, select
 from weft.pipeline.problems import Entry, Problems
+from weft.pipeline.search import Known
 
 UNMEASURED_FACTOR = 4.0
 """An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""
@@ -56,17 +57,19 @@ TRANSFORMED = ("winograd4", "winograd2")
 deep network may add them up to more than the whole model may be off by."""
 
 
-def rank(
-    problems: Problems,
-    measurements: Mapping[tuple[str, Schedule], Measurement],
-    *,
-    library_only: bool,
-    avoid: Sequence[str] = (),
-) -> list[Ranked]:
-    """Per problem the accepted kernels by time. Library calls of essential problems may stay unmeasured or unfinished.
+Stands = Callable[[Entry, LibraryCall], bool]
+"""Whether a call may stand in a plan unmeasured."""
 
-    Where all were measured, those that are only odd may. Kernels with an `algorithm` in `avoid` are left out.
+
+def rank(
+    problems: Problems, known: Known, *, library_only: bool, avoid: Sequence[str] = (), stands: Stands | None = None
+) -> list[Ranked]:
+    """Per problem the accepted kernels by time; of essential problems without any, the calls that may stand in.
+
+    Kernels with an `algorithm` in `avoid` are left out. `stands`: None: every call may that nothing speaks against; it
+    must be verified before the plan runs.
     """
+    measurements = known.measurements
     found = []
     for entry in problems.entries.values():
         timed = []
@@ -85,14 +88,23 @@ def rank(
             kernels = tuple((s, k) for _, s, k in timed)
             found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
             continue
-        calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall)]
-        tried = [(s, k, measurements.get((entry.problem.key, s))) for s, k in calls]
-        fresh = [(s, k) for s, k, m in tried if _is_open(m)] or [(s, k) for s, k, m in tried if _is_odd(m)]
-        fresh.sort(key=lambda x: names_algorithm(x[1]))  # what nobody measured is the framework's own call
+        fresh = [x for x in stand_ins(entry, known) if stands is None or stands(entry, x[1])]
         if entry.essential and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
+
+
+def stand_ins(entry: Entry, known: Known) -> list[tuple[Schedule, LibraryCall]]:
+    """Library calls that may stand in for want of a measured kernel, best first: those that nothing speaks against.
+
+    Where each was refused, those that are only odd. First what was verified, then the framework's own calls.
+    """
+    key = entry.problem.key
+    calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall) and (key, s) not in known.refused]
+    tried = [(s, k, known.measurements.get((key, s))) for s, k in calls]
+    fresh = [(s, k) for s, k, m in tried if _is_open(m)] or [(s, k) for s, k, m in tried if _is_odd(m)]
+    return sorted(fresh, key=lambda x: ((key, x[0]) not in known.right, names_algorithm(x[1])))
 
 
 def _is_open(m: Measurement | None) -> bool:

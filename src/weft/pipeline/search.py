@@ -45,6 +45,18 @@ class Known:
     """Seconds until the first problem was asked for."""
     measured_s: float = 0.0
     """Seconds until the first was measured."""
+    right: set[tuple[str, Schedule]] = field(default_factory=set)
+    """Calls by problem key that were verified without being timed."""
+    refused: set[tuple[str, Schedule]] = field(default_factory=set)
+    """Calls that were refused then."""
+    failed: str = ""
+    """Why there is no worker; empty: there is."""
+
+    def is_right(self, problem_key: str, schedule: Schedule) -> bool:
+        """Whether a kernel has run in a worker and was found right there."""
+        key = problem_key, schedule
+        found = self.measurements.get(key)
+        return key in self.right or (found is not None and found.verdict is Verdict.OK)
 
     def learn(self, entry: Entry) -> None:
         """Take in what was measured of a problem."""

@@ -20,6 +20,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import final
 
 import torch
@@ -113,9 +114,11 @@ class CudaExecutable:
             self.static_inputs = tuple(self._static[n, Format.ROW] for n in self.graph.inputs)
             self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
+            self._ends = self._copied_outputs()
             self._segments = self._record()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
+        owned += self.static_outputs if self._ends else ()
         self._turns = Turns(owned)
 
     @contextlib.contextmanager
@@ -259,7 +262,7 @@ class CudaExecutable:
         if stream != torch.cuda.current_stream():
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for launch in self._launches:
+            for launch in (*self._launches, *self._ends):
                 launch()
         stream.synchronize()
         segments: list[Run] = []
@@ -291,6 +294,7 @@ class CudaExecutable:
                 segments.append(launch)
             else:
                 run.append(launch)
+        run += self._ends
         flush()
         return segments
 
@@ -310,6 +314,9 @@ class CudaExecutable:
                     ended[i] = lanes[number].record_event()
         for lane in lanes[1:]:
             main.wait_stream(lane)
+        with torch.cuda.stream(main):
+            for copy in self._ends:
+                copy()
 
     # -- calling
 
@@ -321,7 +328,7 @@ class CudaExecutable:
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._turns.take()
-            for segment in self._launches if captured else self._segments:
+            for segment in (*self._launches, *self._ends) if captured else self._segments:
                 segment()
         return self.static_outputs
 
@@ -335,7 +342,7 @@ class CudaExecutable:
             self._turns.take()
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
-            for segment in self._launches if captured else self._segments:
+            for segment in (*self._launches, *self._ends) if captured else self._segments:
                 segment()
             found = tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
         if not self.plan.checks:
@@ -364,6 +371,8 @@ class CudaExecutable:
                 before(number)
                 launch()
             before(len(self._launches))
+            for copy in self._ends:
+                copy()
 
     def _check(self, position: int, tensor: torch.Tensor) -> None:
         expected = self._input_types[position]
@@ -388,6 +397,19 @@ class CudaExecutable:
             line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype], device=self.device)
             return line.reshape([size if k == n.attrs.axis else 1 for k in range(n.type.rank)]).expand(n.type.shape)
         return self._static[node, Format.ROW]
+
+    def _copied_outputs(self) -> list[Run]:
+        """What makes the outputs anew that are no views of what steps write: a repeated value is a copy."""
+
+        def copy(output: torch.Tensor, node: NodeId) -> None:
+            output.copy_(self._shaped(node))
+
+        found: list[Run] = []
+        for output, node, end in zip(self.static_outputs, self.graph.outputs, self._values.finals, strict=True):
+            stored = self._static.get((end, Format.ROW))
+            if stored is not None and output.untyped_storage().data_ptr() != stored.untyped_storage().data_ptr():
+                found.append(partial(copy, output, node))
+        return found
 
     @property
     def kernels(self) -> int:

@@ -65,6 +65,21 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Untimed:
+    """An environment in which kernels are verified and not timed: its verdicts have no samples."""
+
+    timed: Described
+    """The environment in which they would be timed."""
+    finite: bool
+    """Whether only finite inputs are looked at."""
+
+    @property
+    def text(self) -> str:
+        """Canonical JSON."""
+        return canonical({"untimed": self.timed.text, "finite": self.finite})
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """Everything outside a problem and a kernel that a timing on a CPU depends on."""
 

@@ -42,7 +42,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
-from weft.errors import DeviceError
+from weft.errors import DeviceError, NoWorkerError
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
@@ -50,9 +50,9 @@ from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, 
 from weft.options import Options
 from weft.tune.crew import Crew
 from weft.tune.cuda_site import CudaSite
-from weft.tune.keys import Described
+from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site
-from weft.tune.store import Database
+from weft.tune.store import Database, Record
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
@@ -78,6 +78,10 @@ class ProblemTrial:
     """Lower bound of the roofline; below 0.9 of it a time is impossible. 0: unknown."""
     incumbent: Schedule | None = None
     """Takes part in the final rounds whatever screening says."""
+    timed: bool = True
+    """False: verified alone. An outcome OK then has no samples, unless the database has some; none is SLOW."""
+    finite: bool = False
+    """Where nothing is timed: on finite inputs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +469,7 @@ class Tuner:
     def _look_up(self, trial: ProblemTrial) -> _Work:
         work = _Work(trial)
         for number, (schedule, _, _) in enumerate(trial.kernels):
-            record = self._database.lookup_record(trial.problem.key, schedule, work.kernels[number], self.environment)
+            record = self._recorded(trial, schedule, work.kernels[number])
             if record is None:
                 continue  # never measured here
             failed = record.measurement.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
@@ -476,6 +480,21 @@ class Tuner:
         work.known = frozenset(work.done)
         self._lookups += len(work.known)
         return work
+
+    def _environment_of(self, trial: ProblemTrial) -> Described:
+        """What its outcomes belong to."""
+        return self.environment if trial.timed else Untimed(self.environment, trial.finite)
+
+    def _recorded(self, trial: ProblemTrial, schedule: Schedule, kernel: str) -> Record | None:
+        """What the database says of a kernel; where nothing is timed, of one that was timed as well."""
+        found = self._database.lookup_record(trial.problem.key, schedule, kernel, self.environment)
+        if trial.timed:
+            return found
+        # a slow one was given up before it was verified on all inputs
+        open_ = {Verdict.SLOW, Verdict.NAN_CLASS} if trial.finite else {Verdict.SLOW}
+        if found is not None and found.measurement.verdict not in open_:
+            return found
+        return self._database.lookup_record(trial.problem.key, schedule, kernel, self._environment_of(trial))
 
     def _start_build(self, work: _Work, pool: Executor, known: Futures, deadline: float | None) -> _Build:
         """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
@@ -508,7 +527,7 @@ class Tuner:
             self._run(work, deadline)
         new = [work.done[k] for k in sorted(set(work.done) - work.known)]
         if new:
-            self._database.commit(new, self.environment, kills=work.kills)
+            self._database.commit(new, self._environment_of(work.trial), kills=work.kills)
             self._kernels += len(new)
             self._rejected.update(m.verdict for m in new if m.verdict is not Verdict.OK)
         self._trials += 1
@@ -633,7 +652,7 @@ class Tuner:
         sound = all(math.isfinite(x) and x > 0 for x in samples) and not math.isnan(ratio)
         if number not in numbers or number in work.done or not sound:
             raise WorkerFault(Fault.GARBAGE, f"a verdict on kernel {number} with samples {samples[:4]}")
-        if verdict is Verdict.OK and (not samples or ratio > 1):
+        if verdict is Verdict.OK and ((work.trial.timed and not samples) or ratio > 1):
             raise WorkerFault(Fault.GARBAGE, "an OK without samples or over its limits")
         found = work.measurement(number, verdict, error=error, samples=samples, ratio=ratio)
         if verdict is Verdict.OK and found.median_us < 0.9 * work.trial.bound_us:
@@ -649,12 +668,13 @@ class Tuner:
             "op": "trial",
             "problem": problem_to_json(work.trial.problem),
             "kernels": kernels,
-            "always": sorted({*library, *incumbent}),
+            "always": sorted({*library, *incumbent}) if work.trial.timed else list(numbers),
             "seed": self._options.seed,
             "bound_us": work.trial.bound_us,
             "l2_bytes": self._site.l2_bytes,
             "policy": cast("Json", asdict(self._site.policy)),
-            "time": True,
+            "time": work.trial.timed,
+            "finite": work.trial.finite,
             "left_s": 1e9 if deadline is None else max(0.0, deadline - self._clock()),
         }
 
@@ -708,7 +728,7 @@ class Tuner:
                 if self._ready_s(deadline) <= 0:
                     raise self._not_ready(first=first) from None
                 if attempt == len(waits):
-                    raise DeviceError(problem=f"the measuring worker does not start: {fault}") from None
+                    raise NoWorkerError(problem=f"the measuring worker does not start: {fault}") from None
 
     def _ready_s(self, deadline: float | None) -> float:
         """Seconds that a worker may still take to be ready."""

@@ -313,6 +313,10 @@ class Reference:
         ]
         return replace(self, cases=tuple(cases))
 
+    def finite(self) -> Reference:
+        """Without the input set that has infinities and NaN in it."""
+        return replace(self, cases=tuple(c for c in self.cases if c.kind is not InputSet.ADVERSARIAL))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""

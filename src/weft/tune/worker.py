@@ -124,6 +124,8 @@ class TrialRequest:
     time: bool
     left_s: float
     """After so many seconds no further kernel is looked at; those have no verdict."""
+    finite: bool = False
+    """Kernels are verified on finite inputs alone."""
 
     @classmethod
     def from_message(cls, m: Message) -> TrialRequest:
@@ -140,6 +142,7 @@ class TrialRequest:
             policy=replace(TimingPolicy(), **policy),  # type: ignore[arg-type]
             time=bool(m["time"]),
             left_s=float(cast("float", m["left_s"])),
+            finite=bool(m.get("finite", False)),
         )
 
 
@@ -178,6 +181,8 @@ def run_trial(request: TrialRequest, say: Channel, machine: Machine, references:
     start = machine.clock()
     shared = references or References()
     reference = shared.of(request.problem, request.seed).laid_out(request.problem)
+    if request.finite:
+        reference = reference.finite()
     passed: dict[int, _Passed] = {}
     arenas: dict[InputSet, Arena] = {}
     fastest = float("inf")

@@ -98,12 +98,15 @@ def test_no_kernel_is_called_that_the_framework_would_not_take(monkeypatch: pyte
     """Its private operators believe their operands: an illegal access ends the use of the GPU for the whole process."""
     asked: list[object] = []
 
-    def ran(*_: object) -> torch.Tensor:
-        return torch.full((1, 2, 16, 32), 7.0, dtype=torch.float16)
+    def backend(allowed: bool) -> attention_call.Backend:
+        def takes(operands: object) -> bool:
+            asked.append(operands)
+            return allowed
 
-    for name, allowed in (("flash", True), ("cudnn", False), ("efficient", False)):
-        takes = lambda p, allowed=allowed: bool(asked.append(p)) or allowed  # noqa: E731
-        monkeypatch.setitem(attention_call.BACKENDS, name, attention_call.Backend(takes, ran))
+        return attention_call.Backend(takes, lambda *_: torch.full((1, 2, 16, 32), 7.0, dtype=torch.float16))
+
+    for name in attention_call.BACKENDS:
+        monkeypatch.setitem(attention_call.BACKENDS, name, backend(name == "flash"))
     problem = attention(torch.float16)
     given = [torch.zeros(1, 2, 16, 32, dtype=torch.float16) for _ in range(3)]
     call = emit(problem, "flash")

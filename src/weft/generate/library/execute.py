@@ -330,7 +330,10 @@ def _direct(value: CallValue, slots: Sequence[Any]) -> bool:
 
 
 def _keep(value: Any, result: int) -> Any:
-    return value[result] if isinstance(value, tuple | list) and result >= 0 else value
+    kept = value[result] if isinstance(value, tuple | list) and result >= 0 else value
+    if kept is None:  # an undefined tensor, as some operators of the framework give of nothing
+        raise RuntimeError("an operator of the framework gave no tensor")
+    return kept
 
 
 def _copy(output: torch.Tensor, result: torch.Tensor) -> None:

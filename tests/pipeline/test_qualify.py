@@ -1,0 +1,246 @@
+"""No step runs here that has not run in a worker: what is verified before plans are linked, and what is dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from tests.orchestrate.graphs import residual_net
+
+import weft
+from weft import pipeline
+from weft.device.facts import CpuFacts
+from weft.errors import ArtifactError, NoWorkerError
+from weft.generate.registry import generators
+from weft.ir.graph import Graph
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.plan import Plan
+from weft.kernels.source import Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline import choose, qualify
+from weft.pipeline.emission import Emission
+from weft.pipeline.problems import Problems, collect, make_kernels
+from weft.pipeline.search import Known
+from weft.tune.tuner import ProblemTrial, Tuner
+
+FACTS = CpuFacts()
+Key = tuple[str, Schedule]
+
+
+@pytest.fixture
+def posed() -> tuple[Alternatives, Problems]:
+    alternatives = find_alternatives(residual_net(1))
+    graph = alternatives.graph
+    problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, FACTS)
+    makers = generators(library=True, generated=False)
+    for entry in problems.entries.values():
+        if entry.essential:
+            entry.widened = True
+            make_kernels(entry, problems, makers, FACTS, Options())
+    return alternatives, problems
+
+
+class Worker:
+    """Verifies: refuses what it is told to, and answers so many trials."""
+
+    def __init__(self, refuses: Sequence[Key] = (), answers: float = 1e9) -> None:
+        self.refuses, self.left = set(refuses), answers
+        self.asked: list[ProblemTrial] = []
+
+    def __call__(self, trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
+        for trial in trials:
+            if self.left <= 0:
+                return
+            self.left -= 1
+            self.asked.append(trial)
+            ((schedule, _, _),) = trial.kernels
+            key = trial.problem.key, schedule
+            yield Measurement(*key, Verdict.WRONG if key in self.refuses else Verdict.OK)
+
+
+def planned(posed: tuple[Alternatives, Problems], known: Known) -> list[Plan]:
+    alternatives, problems = posed
+    offers = choose.offers(choose.rank(problems, known, library_only=False))
+    library = choose.rank(problems, known, library_only=True)
+    return [
+        replace(choose.plain_plan("solution-1", alternatives.graph, offers, alternatives, Options())),
+        choose.library_plan(alternatives.graph, library, alternatives, Options()),
+    ]
+
+
+def run(
+    posed: tuple[Alternatives, Problems], known: Known, worker: Worker, *, has_baseline: bool = True
+) -> tuple[list[Plan], list[str]]:
+    lost: list[str] = []
+    found = qualify.qualify(
+        planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), lambda: False,
+        has_baseline=has_baseline, lost=lost,
+    )  # fmt: skip
+    return found, lost
+
+
+def test_every_step_that_nobody_measured_is_verified(posed: tuple[Alternatives, Problems]) -> None:
+    known, worker = Known(), Worker()
+    plans, lost = run(posed, known, worker, has_baseline=False)
+    assert [p.name for p in plans] == ["solution-1", "library"] and not lost
+    assert all(known.is_right(s.problem_key, s.kernel.schedule) for p in plans for s in p.steps)
+    asked = [(t.problem.key, t.kernels[0][0]) for t in worker.asked]
+    assert set(asked) == {(s.problem_key, s.kernel.schedule) for p in plans for s in p.steps}
+    assert len(asked) == len(set(asked)), "once each"
+    assert not any(t.timed or t.finite for t in worker.asked)
+
+
+def test_what_was_measured_is_not_asked_again(posed: tuple[Alternatives, Problems]) -> None:
+    keys = [(s.problem_key, s.kernel.schedule) for p in planned(posed, Known()) for s in p.steps]
+    known = Known({k: Measurement(*k, Verdict.OK, (1.0,)) for k in keys})
+    worker = Worker()
+    plans, _ = run(posed, known, worker)
+    assert [p.name for p in plans] == ["solution-1", "library"] and not worker.asked
+
+
+def test_the_library_plan_is_spared_where_there_is_a_baseline_and_a_plan(posed: tuple[Alternatives, Problems]) -> None:
+    known = Known()
+    solution, _ = planned(posed, known)
+    known.right = {(s.problem_key, s.kernel.schedule) for s in solution.steps}
+    worker = Worker()
+    plans, lost = run(posed, known, worker)
+    assert [p.name for p in plans] in (["solution-1"], ["solution-1", "library"]) and not worker.asked
+    lost_plans = 2 - len(plans)
+    assert len(lost) == lost_plans
+
+
+def test_a_refused_call_is_replaced_by_another_of_its_problem(posed: tuple[Alternatives, Problems]) -> None:
+    solution, _ = planned(posed, Known())
+    entries = posed[1].entries
+    step = next(s for s in solution.steps if len(entries[s.problem_key].kernels or ()) > 1)
+    key = step.problem_key, step.kernel.schedule
+    known = Known()
+    plans, lost = run(posed, known, Worker([key]), has_baseline=False)
+    assert not lost and known.refused == {key}
+    (other,) = {s.kernel.schedule for s in plans[0].steps if s.problem_key == step.problem_key}
+    assert other != step.kernel.schedule and known.is_right(step.problem_key, other)
+
+
+def test_where_every_call_is_refused_plans_are_made_without_the_problem(posed: tuple[Alternatives, Problems]) -> None:
+    solution, _ = planned(posed, Known())
+    step = next(s for s in solution.steps if s.kind.value == "origin")
+    kernels = posed[1].entries[step.problem_key].kernels or ()
+    known = Known()
+    plans, _ = run(posed, known, Worker([(step.problem_key, s) for s, _ in kernels]))
+    assert plans and all(s.problem_key != step.problem_key for p in plans for s in p.steps)
+
+
+@pytest.mark.parametrize("answers", [0, 2])
+def test_plans_that_there_is_no_time_for_are_dropped(answers: int, posed: tuple[Alternatives, Problems]) -> None:
+    known, worker = Known(), Worker(answers=answers)
+    plans, lost = run(posed, known, worker)
+    assert plans == [] and len(worker.asked) == answers == len(known.right)
+    assert len(lost) == 2
+    assert "kernels of the plan solution-1 are not verified: there was no time to verify them" in lost[0]
+
+
+def test_a_call_that_is_only_odd_is_verified_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
+    """Where nothing else is right: oneDNN's convolutions multiply infinite weights with padding."""
+    _, problems = posed
+    step = planned(posed, Known())[0].steps[0]
+    kernels = problems.entries[step.problem_key].kernels or ()
+    known = Known({(step.problem_key, s): Measurement(step.problem_key, s, Verdict.NAN_CLASS) for s, _ in kernels})
+    worker = Worker()
+    plans, _ = run(posed, known, worker, has_baseline=False)
+    assert plans
+    assert {t.problem.key for t in worker.asked if t.finite} == {step.problem_key}
+
+
+class Sick:
+    """In place of a tuner whose worker cannot be started."""
+
+    gave_up = ""
+
+    def measure(self, trials: object, **_: object) -> Iterator[Measurement]:
+        raise NoWorkerError(problem="the measuring worker does not start: exit status 1")
+        yield  # type: ignore[unreachable]
+
+
+def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems]) -> None:
+    alternatives, problems = posed
+    options = Options(budget_s=30.0)
+    setting = pipeline.Setting(options, FACTS, None, {})
+    emission = Emission(generators(), FACTS, options, count=0)
+    bench = pipeline.Bench(cast("Tuner", Sick()), emission)
+    known = pipeline.measure(bench, alternatives, problems, setting, time.monotonic() + 30.0, lambda stage, line: None)
+    assert known.failed == "the measuring worker does not start: exit status 1"
+    lost: list[str] = []
+    plans = pipeline.select_plans(alternatives, problems, known, setting, lost)
+    end = time.monotonic() + 30.0
+    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, end, True, lost)
+    assert found == [] and known.failed in lost
+
+
+class Block(torch.nn.Module):
+    """Of everything a little, of which little is measured in no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.line = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.gelu(self.conv(x)).mean((2, 3))
+        result: torch.Tensor = torch.softmax(self.line(y), -1)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:Weft has no plan for this model")
+@pytest.mark.parametrize("budget_s", [1.5, 60.0])
+def test_nothing_is_linked_that_no_worker_has_verified(
+    budget_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the whole pipeline, with time for everything and for next to nothing."""
+    right: set[Key] = set()
+    linked: list[Key] = []
+    measure, link = Tuner.measure, pipeline.link
+
+    def listening(self: Tuner, trials: object, **given: object) -> Iterator[Measurement]:
+        for found in measure(self, trials, **given):  # type: ignore[arg-type]
+            if found.verdict is Verdict.OK:
+                right.add((found.problem_key, found.schedule))
+            yield found
+
+    def linking(graph: Graph, plan: Plan, setting: pipeline.Setting) -> object:
+        linked.extend((s.problem_key, s.kernel.schedule) for s in plan.steps)
+        return link(graph, plan, setting)
+
+    monkeypatch.setattr(Tuner, "measure", listening)
+    monkeypatch.setattr(pipeline, "link", linking)
+    chance = torch.Generator().manual_seed(1)
+    model, x = Block().eval(), torch.randn(2, 3, 8, 8, generator=chance)
+    options = weft.Options(budget_s=budget_s, cache_dir=tmp_path, keep_per_problem=1)
+    compiled = weft.compile(model, x, options=options)
+    assert set(linked) <= right
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    if budget_s > 50:
+        assert linked
+        again = weft.compile(model, x, options=replace(options, budget_s=61.0))
+        assert again.record.measured == 0, "verdicts are remembered"
+
+
+def test_without_a_budget_only_covered_calls_stand_in_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Block().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    options = weft.Options(budget_s=0, cache_dir=tmp_path)
+    monkeypatch.setattr(pipeline, "is_covered", lambda problem, call, device: False)
+    with pytest.warns(UserWarning, match="has no plan for this model"):
+        compiled = weft.compile(model, x, options=options)
+    with pytest.raises(ArtifactError):
+        compiled.save(tmp_path / "m.weft")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    monkeypatch.undo()
+    assert weft.compile(model, x, options=options).executable.kernels > 0
