@@ -15,16 +15,17 @@ from tests.orchestrate.graphs import residual_net
 import weft
 from weft import pipeline
 from weft.device.facts import CpuFacts
-from weft.errors import ArtifactError, NoWorkerError
+from weft.errors import ArtifactError, DeviceError, NoWorkerError
 from weft.generate.registry import generators
 from weft.ir.graph import Graph
+from weft.ir.types import DType
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan
 from weft.kernels.source import Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline import choose, qualify
+from weft.pipeline import choose, finish, qualify
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Problems, collect, make_kernels
 from weft.pipeline.search import Known
@@ -230,6 +231,64 @@ def test_nothing_is_linked_that_no_worker_has_verified(
         assert linked
         again = weft.compile(model, x, options=replace(options, budget_s=61.0))
         assert again.record.measured == 0, "verdicts are remembered"
+
+
+FAULTS = [
+    RuntimeError("refused"),
+    TypeError("no tensor"),
+    DeviceError(problem="cannot be launched"),
+    MemoryError("none"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda x: type(x).__name__)
+def test_a_plan_that_raises_here_is_dropped(fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> object:
+        raise fault
+
+    monkeypatch.setattr(pipeline, "link", refusing)
+    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    lost: list[str] = []
+    graph, plan, x = residual_net(1), Plan("bad", ()), torch.ones(3)
+    with pytest.warns(UserWarning, match="leaves out the plan bad"):
+        (left,) = pipeline.link_all(graph, [plan], setting, [x], lambda x: [x], lost)
+    assert left.executable is None and "the plan bad does not run" in lost[0]
+
+
+def test_a_plan_that_ends_the_use_of_the_gpu_is_reported_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in the process can use it any more: trying further would blame whoever comes next."""
+
+    def killing(*_: object) -> object:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(pipeline, "link", killing)
+    monkeypatch.setattr(pipeline.Setting, "is_sound", lambda self: False)
+    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    plans = [Plan("bad", ()), Plan("next", ())]
+    with pytest.raises(
+        DeviceError, match=r"the plan bad ended this process's use of the GPU: .*access was enc.* \[W301"
+    ):
+        pipeline.link_all(residual_net(1), plans, setting, [torch.ones(3)], None, [])
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_plan_that_raises_while_it_is_judged(sound: bool) -> None:
+    def raising() -> list[torch.Tensor]:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    one = torch.ones(3)
+    expected = finish.Expected([one.double().numpy()], [one.numpy()])
+    bad = finish.Contender("solution-1", raising, 1, 1.0, baseline=False, executable=None)
+    good = finish.Contender("eager", lambda: [one], 0, 0.0, baseline=True, executable=None)
+    if not sound:
+        with pytest.raises(DeviceError, match="solution-1 ended this process's use of the GPU"):
+            finish.decide([bad, good], expected, DType.F32, seed=0, budget_s=0.1, lives=lambda: False)
+        return
+    chosen, records = finish.decide([bad, good], expected, DType.F32, seed=0, budget_s=0.1)
+    assert chosen is good
+    assert not records[0].verified and "does not run: CUDA error" in records[0].note
 
 
 def test_without_a_budget_only_covered_calls_stand_in_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

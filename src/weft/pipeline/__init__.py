@@ -623,7 +623,7 @@ def link_all(
                 executable = link(graph, plan, setting)
             executable.check_indices = False  # until it is given out
             executable(*inputs)
-        except (RuntimeError, ArtifactError) as error:
+        except finish.FAULTS as error:
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if not setting.is_sound():
                 problem = f"the plan {plan.name} ended this process's use of the GPU: {said}"

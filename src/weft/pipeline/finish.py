@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.errors import DeviceError, OptionError
+from weft.errors import ArtifactError, DeviceError, OptionError
 from weft.frontends.torch.dtypes import HELD
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
@@ -30,6 +30,8 @@ from weft.tune.verify import POISONS
 Run = Callable[[], Sequence[torch.Tensor]]
 Sample = Callable[[Callable[[], object], int], float]
 """(function, calls) -> microseconds per call."""
+FAULTS = (RuntimeError, ArtifactError, DeviceError, TypeError, ValueError, IndexError, MemoryError)
+"""What a plan may raise while it is linked, run or judged; it is dropped then."""
 ROUNDS = 15
 MARGIN = 0.02
 PART = 1 << 27
@@ -235,7 +237,7 @@ def fastest(contenders: Sequence[Contender], timed: Sequence[PlanRecord]) -> Any
 def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Callable[[], bool]) -> Check:
     try:
         return verify(contender, expected, dtype)
-    except (RuntimeError, IndexError) as error:
+    except FAULTS as error:
         said = f"does not run: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
         if not lives():
             problem = f"the plan {contender.name} ended this process's use of the GPU: {said}"

@@ -1,0 +1,71 @@
+"""The parts of `benchmarks.gpu_trust` that need no GPU: its models, its faults and what it counts."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import pytest
+import torch
+from benchmarks.gpu_faults import MULTIPLY, problem
+
+from benchmarks import gpu_trust
+from weft.kernels.measurement import Verdict
+from weft.kernels.source import CallStep, LibraryCall, Ref, Schedule
+from weft.tune.verify import LibrarySubject, classify, reference_of, verify
+
+
+def test_eleven_models_at_several_batches() -> None:
+    assert len(gpu_trust.MODELS) == 11 == len(gpu_trust.BATCHES)
+    assert gpu_trust.BATCHES["gpt2"] == (1, 2, 4, 8, 16, 32)
+    assert all(len(b) > 1 for b in gpu_trust.BATCHES.values())
+
+
+@pytest.mark.parametrize("name", [n for n, (build, _) in gpu_trust.MODELS.items() if build is gpu_trust._block])
+def test_a_model_is_the_same_every_time(name: str) -> None:
+    (model, inputs), (again, _) = gpu_trust.made(name, 2, tokens=12), gpu_trust.made(name, 2, tokens=12)
+    with torch.no_grad():
+        got, exact = model(*inputs), again.double()(*gpu_trust.as_type(inputs, torch.float64))
+    assert gpu_trust.error(got, exact) < gpu_trust.ROUNDING[torch.float32]
+
+
+def test_errors_are_judged_by_eagers_and_by_rounding() -> None:
+    x = torch.ones(4)
+    assert gpu_trust.error(x, x) == 0
+    assert gpu_trust.error(x * torch.nan, x) == gpu_trust.error(x[:2], x) == float("inf")
+    assert gpu_trust.is_right(1.9e-2, 1e-2, torch.float16) and not gpu_trust.is_right(2.1e-2, 1e-2, torch.float16)
+    assert gpu_trust.is_right(9e-4, 0.0, torch.float16) and not gpu_trust.is_right(float("inf"), 1.0, torch.float16)
+
+
+@pytest.mark.parametrize("kind", gpu_trust.KINDS)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_every_fault_is_one(kind: str, number: int) -> None:
+    here = problem(f"{kind} {number}")
+    written = LibraryCall(
+        Schedule("library"), (), (CallStep("aten.mul.out", (Ref("in", 0), Ref("in", 1))),), (Ref("tmp", 0),), True
+    )
+    reference = reference_of(here.graph, seed=0)
+    for call in (MULTIPLY, written):
+        subject = LibrarySubject(here, call)
+        sound = verify(here, subject, reference.laid_out(here), {}, slow_s=1e9, clock=perf_counter_ns)
+        assert sound.finding.verdict is Verdict.OK
+        bad = gpu_trust.broken(kind, number, call)
+        assert bad.schedule != call.schedule and not bad.out_variant
+        try:
+            subject = LibrarySubject(here, bad)
+            found = verify(here, subject, reference.laid_out(here), {}, slow_s=1e9, clock=perf_counter_ns).finding
+        except (RuntimeError, TypeError, IndexError) as error:
+            found = classify(error)
+        assert found.verdict is not Verdict.OK
+
+
+def test_the_summary_counts_models_and_faults_apart() -> None:
+    lines = [
+        {"case": "gpt2 batch 1", "alive": True, "right": True, "faster": True},
+        {"case": "gpt2 batch 8", "alive": False, "right": False, "faster": False},
+        {"case": "faults in calls: refuses", "injected": 100, "alive": True, "right": True},
+        {"case": "faults in plans: refuses", "injected": 50, "alive": True, "right": False},
+    ]
+    found = gpu_trust.summary(lines)
+    assert (found["total"], found["alive"], found["right"], found["faster"]) == (2, 1, 1, 1)
+    assert (found["faults"], found["fault_cases"], found["fault_cases_right"]) == (150, 2, 1)
+    assert "gpt2 batch 8" in gpu_trust.table(lines)
