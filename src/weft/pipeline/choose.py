@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.library.algorithm import names_algorithm
+from weft.ir.attrs import InputAttrs
 from weft.ir.graph import Graph, NodeId, bits
-from weft.kernels.candidate import Candidate, Kind
-from weft.kernels.formats import Format
+from weft.ir.prims import Prim
+from weft.ir.types import DType
+from weft.kernels.candidate import Candidate, Kind, Problem
+from weft.kernels.formats import Format, formats_of
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import Kernel, LibraryCall, Schedule
@@ -29,6 +32,10 @@ WORTH_TIMING = 1.05
 """On a GPU, the heuristic plan is made where it is predicted to be at most so many times as slow as the best."""
 SOLVER_S, SOLVER_SHARE = 3.0, 0.05
 """On a GPU, the final plans are solved for in this share of the budget, at least so many seconds."""
+
+
+TURNED = 2.0
+"""What a convolution of row-major images costs besides its call, in calls: its operand and its result are turned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +191,44 @@ def _on_gpu(options: Options) -> bool:
 
 
 def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives, options: Options) -> Plan:
-    """One library call per operator where there is one, per primitive elsewhere; row-major; no fusion.
+    """One library call per operator where there is one, per primitive elsewhere; no fusion.
+
+    As few calls as possible, changes of format counted; images lie channels-last where that spares libraries more of
+    these inside their convolutions.
 
     Raises:
         OptionError: no such plan was found within the limit on memory [W001].
     """
     available = [
         o
-        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN}))
-        if set(o.priced.input_formats + o.priced.output_formats) <= {Format.ROW}
-        and not (o.candidate.members & alternatives.extra)
+        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT}))
+        if not (o.candidate.members & alternatives.extra)
     ]
-    priced = [replace(o.priced, cost_us=1.0) for o in available]
+    priced = [replace(o.priced, cost_us=_calls(o, options)) for o in available]
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
+
+
+def _calls(offer: Offer, options: Options) -> float:
+    """What an offer costs in calls: a change of format inside is one more, turned operands of a convolution two.
+
+    A library turns these itself where they are row-major: oneDNN those of f32, cuDNN those of 16 bits.
+    """
+    problem = offer.cut.problem
+    images = {f for n, f in _images(problem)}
+    fast = (DType.F16, DType.BF16) if _on_gpu(options) else (DType.F32, DType.BF16)
+    turns = images == {Format.ROW} and any(n.prim is Prim.CONV and n.type.dtype in fast for n in problem.graph.nodes)
+    return 1.0 + TURNED * turns + (len(images) > 1 and offer.candidate.kind is not Kind.CONVERT)
+
+
+def _images(problem: Problem) -> Iterator[tuple[NodeId, Format]]:
+    """Inputs and outputs that may lie in either format, and how they do."""
+    graph = problem.graph
+    given = [*zip(graph.inputs, problem.input_formats, strict=True)]
+    for node, format_ in (*given, *zip(graph.outputs, problem.output_formats, strict=True)):
+        weight = isinstance(at := graph.nodes[node].attrs, InputAttrs) and at.is_weight
+        if not weight and len(formats_of(graph.type_of(node))) > 1:
+            yield node, format_
 
 
 def assemble(

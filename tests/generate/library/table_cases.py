@@ -31,6 +31,7 @@ from weft.tune.verify import Finding, weight_positions
 
 IMAGE, ROWS = (2, 8, 5, 6), (4, 10)
 FLOATS = (DType.F64, DType.F32, DType.F16, DType.BF16)
+_TWICE = {"sizes": (2, 8, 10, 12), "scales_text": "1.0,1.0,2.0,2.0"}
 _PLAIN = {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}
 RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "softmax": [([IMAGE], {"axis": 1}), ([ROWS], {"axis": -1})],
@@ -49,6 +50,7 @@ RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
             "softplus": {"beta": 1.0, "threshold": 20.0},
             "elu": {"alpha": 0.7},
             "leaky_relu": {"alpha": 0.2},
+            "relu": {},
         }.items()
     },
     "linear": [([ROWS, (7, 10), (7,)], {}), ([ROWS, (10, 10)], {})],
@@ -68,6 +70,11 @@ RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "max_pool": [([IMAGE], {**_PLAIN, "kernel": (3, 3), "strides": (2, 2)})],
     "avg_pool": [([IMAGE], {"kernel": (2, 2), "strides": (2, 2), "pads_lo": (0, 0), "pads_hi": (0, 0)})],
     "adaptive_avg_pool": [([IMAGE], {"output_size": (1, 1)})],
+    "resize_nearest": [([IMAGE], {**_TWICE, "coordinate_mode": "asymmetric", "nearest_mode": "floor"})],
+    "resize_linear": [
+        ([IMAGE], {**_TWICE, "coordinate_mode": "half_pixel"}),
+        ([IMAGE], {**_TWICE, "coordinate_mode": "pytorch_half_pixel"}),
+    ],
     "reduce_mean": [([IMAGE], {"axes": (2, 3), "keepdims": True}), ([IMAGE], {"axes": (1,), "keepdims": True})],
 }
 """Rule -> operands (a shape, of the type at hand, or a whole type) and parameters."""
@@ -99,7 +106,9 @@ _IMAGES: dict[Prim, list[tuple[tuple[tuple[int, ...], ...], a.Attrs]]] = {
 }  # fmt: skip
 
 
-ODD = frozenset({"primitives mod", "primitives fmod", "operator gelu", "operator sdpa", "conv", "linear"})
+ODD = frozenset(
+    {"primitives mod", "primitives fmod", "operator gelu", "operator sdpa", "operator resize_linear", "conv", "linear"}
+)
 """The framework's own operators, and oneDNN's, that make NaN of an infinity, or of what overflows inside, elsewhere
 than the primitives do: allowed on the inputs made for that, as it is for steps of plans."""
 

@@ -11,7 +11,7 @@ from weft.generate.library import LibraryGenerator
 from weft.generate.library.execute import BoundCall, resolve
 from weft.generate.library.operators import OPERATORS
 from weft.ir.declined import Declined
-from weft.ir.graph import GraphBuilder
+from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.passes import clean_up
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
@@ -112,20 +112,67 @@ def test_a_parameter_is_meant_or_declined(
             right(problem, call)
 
 
-def test_an_operand_that_was_folded_away_is_not_an_absent_one() -> None:
+def folded(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]) -> list[tuple[Problem, object]]:
+    """What the library says to an operator whose constants clean-ups gave new shapes."""
     b = GraphBuilder()
+    rng = np.random.default_rng(0)
     x = b.input(TensorType(DType.F32, IMAGE))
-    gamma, beta = (b.constant(np.full(6, v, np.float32)) for v in (2.0, 3.0))
-    results = fission.apply(b, "instance_norm", [x, gamma, beta], {"eps": 1e-5})
+    constants = [b.constant(rng.uniform(1.5, 2.5, s).astype(np.float32)) for s in shapes]
+    results = fission.apply(b, rule, [x, *constants], params)
     assert not isinstance(results, Declined)
-    graph = clean_up(b.build(results)).graph
+    return of_rule(clean_up(b.build(results)).graph, rule)
+
+
+def of_rule(graph: Graph, rule: str) -> list[tuple[Problem, object]]:
     found = []
     for candidate in enumerate_candidates(graph).candidates:
         choice = format_choices(graph, candidate)[0]
         problem = extract(graph, candidate, choice.inputs, choice.outputs).problem
-        if problem.origin_rule == "instance_norm":
-            found.append(LibraryGenerator().emit(problem, Schedule("library", (("form", "operator"),))))
-    assert [type(f) for f in found] == [Declined]
+        if problem.origin_rule == rule:
+            found.append((problem, LibraryGenerator().emit(problem, Schedule("library", (("form", "operator"),)))))
+    return found
+
+
+def test_an_operand_that_was_folded_away_is_not_an_absent_one() -> None:
+    ((_, call),) = folded("conv", *(CASES["conv"][0][1:], CASES["conv"][1]))
+    assert isinstance(call, Declined)
+    assert "changed by the clean-ups" in call.reason
+
+
+@pytest.mark.parametrize("rule", ["instance_norm", "group_norm"])
+def test_the_scale_and_shift_of_a_norm_are_found_again(rule: str) -> None:
+    ((problem, call),) = folded(rule, [(6,), (6,)], CASES[rule][1])
+    assert min(problem.origin_operand_nodes) < -1
+    assert isinstance(call, LibraryCall), call
+    right(problem, call)
+
+
+def test_the_deviation_of_one_image_is_no_scale() -> None:
+    """Without a scale and a shift, which clean-ups drop, the last product of a norm is by its reciprocal deviation."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1, *IMAGE[1:])))
+    ones, zeros = b.constant(np.ones(6, np.float32)), b.constant(np.zeros(6, np.float32))
+    results = fission.apply(b, "instance_norm", [x, ones, zeros], {"eps": 1e-5})
+    assert not isinstance(results, Declined)
+    graph = clean_up(b.build(results)).graph
+    ((_, call),) = of_rule(graph, "instance_norm")
+    assert isinstance(call, Declined)
+
+
+@pytest.mark.parametrize(
+    ("params", "taken"),
+    [
+        ({"coordinate_mode": "asymmetric", "nearest_mode": "floor"}, True),
+        ({"coordinate_mode": "half_pixel", "nearest_mode": "floor"}, False),
+        ({"coordinate_mode": "asymmetric", "nearest_mode": "ceil"}, False),
+    ],
+)
+def test_a_resize_is_one_call_where_its_indices_are_those_of_the_operator(
+    params: dict[str, object], taken: bool
+) -> None:
+    sizes = {"sizes": (2, 6, 16, 24), "scales_text": "1.0,1.0,2.0,3.0"}
+    ((_, call),) = calls_of("resize_nearest", [IMAGE], {**sizes, **params})
+    assert isinstance(call, LibraryCall) is taken, call
 
 
 def test_a_parameter_that_no_row_reads_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:

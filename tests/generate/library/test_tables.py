@@ -18,7 +18,7 @@ from weft.ir.prims import FREE, Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import LibraryCall
+from weft.kernels.source import LibraryCall, Schedule
 from weft.tune.verify import LibrarySubject, classify, reference_of, verify
 
 PRIMS = [p for p in Prim if p not in FREE and p is not Prim.OPAQUE]
@@ -87,6 +87,11 @@ def test_the_tables_are_covered_whole() -> None:
 
 def test_every_call_that_writes_its_output_itself_is_made() -> None:
     written = {c.run[-1].target for p in every_problem() for c in cases.calls_of(p) if c.out_variant}
+    for problem in (p for g in cases.products() for p in cases.whole(g)):
+        for form in ("cudnn", "cublaslt"):
+            call = LibraryGenerator().emit(problem, Schedule("library", (("form", form),)))
+            if isinstance(call, LibraryCall) and call.out_variant:
+                written.add(call.run[-1].target)
     assert written == set(OUT_VARIANTS.values()) | set(ROW_MAJOR_OUT_VARIANTS.values())
 
 

@@ -90,8 +90,8 @@ class LibraryGenerator:
 
     def emit(self, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         """The call of one form, or why it does not apply."""
-        from weft.generate.library.fused import fused_conv, fused_linear
-        from weft.generate.library.operators import OPERATORS, Operator
+        from weft.generate.library.fused import fused_conv, fused_linear, is_weight
+        from weft.generate.library.operators import OPERATORS, PER_CHANNEL, TABLED, Operator
         from weft.generate.library.translate import Program
 
         form = schedule.param("form")
@@ -101,25 +101,29 @@ class LibraryGenerator:
             return fused_conv(problem, schedule)
         if form == "linear":
             return fused_linear(problem, schedule)
-        if form == "operator" and min(problem.origin_operand_nodes, default=0) < -1:
+        lost = min(problem.origin_operand_nodes, default=0) < -1 and problem.origin_rule not in PER_CHANNEL
+        if form == "operator" and lost:
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         program = Program(problem.graph)
         if form == "primitives":
             return program.finish(schedule, problem)
         row = OPERATORS.get(problem.origin_rule)
-        if row is None or len(problem.graph.outputs) != 1 or -1 in problem.origin_operand_nodes[:1]:
+        if row is None or len(problem.graph.outputs) != 1 or min(problem.origin_operand_nodes[:1], default=0) < 0:
             return Declined(f"no ATen operator for rule {problem.origin_rule!r}")
         operator = Operator(program, problem.origin_operand_nodes, problem.origin_params)
         result = row(operator)
-        if unread := operator.unread():
-            return Declined(f"ATen's operator has no {', '.join(sorted(unread))} for {problem.origin_rule!r}")
+        if ignored := operator.unread():
+            return Declined(f"ATen's operator has no {', '.join(sorted(ignored))} for {problem.origin_rule!r}")
         if result is None:
             return Declined(f"ATen's operator does not mean this {problem.origin_rule}")
         program.bind(problem.graph.outputs[0], result)
-        if len(program.used_inputs()) < len(problem.graph.inputs):
+        unread = set(range(len(problem.graph.inputs))) - program.used_inputs()
+        if problem.origin_rule in TABLED:
+            unread = {k for k in unread if not is_weight(problem.graph, problem.graph.inputs[k])}
+        if unread:
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         if not program.run:
             return Declined("nothing left to run")
         stored, first = problem.graph.type_of(problem.graph.outputs[0]), problem.origin_operand_nodes[0]
-        same_shape = problem.graph.type_of(first).shape == stored.shape
+        same_shape = problem.graph.type_of(first).shape == stored.shape or problem.origin_rule in TABLED
         return program.finish(schedule, problem if same_shape else None)

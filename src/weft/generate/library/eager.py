@@ -20,7 +20,7 @@ from torch import fx
 
 from weft.errors import UnsupportedError
 from weft.generate.library.execute import TORCH_DTYPE, resolve
-from weft.generate.library.operators import OPERATORS, Operator, Row
+from weft.generate.library.operators import OPERATORS, Operator, Row, resize_linear
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId, Origin
@@ -237,22 +237,8 @@ def _resize_nearest(o: Operator, result: NodeId) -> Ref | None:
     return o.call("aten.upsample_nearest2d.default", o.ref(0), sizes[2:]) if len(sizes) == 4 else None
 
 
-def _resize_linear(o: Operator, _: NodeId) -> Ref | None:
-    shape, sizes = o.shape(0), o.ints("sizes")
-    mode = str(o.param("coordinate_mode", "half_pixel"))
-    scales = [float(s) for s in str(o.param("scales_text", "")).split(",") if s]
-    o.implied("roi_text", "extrapolation")
-    plain = not o.param("antialias", False) and not o.param("exclude_outside", False)
-    fits = len(shape) == 4 and shape[:2] == sizes[:2] and min(sizes[2:], default=0) > 1
-    even = all(s == m / n for s, m, n in zip(scales, sizes, shape, strict=bool(scales)))
-    if not (plain and fits and even) or mode not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
-        return None
-    return o.call("aten.upsample_bilinear2d.default", o.ref(0), sizes[2:], mode == "align_corners")
-
-
 ROWS: Mapping[str, Any] = {
     **{rule: _of(row) for rule, row in OPERATORS.items()},
-    "relu": _same("aten.relu.default"),
     "matmul": _same("aten.matmul.default"),
     "where": _same("aten.where.self"),
     "binary": _binary,
@@ -267,7 +253,7 @@ ROWS: Mapping[str, Any] = {
     "global_avg_pool": _global_pool,
     "hard_sigmoid": _hard_sigmoid,
     "resize_nearest": _resize_nearest,
-    "resize_linear": _resize_linear,
+    "resize_linear": _of(resize_linear),
 }
 """Rule → the one call of its operator, given the node of its result; None where ATen's operator means another."""
 

@@ -62,7 +62,7 @@ def cudnn_conv(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         other = p.value(tail.residual)
         out = p.call("aten.cudnn_convolution_add_relu.default", data, weight, other, 1.0, bias, *common)
     p.bind(graph.outputs[0], out)
-    return p.finish(schedule)
+    return p.finish(schedule, problem)
 
 
 def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
@@ -103,7 +103,7 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
     else:
         return Declined(f"cuBLASLt has no {name}")
     p.bind(graph.outputs[0], out)
-    return p.finish(schedule)
+    return p.finish(schedule, problem)
 
 
 def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:

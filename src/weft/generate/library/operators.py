@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
+from weft.generate.library.fused import channel_bias, is_weight
 from weft.generate.library.translate import Program, convolution
 from weft.ir.graph import NodeId, OriginParam
 from weft.ir.prims import Prim
@@ -59,6 +60,27 @@ class Operator:
         """Keyword arguments that a row never looked at: its call cannot mean them."""
         return set(self._params) - self._read
 
+    def per_channel(self, position: int) -> NodeId | None:
+        """A scale (operand 1) or shift (operand 2) of dimension 1, also where clean-ups gave it another shape.
+
+        Then the result still is `y · scale + shift`, and both are found there. None: absent, or not found.
+        """
+        if position < len(self.operands) and self.operands[position] != LOST:
+            return self.operands[position] if self.has(position) else None
+        node, channels = self.graph.outputs[0], self.shape(0)[1]
+        if self.graph.nodes[node].prim is Prim.CAST:
+            (node,) = self.graph.nodes[node].inputs
+        found: dict[Prim, NodeId] = {}
+        for prim in (Prim.ADD, Prim.MUL):
+            n = self.graph.nodes[node]
+            sources = [channel_bias(self.graph, i, channels, 1) for i in n.inputs] if n.prim is prim else []
+            # at batch 1 the reciprocal deviation has a scale's shape, too
+            sources = [x if x is not None and is_weight(self.graph, x) else None for x in sources]
+            if len(given := [x for x in sources if x is not None]) == 1:
+                found[prim] = given[0]
+                node = n.inputs[sources.index(None)]
+        return found.get(Prim.MUL if position == 1 else Prim.ADD)
+
     def call(self, target: str, *args: CallValue, result: int = 0) -> Ref:
         """One step of the program."""
         return self.program.call(target, *args, result=result)
@@ -102,14 +124,37 @@ def _layer_norm(o: Operator) -> Ref | None:
     return o.call("aten.native_layer_norm.default", o.ref(0), shape, o.ref(1), o.ref(2), o.number("eps", 1e-5))
 
 
+def _affine(o: Operator) -> list[Ref | None] | None:
+    """Scale and shift of dimension 1 as ATen takes them, (channels,) of the type at hand; None: one is not found."""
+    found: list[Ref | None] = []
+    for position in (1, 2):
+        node = o.per_channel(position)
+        if node is None:
+            if position < len(o.operands) and o.operands[position] == LOST:
+                return None
+            found.append(None)
+            continue
+        ref, dtype = o.program.value(node), o.graph.type_of(o.node(0)).dtype
+        if o.graph.type_of(node).shape != o.shape(0)[1:2]:
+            ref = o.call("aten.reshape.default", ref, o.shape(0)[1:2])
+        if o.graph.type_of(node).dtype is not dtype:
+            ref = o.program.call("aten._to_copy.default", ref, dtype=f"dtype:{dtype.value}")
+        found.append(ref)
+    return found
+
+
 def _group_norm(o: Operator) -> Ref | None:
-    groups = int(cast("int", o.param("groups", 1)))
-    return o.call("aten.group_norm.default", o.ref(0), groups, o.ref(1), o.ref(2), o.number("eps", 1e-5), False)
+    groups, eps = int(cast("int", o.param("groups", 1))), o.number("eps", 1e-5)
+    if (affine := _affine(o)) is None:
+        return None
+    return o.call("aten.group_norm.default", o.ref(0), groups, *affine, eps, False)
 
 
 def _instance_norm(o: Operator) -> Ref | None:
     eps = o.number("eps", 1e-5)
-    return o.call("aten.instance_norm.default", o.ref(0), o.ref(1), o.ref(2), None, None, True, 0.0, eps, False)
+    if (affine := _affine(o)) is None:
+        return None
+    return o.call("aten.instance_norm.default", o.ref(0), *affine, None, None, True, 0.0, eps, False)
 
 
 def _gelu(o: Operator) -> Ref | None:
@@ -186,6 +231,48 @@ def _mean(o: Operator) -> Ref | None:
     return o.call("aten.mean.dim", o.ref(0), o.ints("axes"), bool(o.param("keepdims", True)))
 
 
+def _resize_nearest(o: Operator) -> Ref | None:
+    """Where every index is floor(i·n/m), which is what `upsample_nearest2d` takes."""
+    shape, sizes = o.shape(0), o.ints("sizes")
+    scales = [float(s) for s in str(o.param("scales_text", "")).split(",") if s]
+    o.implied("roi_text", "extrapolation")
+    modes = o.param("coordinate_mode", "half_pixel"), o.param("nearest_mode", "round_prefer_floor")
+    fits = len(shape) == len(sizes) == 4 and shape[:2] == sizes[:2] and 0 not in shape + sizes
+    even = all(s == m / n for s, m, n in zip(scales, sizes, shape, strict=bool(scales)))
+    if not (fits and even) or modes != ("asymmetric", "floor"):
+        return None
+    return o.call("aten.upsample_nearest2d.default", o.ref(0), sizes[2:])
+
+
+def resize_linear(o: Operator) -> Ref | None:
+    """Where the coordinates are those of `upsample_bilinear2d`."""
+    shape, sizes = o.shape(0), o.ints("sizes")
+    mode = str(o.param("coordinate_mode", "half_pixel"))
+    scales = [float(s) for s in str(o.param("scales_text", "")).split(",") if s]
+    o.implied("roi_text", "extrapolation")
+    plain = not o.param("antialias", False) and not o.param("exclude_outside", False)
+    fits = len(shape) == 4 and shape[:2] == sizes[:2] and min(sizes[2:], default=0) > 1
+    even = all(s == m / n for s, m, n in zip(scales, sizes, shape, strict=bool(scales)))
+    if not (plain and fits and even) or mode not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        return None
+    return o.call("aten.upsample_bilinear2d.default", o.ref(0), sizes[2:], mode == "align_corners")
+
+
+def _resize_linear(o: Operator) -> Ref | None:
+    """With aligned corners ATen's weights differ from ours in the last digit."""
+    return None if o.param("coordinate_mode", "half_pixel") == "align_corners" else resize_linear(o)
+
+
+def _relu(o: Operator) -> Ref | None:
+    return o.call("aten.relu.default", o.ref(0))
+
+
+LOST = -2
+"""In place of an operand that clean-ups changed."""
+PER_CHANNEL = frozenset({"group_norm", "instance_norm"})
+"""Rules whose rows find the operands again that clean-ups changed."""
+TABLED = frozenset({"resize_nearest", "resize_linear"})
+"""Rules that make tables which their call does not read: what stands in them follows from the parameters."""
 OPERATORS: Mapping[str, Row] = {
     "softmax": _softmax("aten._softmax.default"),
     "log_softmax": _softmax("aten._log_softmax.default"),
@@ -208,4 +295,7 @@ OPERATORS: Mapping[str, Row] = {
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive,
     "reduce_mean": _mean,
+    "relu": _relu,
+    "resize_nearest": _resize_nearest,
+    "resize_linear": _resize_linear,
 }

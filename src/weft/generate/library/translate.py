@@ -468,12 +468,13 @@ TRANSLATE: Mapping[Prim, Translation] = {
 _TURNS = frozenset({"aten.permute.default", "aten.reshape.default"})
 """Views that change in which order a value's elements lie."""
 _STRIDED = "neg abs exp expm1 log log1p sqrt rsqrt reciprocal erf tanh sin cos floor ceil trunc maximum minimum sigmoid"
-_STRIDED += " gelu silu mish hardswish leaky_relu elu softplus"
-_DENSE = "matmul cat index_select addmm linear"
+_STRIDED += " relu gelu silu mish hardswish leaky_relu elu softplus"
+_DENSE = "matmul mm cat index_select addmm linear upsample_nearest2d upsample_bilinear2d"
 OUT_VARIANTS: Mapping[str, str] = {
     **{f"aten.{name}.default": f"aten.{name}.out" for name in _STRIDED.split()},
     **{f"aten.{name}.Tensor": f"aten.{name}.out" for name in ("add", "sub", "mul", "div")},
     "aten.where.self": "aten.where.self_out",
+    "aten.cudnn_convolution.default": "aten.cudnn_convolution.out",
     "aten.sum.dim_IntList": "aten.sum.IntList_out",
     "aten.amax.default": "aten.amax.out",
     "aten.amin.default": "aten.amin.out",
@@ -482,6 +483,7 @@ OUT_VARIANTS: Mapping[str, str] = {
 ROW_MAJOR_OUT_VARIANTS: Mapping[str, str] = {
     **{f"aten.{name}.default": f"aten.{name}.out" for name in _DENSE.split()},
     "aten.avg_pool2d.default": "aten.avg_pool2d.out",
+    "aten._addmm_activation.default": "aten._addmm_activation.out",
     "aten._softmax.default": "aten._softmax.out",
     "aten._log_softmax.default": "aten._log_softmax.out",
     "aten.gather.default": "aten.gather.out",
