@@ -1,25 +1,41 @@
 from __future__ import annotations
 
+import ctypes
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
+from types import SimpleNamespace
 
 import pytest
-from tests.tune.cuda_fake import EXPECTED, LIBRARY, Act, FakeCudaTransport, FakeGpu, schedule, source, trial
+import torch
+from tests.tune.cuda_fake import EXPECTED, LIBRARY, Act, FakeCudaTransport, FakeGpu, problem, schedule, source, trial
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.device.facts import CpuFacts
+from weft.device.files import private_directory
 from weft.errors import DeviceError
+from weft.generate.bind import CudaDriver
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CallStep, CudaSource, KernelSource, Launch, Pointer, Ref, Schedule
 from weft.options import Options
 from weft.tune.cuda_site import CANARY_TEXT, CudaSite, describe_gpu, device_index, driver_version
+from weft.tune.cuda_subject import LATE_ENTRY, LateWriter, Waited
 from weft.tune.cuda_timing import CUDA_POLICY, copies_needed, launches_needed, time_rounds
 from weft.tune.cuda_worker import canary
 from weft.tune.site import Built, HostSite, Refused
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Tuner, winner
+from weft.tune.verify import Arena, Binding, build_reference, verify
 
 OPTIONS = Options(device="cuda")
 TEXT = 'extern "C" __global__ void run(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * 2.0f; }'
@@ -267,7 +283,103 @@ def test_the_driver_is_named_where_the_system_says(tmp_path: Path) -> None:
 def test_the_worker_is_told_which_gpu() -> None:
     assert [device_index(d) for d in ("cuda", "cuda:0", "cuda:3", "cpu", "cuda:x")] == [0, 0, 3, 0, 0]
     options = replace(OPTIONS, device="cuda:2", allow_tf32=True)
-    assert CudaSite(options, GpuFacts(), None, None).hello() == {"op": "hello", "device": 2, "allow_tf32": True}
+    hello = {"op": "hello", "device": 2, "allow_tf32": True, "late": ""}
+    assert CudaSite(options, GpuFacts(), None, None).hello() == hello
+
+
+def test_the_worker_is_given_a_predecessor_for_what_it_judges(tmp_path: Path) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    options = replace(OPTIONS, device="cuda", cache_dir=private_directory(tmp_path / "cache"))
+    for capability in (80, 90):
+        facts = replace(GpuFacts(), capability=capability)
+        path = Path(str(CudaSite(options, facts, nvrtc, None).hello()["late"]))
+        assert LATE_ENTRY.encode() in path.read_bytes()
+
+
+class _Arrives:
+    """A predecessor: what it writes is there once somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.pending: list[Callable[[], object]] = []
+        self.asked: list[list[int]] = []
+
+    def __call__(self, arena: Arena, positions: Sequence[int]) -> None:
+        self.asked.append(list(positions))
+        for k in positions:
+            arena.inputs[k].fill(0xFF)
+            self.pending.append(partial(arena.inputs[k].bytes.copy_, arena.copies[k]))
+
+    def wait(self) -> None:
+        while self.pending:
+            self.pending.pop()()
+
+
+class _Adds:
+    """x + 1, by a kernel that waits for its predecessor or does not."""
+
+    deterministic, transforms, recordable, packed_bytes, reads = True, False, True, 0, frozenset[int]()
+
+    def __init__(self, late: _Arrives, waits: bool) -> None:
+        self.late, self.waits = late, waits
+
+    def enqueue(self, arena: Arena, poison: int) -> Binding:
+        def call() -> None:
+            if self.waits:
+                self.late.wait()
+            torch.add(arena.input_tensors[0], 1.0, out=arena.output_tensors[0])
+
+        return Binding(call, ())
+
+    def rotate(self, arenas, base):
+        raise AssertionError
+
+    def misbehaviour(self) -> None:
+        self.late.wait()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_kernel_that_waits_for_nothing_is_rejected(waits: bool) -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (40,)))
+    posed = Problem(b.build([b.apply(Prim.ADD, x, 1.0)]), "p", (Format.ROW,), (Format.ROW,))
+    late, reference = _Arrives(), build_reference(posed, seed=0)
+    for before, good in ((None, True), (partial(late, positions=[0]), waits)):
+        subject = Waited(_Adds(late, waits), FakeGpu(), before=before)
+        found = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns).finding
+        assert (found.verdict is Verdict.OK) == good, found
+    assert late.asked[0] == [0]
+
+
+def test_the_predecessor_is_told_where_from_and_where_to(tmp_path: Path) -> None:
+    posed = problem()
+    arena = Arena(posed, build_reference(posed, seed=0).timed.inputs)
+    bound: list[tuple[object, ...]] = []
+
+    class Loaded:
+        def function(self, entry: str):
+            assert entry == LATE_ENTRY
+            return self
+
+        def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent):
+            bound.append((arguments, dependent))
+            return SimpleNamespace(launch=lambda stream: bound.append((stream,)))
+
+    gpu = FakeGpu()
+    writer = LateWriter("", gpu, driver=CudaDriver(lambda path: Loaded(), lambda *_: b""))
+    writer(arena, [0])
+    ((table, rows), dependent), launched = bound
+    expected = [arena.copies[0].data_ptr(), arena.inputs[0].address, arena.inputs[0].bytes.numel()]
+    assert list(array_of(table, 3 * rows)) == expected
+    assert not dependent and launched == (gpu.stream,)
+    assert bool((arena.inputs[0].bytes == 0xFF).all()) and bool((arena.copies[0] != 0xFF).any())
+    writer(arena, [])
+    assert len(bound) == 2
+
+
+def array_of(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))
 
 
 def test_a_real_worker_without_a_gpu_says_so(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from weft.kernels.codec import Json
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
+from weft.tune.cuda_subject import LATE_TEXT
 from weft.tune.cuda_timing import CUDA_POLICY, CUDA_PROTOCOL_VERSION
 from weft.tune.inputs import SETS_VERSION
 from weft.tune.keys import MEASURING_PARTS, PACKAGE, canonical, source_hash
@@ -181,19 +182,26 @@ class CudaSite:
 
     def hello(self) -> Mapping[str, Json]:
         """See `Site`."""
-        return {"op": "hello", "device": device_index(self._options.device), "allow_tf32": self._options.allow_tf32}
+        index = device_index(self._options.device)
+        return {
+            "op": "hello",
+            "device": index,
+            "allow_tf32": self._options.allow_tf32,
+            "late": self._compiled(LATE_TEXT),
+        }
 
     def canary(self) -> Mapping[str, Json]:
         """See `Site`."""
-        path = ""
-        if self._compiler is not None:
-            try:
-                path = str(
-                    self._compiler.compile(CANARY_TEXT, arch=self._facts.arch, cache_dir=self._options.cache).path
-                )
-            except (DeviceError, OSError, ValueError):
-                path = ""  # without it the canary is torch alone
-        return {"op": "canary", "object": path, "entry": CANARY_ENTRY}
+        return {"op": "canary", "object": self._compiled(CANARY_TEXT), "entry": CANARY_ENTRY}
+
+    def _compiled(self, text: str) -> str:
+        """The cubin of a small kernel of our own; empty where nothing compiles: the worker then does without."""
+        if self._compiler is None:
+            return ""
+        try:
+            return str(self._compiler.compile(text, arch=self._facts.arch, cache_dir=self._options.cache).path)
+        except (DeviceError, ToolchainError, OSError, ValueError):
+            return ""
 
 
 def device_index(device: str) -> int:

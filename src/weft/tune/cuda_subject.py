@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol, final
 
 import torch
 
 from weft.errors import DeviceError
-from weft.generate.bind import Addresses, BoundCuda, CudaDriver
+from weft.generate.bind import Addresses, BoundCuda, CudaDriver, real_driver
 from weft.generate.library.execute import BoundCall, is_capturable
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Verdict
@@ -23,6 +24,29 @@ from weft.tune.cuda_device import Gpu
 from weft.tune.verify import Arena, Binding, Buffer, Finding, weight_positions
 
 _GUARD = 0x5C
+LATE_TEXT = """extern "C" __global__ void weft_late(const long long* table, unsigned long long rows) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  unsigned long long now, end;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end));
+  end += 40000ull;
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now < end);
+  const long long i0 = (long long)blockIdx.x * blockDim.x + threadIdx.x, step = (long long)gridDim.x * blockDim.x;
+  for (unsigned long long r = 0; r < rows; ++r) {
+    const char* from = (const char*)table[3 * r];
+    char* to = (char*)table[3 * r + 1];
+    const long long n = table[3 * r + 2], whole = n / 16;
+    for (long long i = i0; i < whole; i += step) ((uint4*)to)[i] = ((const uint4*)from)[i];
+    for (long long i = 16 * whole + i0; i < n; i += step) to[i] = from[i];
+  }
+}
+"""
+"""Lets its successor start at once, and only after 40 us copies what that one is to read: (from, to, bytes) by row."""
+LATE_ENTRY = "weft_late"
+_LATE_BLOCKS, _LATE_THREADS = 32, 256
+"""Few enough for room beside the successor."""
+_UNREAD = 0xFF
 
 
 class MisbehavedError(Exception):
@@ -169,16 +193,60 @@ def make_gpu_subject(problem: Problem, kernel: Kernel, path: str, gpu: Gpu) -> G
     return CallSubject(problem, kernel, gpu)
 
 
+class Predecessor(Protocol):
+    """A step in front of the kernel that is judged, which writes the kernel's inputs as late as it can."""
+
+    def __call__(self, arena: Arena, positions: Sequence[int]) -> None:
+        """Enqueue it for these inputs of an arena; until it writes them they are NaN."""
+        ...
+
+
+@final
+class LateWriter:
+    """The predecessor on a real GPU: a kernel that waits for nothing reads what is not there yet."""
+
+    def __init__(self, path: str, gpu: Gpu, *, driver: CudaDriver | None = None) -> None:
+        """Load what `LATE_TEXT` was compiled to. DeviceError: it cannot be loaded."""
+        self._gpu = gpu
+        self._module = (driver or real_driver()).load(Path(path))
+        self._function = self._module.function(LATE_ENTRY)
+        self._kept: tuple[object, ...] = ()
+
+    def __call__(self, arena: Arena, positions: Sequence[int]) -> None:
+        """See `Predecessor`."""
+        moved = [k for k in positions if arena.inputs[k].bytes.numel()]
+        if not moved:
+            return
+        rows = [[arena.copies[k].data_ptr(), arena.inputs[k].address, arena.inputs[k].bytes.numel()] for k in moved]
+        table = torch.tensor(rows, dtype=torch.int64).to(self._gpu.device)
+        for k in moved:
+            arena.inputs[k].fill(_UNREAD)
+        bound = self._function.bind(
+            (_LATE_BLOCKS, 1, 1),
+            (_LATE_THREADS, 1, 1),
+            (table.data_ptr(), len(moved)),
+            shared_bytes=0,
+            cluster=(1, 1, 1),
+            dependent=False,
+        )
+        self._kept = (table, bound)
+        bound.launch(self._gpu.stream)
+
+
 MakeSubject = Callable[[Problem, Kernel, str, Gpu], GpuSubject]
 
 
 @final
 @dataclass(slots=True)
 class Waited:
-    """A subject for `weft.tune.verify.verify`: each call waits for the device and looks at what was left behind."""
+    """A subject for `weft.tune.verify.verify`: each call waits for the device and looks at what was left behind.
+
+    `before`, if there is one, stands in front of each call, as another step of a plan does.
+    """
 
     subject: GpuSubject
     gpu: Gpu
+    before: Callable[[Arena], None] | None = None
     deterministic: bool = False
     transforms: bool = False
 
@@ -191,6 +259,8 @@ class Waited:
         self.gpu.wait()
 
         def call() -> None:
+            if self.before is not None:
+                self.before(arena)
             binding.call()
             self.gpu.wait()
             if (finding := self.subject.misbehaviour()) is not None:

@@ -22,8 +22,9 @@ from weft.ir.text import print_graph
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
+from weft.kernels.source import CudaSource
 from weft.tune.cuda_device import CaptureError, Gpu, HungError
-from weft.tune.cuda_subject import GpuSubject, MakeSubject, MisbehavedError, Waited, make_gpu_subject
+from weft.tune.cuda_subject import GpuSubject, MakeSubject, MisbehavedError, Predecessor, Waited, make_gpu_subject
 from weft.tune.cuda_timing import PROBE_LAUNCHES, Sampler, copies_needed, launches_needed, time_rounds
 from weft.tune.inputs import InputSet
 from weft.tune.verify import (
@@ -62,6 +63,8 @@ class Bench:
     gpu: Gpu
     allow_tf32: bool = False
     make: MakeSubject = make_gpu_subject
+    before: Predecessor | None = None
+    """What generated kernels are verified behind; None: nothing."""
     clock: Callable[[], int] = perf_counter_ns
     _key: tuple[str, int] = ("", 0)
     _reference: Reference | None = None
@@ -136,8 +139,9 @@ class _Trial:
             self._alive(number)
             slow_s = math.inf if number in request.always else max(SLOW_FLOOR_S, SLOW_FACTOR * fastest)
             try:
-                subject = self._bench.make(request.problem, kernel_from_json(encoded), path, gpu)
-                waited = Waited(subject, gpu)
+                kernel = kernel_from_json(encoded)
+                subject = self._bench.make(request.problem, kernel, path, gpu)
+                waited = Waited(subject, gpu, before=self._before if isinstance(kernel, CudaSource) else None)
                 result = verify(
                     request.problem, waited, self._reference, shared, slow_s=slow_s, clock=self._bench.clock
                 )
@@ -152,6 +156,13 @@ class _Trial:
             arena = Arena(request.problem, (), inputs=self._base(), device=gpu.device)
             self._passed[number] = _Passed(subject, result.outputs, result.finding, arena, result.first_call_s)
         self._say.at(-1)
+
+    def _before(self, arena: Arena) -> None:
+        """Let the inputs that another step would write come late."""
+        if self._bench.before is not None:
+            graph = self._request.problem.graph
+            weights = weight_positions(graph)
+            self._bench.before(arena, [k for k in range(len(graph.inputs)) if k not in weights])
 
     def _failed(self, number: int, error: BaseException) -> None:
         """Verdict on a kernel that raised; RestartError if it took the context with it."""

@@ -20,6 +20,7 @@ import torch
 from weft.errors import WeftError
 from weft.generate.bind import CudaDriver, real_driver
 from weft.tune.cuda_device import CudaGpu, Gpu
+from weft.tune.cuda_subject import LateWriter
 from weft.tune.cuda_trial import Bench, RestartError, run_trial
 from weft.tune.messages import BOARD_BYTES, GarbageError, Message
 from weft.tune.worker import PipeChannel, TrialRequest
@@ -90,7 +91,9 @@ def serve(channel: PipeChannel) -> None:
 
 def _start(message: Message) -> Bench:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # address space is not limited: the driver reserves all of it
-    return Bench(CudaGpu(int(cast("int", message["device"]))), bool(message["allow_tf32"]))
+    gpu = CudaGpu(int(cast("int", message["device"])))
+    late = str(message["late"])
+    return Bench(gpu, bool(message["allow_tf32"]), before=LateWriter(late, gpu) if late else None)
 
 
 def _tidy(trials: int) -> None:

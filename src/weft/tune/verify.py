@@ -5,7 +5,9 @@ twice: outputs, workspace and packed weights are filled with 0xFF (NaN in every 
 An element whose bytes are still the poison in both runs was never written, whatever it should have been.
 Guard zones of 256 bytes lie directly before and after every buffer; those of inputs hold 0xFF, so that a read out
 of bounds turns into NaN; inputs must be bitwise unmodified. A generated kernel must give the same bits under both
-poisons (and after timing), a library call the same values within its limits.
+poisons (and after timing), a library call the same values within its limits. One whose threads wait for each other
+must also give them where the threads take turns on one core, so that a wait that is missing is seen; on a GPU a kernel
+is judged behind a predecessor that writes the inputs late (`tune.cuda_subject.LateWriter`).
 
 Problems with opaque primitives have no reference: their calls are checked for guards, unmodified inputs and
 written outputs only, because the framework's own operator is what defines them.
@@ -13,8 +15,12 @@ written outputs only, because the framework's own operator is what defines them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import os
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +44,7 @@ from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
 from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, TOLERANCES, ULPS, Limits, gate_a
 
-VERIFIER_VERSION = 3
+VERIFIER_VERSION = 4
 """Part of the key of every verdict; raised when a check changes."""
 POISONS = (0xFF, 0xA5)
 GUARD_BYTES = 256
@@ -162,6 +168,8 @@ class Binding:
     """Workspace and packed weights."""
     keep: tuple[object, ...] = ()
     """What must outlive the pointers."""
+    waits: bool = False
+    """The threads of a call divide several pieces of work, and may have to wait for each other between these."""
 
 
 class Subject(Protocol):
@@ -175,6 +183,39 @@ class Subject(Protocol):
     def bind(self, arena: Arena, poison: int) -> Binding:
         """Allocate scratch filled with `poison`, prepare the weights, and give back a call without arguments."""
         ...
+
+
+PARTED = re.compile(r"\btid \+ 1\) / nt\b|#pragma omp (?:barrier|for)")
+"""What a text has once for each piece of work that its threads divide among them."""
+TURNS_S = 0.1
+"""No further turn is taken after so long: on one core a call lasts as many times as long as it has threads."""
+
+
+def on_one_core(call: Call) -> None:
+    """Run with all threads of this process on one core: the first goes as far as it can before another one begins.
+
+    Where it should have waited for the others, it meets what they have not written yet. Where the system does not let
+    threads be moved, it is a plain call.
+    """
+    threads = [int(x) for x in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else []
+    before: dict[int, set[int]] = {}
+    batch: list[int] = []
+    try:
+        core = min(os.sched_getaffinity(0))
+        for thread in threads:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {core})
+                if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # a thread that is woken waits for its turn
+                    os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+                    batch.append(thread)
+        call()
+    finally:
+        for thread, cores in before.items():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, cores)
+                if thread in batch:
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 @final
@@ -208,7 +249,8 @@ class NativeSubject:
         arguments: list[Pointers] = [inputs, outputs, packed_pointers]
         first, second, third = (ctypes.addressof(x) for x in arguments)
         call = partial(self._entry, first, second, workspace.address, third)
-        return Binding(call, (*packed, workspace), (inputs, outputs, packed_pointers, self))
+        keep = (inputs, outputs, packed_pointers, self)
+        return Binding(call, (*packed, workspace), keep, waits=len(PARTED.findall(s.text)) > 1)
 
 
 @final
@@ -659,6 +701,8 @@ def verify(
             runs.append([b.bytes if poison == POISONS[-1] else b.bytes.clone() for b in arena.outputs])
         finding = _compare_runs(arena, runs, case, subject)
         ratio = max(ratio, finding.ratio)
+        if finding.verdict is Verdict.OK and number == len(reference.cases) - 1:
+            finding = _in_turn(arena, subject, runs[0], case)
         if finding.verdict is not Verdict.OK:
             return Verified(finding)
         if number == 0 and first_call > slow_s:
@@ -673,6 +717,27 @@ def verify(
     return Verified(
         Finding(Verdict.OK, reference.opaque and f"unverified: {reference.opaque}", ratio), last, first_call
     )
+
+
+def _in_turn(arena: Arena, subject: Subject, before: Sequence[torch.Tensor], case: Case) -> Finding:
+    """The same bits when the threads of a call take turns? Asked of kernels whose threads may wait for each other."""
+    start = time.monotonic()
+    for poison in POISONS:
+        if time.monotonic() - start > TURNS_S:
+            break  # what is so long is no matter of who comes first
+        binding = subject.bind(arena, poison)
+        if not binding.waits:
+            return Finding(Verdict.OK)
+        arena.poison(POISONS[-1])
+        on_one_core(binding.call)
+        finding = _after_call(arena, binding, case.kind)
+        if finding.verdict is not Verdict.OK:
+            return finding
+        for k, (buffer, x) in enumerate(zip(arena.outputs, before, strict=True)):
+            if not bulk.same_bytes(buffer.bytes, x) and not (case.expected and case.expected[k].skip):
+                text = f"{case.kind.value}, output {k}: other bits where its threads take turns on one core"
+                return Finding(Verdict.UNSTABLE, text)
+    return Finding(Verdict.OK)
 
 
 def _after_call(arena: Arena, binding: Binding, kind: InputSet) -> Finding:
