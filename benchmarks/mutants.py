@@ -1,0 +1,682 @@
+"""Mutants of generated kernels through the tuner's own verification: how many wrong kernels would be timed?
+
+    python -m benchmarks.mutants [--device cpu|cuda] [--count 250] [--seed 0] [--jobs J] [--only OPERATOR] [--dry]
+
+Kernels come from the cases of the tests of the generators, by all templates. A mutant is a kernel with one change in
+its own text (not in the headers) by one of `OPERATORS`. Those that do not compile, or that the compiler refuses for
+their resources, are none. Each of the others is a candidate of a trial of `weft.tune.tuner`, behind the kernel that it
+was made of. It is
+
+    caught       its verdict is not OK, and was there before the kernel would have been timed
+    equivalent   it means the same: its machine code is that of the kernel, or `EQUIVALENT` has the reason
+    survived     neither
+
+The file of results has a line for each that was not caught, and a summary; `total` counts what is not equivalent.
+`--dry` only compiles. What may hang comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import queue
+import random
+import re
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from tests.generate.cpp.test_groups import NAMED
+from tests.generate.cuda import (
+    test_attention,
+    test_attention_linear,
+    test_bytes,
+    test_grouped,
+    test_halo,
+    test_normed,
+    test_pooled,
+    test_separable,
+    test_swap,
+    test_templates,
+    test_tma,
+)
+from tests.generate.cuda.products import convolution, product
+
+import weft.generate
+from benchmarks.record import RESULTS, environment
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import gpu_facts, profile
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+from weft.device.facts import CpuFacts, cpu_facts
+from weft.device.toolchain import HostCompiler, find_compiler
+from weft.generate.cpp import CppGenerator
+from weft.generate.cuda import CudaGenerator
+from weft.ir.declined import Declined
+from weft.ir.text import parse_graph, print_graph
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import CudaSource, KernelSource, Schedule
+from weft.options import Options
+from weft.tune.site import Built
+from weft.tune.store import Database
+from weft.tune.timing import TimingPolicy
+from weft.tune.tuner import ProblemTrial, Tuner, make_site
+
+Source = KernelSource | CudaSource
+QUICK = TimingPolicy(sample_us=20.0, screening_rounds=1, min_rounds=1, max_rounds=1, trial_s=0.01)
+PATIENCE_S = 8.0
+"""Of a worker on a CPU with one kernel; on a GPU it has a limit of its own."""
+SPARE = 1.5
+"""Mutants that are made for each that is wanted: some do not compile, some are equivalent."""
+
+
+# --- operators ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """A part of one line and what stands in its place."""
+
+    start: int
+    end: int
+    new: str
+
+
+Operator = Callable[[str], Iterator[Change]]
+_CONDITION = re.compile(r"\bfor \(|\bif \(|\bwhile \(|\?|&&")
+_NAME = r"[a-zA-Z_]\w*(?:\[[\w\s*+]*\])?"
+
+
+def _subs(pattern: str, *news: str) -> Operator:
+    """Every match of a pattern, replaced in each of some ways."""
+    found = re.compile(pattern)
+
+    def changes(line: str) -> Iterator[Change]:
+        for m in found.finditer(line):
+            for new in news:
+                made = m.expand(new)
+                if made != m.group():
+                    yield Change(m.start(), m.end(), made)
+
+    return changes
+
+
+def _all(*operators: Operator) -> Operator:
+    def changes(line: str) -> Iterator[Change]:
+        for one in operators:
+            yield from one(line)
+
+    return changes
+
+
+_BOUND = re.compile(r"(?<![<\w])<=? (\d+)(?=u?\b)")
+_CLAMP = re.compile(r"(?P<of>\b\w[\w +*]*?) < (?P<n>\d+)(?P<u>u?) \? (?P=of) : (?P<m>\d+)u?\b")
+"""The lesser of a value and a number: one bound, written twice."""
+
+
+def _other_bounds(line: str, others: Callable[[int], Sequence[int]]) -> Iterator[Change]:
+    if not _CONDITION.search(line):
+        return
+    clamps = list(_CLAMP.finditer(line))
+    for m in clamps:
+        for n in others(int(m["n"])):
+            least = int(m["m"]) + n - int(m["n"])
+            if least >= 0 and least < int(m["m"]):  # above, it may only read what it does not use
+                yield Change(m.start(), m.end(), f"{m['of']} < {n}{m['u']} ? {m['of']} : {least}{m['u']}")
+    for m in _BOUND.finditer(line):
+        if any(c.start() <= m.start() < c.end() for c in clamps):
+            continue
+        for n in others(int(m[1])):
+            yield Change(m.start(1), m.end(1), str(n))
+
+
+def _bounds(line: str) -> Iterator[Change]:
+    """`x < 7` with 6 or 8 in its place."""
+    yield from _other_bounds(line, lambda n: [k for k in (n - 1, n + 1) if k >= 0])
+
+
+def _tails(line: str) -> Iterator[Change]:
+    """`x < 130` with 128 in its place: the elements behind the last whole vector are left out."""
+    yield from _other_bounds(line, lambda n: [n // u * u for u in (16, 8, 4) if n > u and n % u][:1])
+
+
+def _axes(line: str) -> Iterator[Change]:
+    """`i * 24 + j * 6` with the strides exchanged; `blockIdx.x` with another axis."""
+    for m in re.finditer(rf"({_NAME}) \* (\d+)(u?L? \+ )({_NAME}) \* (\d+)", line):
+        if m[2] != m[5]:
+            yield Change(m.start(), m.end(), f"{m[1]} * {m[5]}{m[3]}{m[4]} * {m[2]}")
+    for m in re.finditer(
+        r"\b(i\d+|j\d+|tm|tn|row|col)\b( [*/%] \d+u?)( \+ )\b(i\d+|j\d+|tm|tn|row|col)\b(?! ?[*/%\w\[])", line
+    ):
+        yield Change(m.start(), m.end(), f"{m[4]}{m[2]}{m[3]}{m[1]}")
+
+
+def _constants(line: str) -> Iterator[Change]:
+    """Another floating constant, or another stride."""
+    for m in re.finditer(r"(?<![\w.])(\d+\.\d+(?:e[+-]?\d+)?)(?=f\b)", line):
+        value = float(m[1])
+        yield Change(m.start(1), m.end(1), repr(value * 1.25) if value else "1.0")
+    for m in re.finditer(rf"(?<={' * '.replace('*', '[*]')})(\d+)(?=u?\b)(?!\.)", line):
+        if int(m[1]) > 1:
+            yield Change(m.start(1), m.end(1), str(int(m[1]) + 1))
+
+
+def _narrowed(line: str) -> Iterator[Change]:
+    """A value that passes through the next narrower type."""
+    for m in re.finditer(r"^(?P<head>\s*const w_f32v? e\w+ = )(?P<value>.*)(?=;$)", line):
+        if "?" not in m["value"]:
+            yield Change(m.start("value"), m.end("value"), f"m_narrow({m['value']})")
+    for m in re.finditer(r"^(?P<sum>c\d\w*) \+= (?P<value>[^;]*)(?=;)", line):
+        yield Change(m.start(), m.end(), f"{m['sum']} = m_narrow({m['sum']} + {m['value']})")
+    for m in re.finditer(r"(?<== )(acc\[[^;=]*\])(?=;)", line):
+        yield Change(m.start(), m.end(), f"m_narrow({m[1]})")
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "off-by-one bound": _bounds,
+    "wrong axis": _axes,
+    "dropped term": _all(
+        _subs(rf"w_plus\(({_NAME}), ({_NAME})\)", r"\1", r"\2"),
+        _subs(rf"\(({_NAME}) \+ ({_NAME})\)", r"(\1)", r"(\2)"),
+        _subs(rf" \+ {_NAME} \* \d+(?=[ )\];,])", ""),
+        _subs(rf"({_NAME}) \+= [^;{{}}()]*(?=;)", r"(void)\1"),
+    ),
+    "swapped operand": _all(
+        _subs(rf"\(({_NAME}) ([-/]) ({_NAME})\)", r"(\3 \2 \1)"),
+        _subs(rf"\(({_NAME}) (-) (w_splat_f32\({_NAME}\))\)", r"(\3 \2 \1)"),
+        _subs(rf"\? ({_NAME}) : ({_NAME})(?=[;,) ])", r"? \2 : \1"),
+        _subs(rf"w_select\(([^,()]*(?:\([^()]*\))?), ({_NAME}), ({_NAME})\)", r"w_select(\1, \3, \2)"),
+    ),
+    "lost tail": _tails,
+    "wrong constant": _constants,
+    "wrong dtype": _narrowed,
+    "missing barrier": _subs(
+        r"__syncthreads\(\);|\bw_sync\(\);|w_cluster_sync\(\);|w_cluster_wait\(\);|#pragma omp barrier", ";"
+    ),
+    "missing wait": _subs(r"\bw_wait\(\);|w_bar_wait\([^;]*\);|w_group_wait<\d+>\(\);|w_landed<\d+>\(\);", ";"),
+}
+LAST = ("missing barrier", "missing wait")
+"""What may hang a kernel."""
+
+NARROW_CPP = """
+static inline float m_narrow(float x) {{ return {scalar}; }}
+static inline w_f32v m_narrow(w_f32v x) {{
+  for (unsigned i = 0; i < sizeof(x) / 4; ++i) x[i] = m_narrow((float)x[i]);
+  return x;
+}}
+"""
+NARROW_CUDA = """
+static __device__ __forceinline__ float m_narrow(float x) {{ {body} }}
+"""
+_MASKED = "unsigned b; __builtin_memcpy(&b, &x, 4); b &= 0xFFFFE000u; __builtin_memcpy(&x, &b, 4); return x;"
+
+
+def narrowing(problem: Problem, source: Source) -> str:
+    """The function that `wrong dtype` puts into a text; empty where the problem has no output that it is for.
+
+    What is stored in f32 keeps the 10 bits of a TF32; what is stored in 16 bits, where the gate allows the rounding of
+    every step, becomes a whole number.
+    """
+    floats = {d for d in (problem.graph.type_of(i).dtype for i in problem.graph.outputs) if d.is_float}
+    if DType.F64 in floats or not floats:
+        return ""
+    whole = DType.F32 not in floats
+    if isinstance(source, CudaSource):
+        kept = "(float)(int)x" if whole else "__uint_as_float(__float_as_uint(x) & 0xFFFFE000u)"
+        return NARROW_CUDA.format(body=f"return {kept};")
+    return NARROW_CPP.format(scalar="(float)(int)x" if whole else f"[](float x) {{ {_MASKED} }}(x)")
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants that mean the same though their machine code differs."""
+
+    operator: str
+    holds: Callable[[Mutant], bool]
+    reason: str
+
+
+def _only_squared(m: Mutant) -> bool:
+    """Is the value that the line defines read as a factor of its own square alone?"""
+    name = re.match(r"const w_f32v? (e\w+) = ", m.before)
+    if name is None:
+        return False
+    lines = m.origin.source.text.split("\n")
+    others = [x for x in lines if re.search(rf"\b{name[1]}\b", x) and x.strip() != m.before]
+    return bool(others) and all(f"({name[1]} * {name[1]})" in x and x.count(name[1]) == 2 for x in others)
+
+
+def _same_parts(m: Mutant) -> bool:
+    """Do threads read behind the barrier what they wrote themselves: the same part of the same rows on both sides?"""
+    lines, at = _place(m)
+    parts = re.compile(r"for \(long t\d+ = (\d+) \* tid / nt; t\d+ < \1 \* \(tid \+ 1\) / nt;")
+    before = [f[1] for x in lines[:at] if (f := parts.search(x))]
+    behind = [f[1] for x in lines[at:] if (f := parts.search(x))]
+    return bool(before) and bool(behind) and before[-1] == behind[0]
+
+
+def _place(m: Mutant) -> tuple[list[str], int]:
+    """The lines of the kernel, and which of them is changed."""
+    lines = m.origin.source.text.split("\n")
+    changed = [x for x in m.source.text.split("\n") if "m_narrow(float" not in x and "m_narrow(w_f32v" not in x]
+    return lines, next(k for k, (x, y) in enumerate(zip(lines, changed, strict=False)) if x != y)
+
+
+def _first_of_one(m: Mutant) -> bool:
+    """Is the sum that is dropped still zero: the first of a loop that runs once?"""
+    sum_ = re.match(r"(rv\d+) = w_plus\(\1, e\d+\);", m.before)
+    lines, at = _place(m)
+    loop = next((x for x in reversed(lines[:at]) if "for (" in x), "")
+    once = re.search(r"for \(; x\d+ \+ (\d+) <= (\d+); x\d+ \+= \1\)", loop)
+    if sum_ is None or once is None or not int(once[1]) <= int(once[2]) < 2 * int(once[1]):
+        return False
+    writes = [x for x in lines[:at] if re.match(rf"\s*(w_f32v )?{sum_[1]} = ", x)]
+    return len(writes) == 1 and "w_splat_f32(0.0f)" in writes[0] and m.after.startswith(f"{sum_[1]} = e")
+
+
+def _around_again(m: Mutant) -> bool:
+    """Is the tile behind the last the first once more, as its number is taken modulo every size?"""
+    sizes = re.match(r"for \(i64 t = 0; t < (\d+); \+\+t\) \{ i64 q = t;", m.before)
+    more = re.match(r"for \(i64 t = 0; t < (\d+); \+\+t\) \{ i64 q = t;", m.after)
+    if sizes is None or more is None or int(more[1]) != int(sizes[1]) + 1:
+        return False
+    lines, at = _place(m)
+    digits = [re.findall(r"q % (\d+)", x) for x in lines[at : at + 12]]
+    return math.prod(int(d) for found in digits for d in found) == int(sizes[1])
+
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent("dropped term", _first_of_one, "the sum is zero there: the first term of a loop that runs once"),
+    Equivalent("off-by-one bound", _around_again, "the tile behind the last is the first once more, computed twice"),
+    Equivalent("swapped operand", _only_squared, "the difference is only squared"),
+    Equivalent("missing barrier", _same_parts, "each thread reads behind the barrier what it wrote itself"),
+)
+
+
+# --- kernels ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A kernel to make mutants of."""
+
+    name: str
+    problem: Problem
+    source: Source
+
+
+def _schedules(found: Sequence[Schedule] | Declined, most: int, chance: random.Random) -> list[Schedule]:
+    """One of each template first, then others by chance."""
+    if isinstance(found, Declined):
+        return []
+    first = {str(dict(s.params).get("template")): s for s in reversed(found)}
+    rest = [s for s in found if s not in first.values()]
+    return [*first.values(), *chance.sample(rest, min(len(rest), most))][:most]
+
+
+def _case(case: object) -> Problem:
+    found = case[0] if isinstance(case, tuple) else case
+    assert isinstance(found, Problem)
+    return found
+
+
+UNJUDGED = ("softmax(1, 70001)", "softmax(5, 1)", "empty")
+"""Sums so long that f32 leaves few digits; rows of one element, whose softmax is 1; no elements at all."""
+
+
+def named() -> dict[str, Problem]:
+    """Groups in f32 and f64. In 16 bits the gate allows what 16-bit sums would do, and hides a lost term among many."""
+    found = {name: made() for name, made in NAMED.items() if not name.startswith(UNJUDGED)}
+    for name, problem in list(found.items())[::2]:
+        graph = parse_graph(re.sub(r"(?<=x)f32\b|(?<= )f32\b|(?<=dtype=)f32\b", "f64", print_graph(problem.graph)))
+        found[f"{name} f64"] = replace(problem, graph=graph)
+    return found
+
+
+def problems_for_cpu() -> dict[str, Problem]:
+    """Groups, products and convolutions."""
+    found = named()
+    f32, row = DType.F32, Format.ROW
+    more = {"fin": row, "fout": row, "dtype": f32}
+    found |= {
+        "3x3": convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True, dtype=f32),
+        "3x3 row-major": convolution(1, 8, 14, 13, 16, 3, 1, 1, **more),  # type: ignore[arg-type]
+        "1x1": convolution(2, 24, 9, 9, 40, 1, dtype=f32),
+        "1x1 row-major": convolution(2, 24, 8, 8, 24, 1, **more),  # type: ignore[arg-type]
+        "7x7 strided": convolution(1, 3, 19, 17, 24, 7, 2, 3, **more),  # type: ignore[arg-type]
+        "depthwise": convolution(2, 24, 9, 11, 24, 3, 2, 1, groups=24, dtype=f32),
+        "groups": convolution(1, 32, 9, 9, 48, 3, 1, 1, 1, 4, dtype=f32),
+        "wide 3x3": convolution(1, 32, 24, 24, 32, 3, 1, 1, **more),  # type: ignore[arg-type]
+        "linear": product((50, 40), (72, 40), turn_right=True, dtype=f32),
+        "linear, columns": product((33, 40), (40, 19), dtype=f32),
+        "batched": product((3, 50, 44), (3, 44, 20), weight=False, dtype=f32),
+        "few rows": product((2, 264), (264, 10), dtype=f32),
+    }
+    return found
+
+
+def problems_for_gpu() -> dict[str, Problem]:
+    """Groups, and the cases of every template."""
+    found = named()
+    cases: dict[str, Mapping[str, object]] = {
+        "": test_templates.CASES, "tma ": test_tma.CASES, "attention ": test_attention.CASES,
+        "linear attention ": test_attention_linear.CASES, "separable ": test_separable.CASES,
+        "pooled ": test_pooled.CASES, "bytes ": test_bytes.CASES, "normed ": test_normed.NORMED,
+        "grouped ": test_grouped.CASES, "halo ": test_halo.CASES, "swapped ": test_swap.CASES,
+    }  # fmt: skip
+    for family, some in cases.items():
+        found |= {f"{family}{name}": _case(case) for name, case in list(some.items())[:: max(1, len(some) // 10)]}
+    return found
+
+
+def origins(device: str, facts: DeviceFacts, seed: int, most: int = 3) -> list[Origin]:
+    """Kernels of all problems, several schedules of each."""
+    chance = random.Random(seed)
+    generator = CudaGenerator() if device == "cuda" else CppGenerator()
+    found = []
+    for name, problem in (problems_for_gpu() if device == "cuda" else problems_for_cpu()).items():
+        problem = replace(problem, key=f"mutants {name}")
+        for schedule in _schedules(generator.schedules(problem, facts), most, chance):  # type: ignore[arg-type]
+            source = generator.emit(problem, schedule)
+            if isinstance(source, KernelSource | CudaSource):
+                found.append(Origin(name, problem, source))
+    return found
+
+
+# --- mutants ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Mutant:
+    """A kernel with one change, and what became of it."""
+
+    origin: Origin
+    operator: str
+    before: str
+    after: str
+    source: Source
+    outcome: str = ""
+    note: str = ""
+    path: str = field(default="", repr=False)
+
+
+@cache
+def header_lines() -> frozenset[str]:
+    """What stands in the headers that texts begin with."""
+    folder = Path(weft.generate.__file__).parent
+    return frozenset(line for path in folder.rglob("*.h") for line in path.read_text().split("\n"))
+
+
+_NO_SITE = re.compile(r"^\s*(//|#define|#if|typedef|INLINE|template|static __device__|W_FN)|asm|prefetch|w_hint")
+
+
+def sites(origin: Origin, operator: str) -> Iterator[tuple[int, Change]]:
+    """Where an operator applies: line and change."""
+    for number, line in enumerate(origin.source.text.split("\n")):
+        if line in header_lines() or _NO_SITE.search(line):
+            continue
+        for change in OPERATORS[operator](line):
+            yield number, change
+
+
+def mutant(origin: Origin, operator: str, number: int, change: Change, label: int) -> Mutant:
+    """The kernel with the change."""
+    lines = origin.source.text.split("\n")
+    before = lines[number]
+    lines[number] = after = before[: change.start] + change.new + before[change.end :]
+    if "m_narrow" in change.new:
+        first = next(
+            k
+            for k, line in enumerate(lines)
+            if k and line not in header_lines() and line.strip() and not line.startswith("#")
+        )
+        lines.insert(first, narrowing(origin.problem, origin.source))
+    schedule = Schedule(origin.source.schedule.generator, (*origin.source.schedule.params, ("mutant", label)))
+    source = replace(origin.source, schedule=schedule, text="\n".join(lines))
+    return Mutant(origin, operator, before.strip(), after.strip(), source)
+
+
+def draw(kernels: Sequence[Origin], count: int, seed: int, only: str) -> list[Mutant]:
+    """So many mutants, equally many of each operator where there are enough, of as many kernels as possible."""
+    chance = random.Random(seed)
+    waiting: dict[str, list[tuple[Origin, int, Change]]] = {}
+    for operator in OPERATORS:
+        if only and only != operator:
+            continue
+        by_kernel = []
+        for origin in kernels:
+            if operator == "wrong dtype" and not narrowing(origin.problem, origin.source):
+                continue
+            found = [(origin, number, change) for number, change in sites(origin, operator)]
+            chance.shuffle(found)
+            by_kernel.append(found)
+        chance.shuffle(by_kernel)
+        # the first of each kernel, then the second of each, ...
+        deepest = max((len(x) for x in by_kernel), default=0)
+        waiting[operator] = [x[k] for k in range(min(deepest, 60)) for x in by_kernel if k < len(x)][::-1]
+    made: list[Mutant] = []
+    while len(made) < count and any(waiting.values()):
+        for operator, left in waiting.items():
+            if left and len(made) < count:
+                made.append(mutant(left[-1][0], operator, left[-1][1], left[-1][2], len(made)))
+                left.pop()
+    return made
+
+
+def known_equivalent(m: Mutant) -> str:
+    """The reason that the table has; empty: none."""
+    for e in EQUIVALENT:
+        if e.operator == m.operator and e.holds(m):
+            return e.reason
+    return ""
+
+
+def code_of(path: str) -> str:
+    """SHA-256 of what an object file executes and reads: the sections of an ELF file that hold code or constants."""
+    data = Path(path).read_bytes()
+    (start,) = struct.unpack_from("<Q", data, 40)
+    size, count, names = struct.unpack_from("<HHH", data, 58)
+    headers = [struct.unpack_from("<IIQQQQ", data, start + size * k) for k in range(count)]
+    texts = headers[names][4]
+    digest = hashlib.sha256()
+    for name, kind, _, _, at, length in headers:
+        label = data[texts + name : data.index(b"\0", texts + name)].decode()
+        if kind == 1 and label.startswith((".text", ".rodata", ".data", ".nv.constant", ".init", ".fini")):
+            digest.update(label.encode() + data[at : at + length])
+    return digest.hexdigest()
+
+
+# --- running ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """What compiles and what judges."""
+
+    device: str
+    facts: DeviceFacts
+    compiler: HostCompiler | Nvrtc
+    options: Options
+    jobs: int
+
+    @classmethod
+    def here(cls, device: str, folder: Path, jobs: int, *, dry: bool) -> Bench:
+        """For this machine; SystemExit where it cannot be."""
+        compiler = find_nvrtc() if device == "cuda" else find_compiler()
+        if isinstance(compiler, Declined):
+            sys.exit(f"benchmarks.mutants: no compiler ({compiler.reason})")
+        threads = 1 if device == "cuda" else 2
+        options = Options(device=device, cache_dir=folder, threads=threads, build_jobs=1, trial_timeout_s=PATIENCE_S)
+        facts: DeviceFacts
+        if device == "cuda":
+            facts = profile("h200") if dry else gpu_facts(folder, calibrate=False)
+            options = replace(options, trial_timeout_s=60.0)
+        else:
+            facts = replace(cpu_facts(folder, calibrate=False), threads=2)
+        return cls(device, facts, compiler, options, jobs)
+
+    def build(self, source: Source) -> str:
+        """The object, or nothing: it does not compile, or takes too much."""
+        found = make_site(self.options, self.facts, self.compiler, QUICK).build(source)
+        return found.path if isinstance(found, Built) else ""
+
+    def tuner(self) -> Tuner:
+        """With a database of its own, so that nothing is looked up."""
+        return Tuner(self.options, self.facts, Database.open(None), compiler=self.compiler, policy=QUICK)
+
+
+def prepare(bench: Bench, drawn: Sequence[Mutant], count: int) -> tuple[list[Mutant], list[Mutant]]:
+    """Those that compile, and those whose machine code is that of their kernel."""
+    kernels = {id(m.origin): m.origin for m in drawn}
+    with ThreadPoolExecutor(bench.jobs) as pool:
+        own = dict(zip(kernels, pool.map(lambda k: bench.build(k.source), kernels.values()), strict=True))
+        paths = list(pool.map(lambda m: bench.build(m.source), drawn))
+    different: list[Mutant] = []
+    same: list[Mutant] = []
+    for m, path in zip(drawn, paths, strict=True):
+        if not path or not own[id(m.origin)]:
+            continue
+        m.path = path
+        if code_of(path) == code_of(own[id(m.origin)]):
+            m.outcome, m.note = "equivalent", "the machine code is the same"
+            same.append(m)
+        elif len(different) < count:
+            different.append(m)
+    return different, same
+
+
+def in_order(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Those of one kernel together; what may hang comes last."""
+    place = {id(m.origin): k for k, m in reversed(list(enumerate(mutants)))}
+    return sorted(mutants, key=lambda m: (m.operator in LAST, place[id(m.origin)]))
+
+
+def judge(m: Mutant, found: Sequence[Measurement]) -> str:
+    """Set the outcome; a text says why the sound kernel was not found right."""
+    verdicts = {x.schedule: x for x in found}
+    measured = verdicts.get(m.source.schedule)
+    own = verdicts.get(m.origin.source.schedule)
+    if measured is None:
+        m.outcome, m.note = "survived", "no verdict"
+    elif measured.verdict is Verdict.OK or measured.verdict is Verdict.IMPOSSIBLE or "after timing" in measured.error:
+        m.outcome, m.note = "survived", f"{measured.verdict.value}, error over limit {measured.rmse:.3g}"
+        if reason := known_equivalent(m):
+            m.outcome, m.note = "equivalent", reason
+    else:
+        m.outcome, m.note = "caught", measured.verdict.value
+    if own is None or own.verdict is not Verdict.OK:
+        return "no verdict" if own is None else f"{own.verdict.value}: {own.error}"
+    return ""
+
+
+def run(bench: Bench, mutants: Sequence[Mutant]) -> list[str]:
+    """Outcomes of all; gives what was said about sound kernels that were rejected."""
+    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+    for m in in_order(mutants):
+        waiting.put(m)
+    unsound: list[str] = []
+
+    def work() -> None:
+        with bench.tuner() as tuner:
+            while True:
+                try:
+                    m = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                origin = m.origin
+                kernels = [(s.schedule, s, None) for s in (origin.source, m.source)]
+                # as the incumbent it is judged however slow it is
+                trial = ProblemTrial(origin.problem, kernels, incumbent=m.source.schedule)
+                if said := judge(m, list(tuner.measure([trial]))):
+                    unsound.append(f"{origin.name} {origin.source.schedule}: {said}")
+                if m.outcome != "caught":
+                    print(json.dumps(line(m)), flush=True)
+
+    threads = [threading.Thread(target=work) for _ in range(max(1, bench.jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return unsound
+
+
+def line(m: Mutant) -> dict[str, object]:
+    """One record."""
+    return {
+        "record": "case", "suite": "mutants", "case": f"{m.operator} in {m.origin.name}", "outcome": m.outcome,
+        "reason" if m.outcome == "equivalent" else "note": m.note, "schedule": str(m.origin.source.schedule),
+        "before": m.before[:300], "after": m.after[:300],
+    }  # fmt: skip
+
+
+def summary(judged: Sequence[Mutant], unsound: Sequence[str]) -> dict[str, object]:
+    """The last line."""
+    count = Counter(m.outcome for m in judged)
+    by = {
+        name: {
+            o: sum(m.outcome == o for m in judged if m.operator == name) for o in ("caught", "survived", "equivalent")
+        }
+        for name in OPERATORS
+    }
+    return {
+        "record": "summary", "suite": "mutants", "total": count["caught"] + count["survived"],
+        "caught": count["caught"], "survived": count["survived"], "equivalent": count["equivalent"],
+        "verdicts": dict(Counter(m.note for m in judged if m.outcome == "caught").most_common()),
+        "operators": {k: v for k, v in by.items() if any(v.values())}, "unsound": list(unsound),
+        "kernels": len({id(m.origin) for m in judged}),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Make, judge, record; exits with 1 where over a hundredth survived."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--count", type=int, default=250)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) * 3 // 4)))
+    parser.add_argument("--only", default="", choices=("", *OPERATORS))
+    parser.add_argument("--dry", action="store_true", help="only compile")
+    parser.add_argument("--out", type=Path, help="instead of the file of results")
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="weft-mutants-") as folder:
+        bench = Bench.here(given.device, Path(folder), given.jobs, dry=given.dry)
+        # the same kernels on every machine: schedules depend on lanes and threads
+        stated = CpuFacts(simd_bytes=64, threads=2) if given.device == "cpu" else bench.facts
+        drawn = draw(origins(given.device, stated, given.seed), int(given.count * SPARE), given.seed, given.only)
+        different, same = prepare(bench, drawn, given.count)
+        print(
+            f"{len(drawn)} made, {len(different)} differ, {len(same)} equal, {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+        if given.dry:
+            print(dict(Counter(m.operator for m in different)), dict(Counter(m.operator for m in same)))
+            return
+        unsound = run(bench, different)
+    end = summary([*different, *same], unsound)
+    name = "cpu" if given.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "-")
+    path = given.out or RESULTS / name / "mutants.jsonl"
+    head = environment(" ".join(["python -m benchmarks.mutants", *sys.argv[1:]]))
+    cases = [line(m) for m in (*different, *same) if m.outcome != "caught"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(x) + "\n" for x in (head, *cases, end)))
+    print(json.dumps({**end, "seconds": round(time.monotonic() - began, 1)}))
+    sys.exit(1 if int(str(end["survived"])) * 100 > int(str(end["total"])) else 0)
+
+
+if __name__ == "__main__":
+    main()
