@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -416,9 +417,9 @@ def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.M
 
     `share`: the copy has the same parameters and buffers.
     """
-    shared = {id(t): t for t in (*module.parameters(), *module.buffers())} if share else {}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _TRACING:
+            shared = {id(t): t for t in (*module.parameters(), *module.buffers())} if share else {}
             warnings.simplefilter("ignore", FutureWarning)  # of torch at its own exported programs
             return copy.deepcopy(module, shared), True
     except Exception:  # whatever its owner's own `__deepcopy__` raises
@@ -530,6 +531,10 @@ def _mapping(state: object) -> Mapping[str, torch.Tensor | Array]:
     return state
 
 
+_TRACING = threading.RLock()
+"""Held while a module is traced, which puts other tensors into it, and by whoever copies one."""
+
+
 @final
 class _TorchModel:
     """A module, or an exported program, on the device that it is compiled for."""
@@ -557,7 +562,7 @@ class _TorchModel:
             if program is None:
                 # tensors of their own: what is given twice, or is a weight too, would be traced as one value
                 traced = tuple(x.to(device).detach() for x in examples)
-                with torch.no_grad():
+                with torch.no_grad(), _TRACING:
                     program = torch.export.export(self._placed, traced, strict=False)
             imported = import_exported(program, device=device)
         if device == "cpu" and (not self._owned or self._program is not None):
@@ -583,7 +588,8 @@ class _TorchModel:
         Raises:
             RefitError: names, shapes or types that it does not have, or a module that cannot be copied [W012].
         """
-        mine = _tensors_of(self._program or self._module)
+        with _TRACING:
+            mine = _tensors_of(self._program or self._module)
         fresh = _replacements(mine, _mapping(state))
         if self._program is not None:
             program = copy.copy(self._program)
@@ -594,7 +600,8 @@ class _TorchModel:
         else:
             program, owned = None, self._owned
             try:
-                placed = copy.deepcopy(self._module, {id(t): fresh.get(id(t), t) for t in mine.values()})
+                with _TRACING:
+                    placed = copy.deepcopy(self._module, {id(t): fresh.get(id(t), t) for t in mine.values()})
             except Exception as error:  # whatever its owner's own `__deepcopy__` raises
                 problem = f"the module cannot be copied ({type(error).__name__})"
                 raise RefitError(problem=problem, remedy="compile it again") from error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import weft
+from weft.device.files import private_directory
 from weft.errors import RefitError
 from weft.frontends.torch import import_exported
 from weft.kernels.source import KernelSource
+from weft.options import Options
 from weft.pipeline import finish, untuned
 from weft.pipeline.refit import refitted
 
@@ -354,3 +357,39 @@ def test_a_module_that_changed_is_told_once(cache: Path, tmp_path: Path) -> None
         warnings.simplefilter("error")
         compiled.save(tmp_path / "m.weft")
     _close(compiled(_drawn(6, 24)), module, _drawn(6, 24))
+
+
+TRACED, GO_ON = threading.Event(), threading.Event()
+
+
+class Watched(torch.nn.Module):
+    """Says that it is traced, and waits a moment there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(24, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_exporting():
+            TRACED.set()
+            GO_ON.wait(0.5)
+        return self.layer(x)
+
+
+def test_a_module_is_not_copied_while_it_is_traced_for_another_shape(tmp_path: Path) -> None:
+    """Tracing puts other tensors into the module: a copy of these would be no model."""
+    torch.manual_seed(0)
+    module, x = Watched().eval(), torch.randn(3, 24, generator=torch.Generator().manual_seed(1))
+    options = Options(budget_s=0.0, cache_dir=private_directory(tmp_path / "cache"), allow_generated=False)
+    compiled = weft.compile(module, x[:1], options=options)
+    other = Watched().eval()
+    TRACED.clear()
+    GO_ON.clear()
+    grower = threading.Thread(target=compiled, args=(x,))
+    grower.start()
+    assert TRACED.wait(60)
+    compiled.refit(other.state_dict())
+    GO_ON.set()
+    grower.join()
+    torch.testing.assert_close(compiled(x[:1]), other(x[:1]))
+    torch.testing.assert_close(compiled(x), other(x))
