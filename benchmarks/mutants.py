@@ -124,7 +124,7 @@ def _all(*operators: Operator) -> Operator:
 
 
 _BOUND = re.compile(r"(?<![<\w])<=? (\d+)(?=u?\b)")
-_CLAMP = re.compile(r"(?P<of>\b\w[\w +*]*?) < (?P<n>\d+)(?P<u>u?) \? (?P=of) : (?P<m>\d+)u?\b")
+_CLAMP = re.compile(r"(?P<of>(?:\([\w +]+\)|\b\w+)(?: [*+] \w+)*) < (?P<n>\d+)(?P<u>u?) \? (?P=of) : (?P<m>\d+)u?\b")
 """The lesser of a value and a number: one bound, written twice."""
 
 
@@ -246,13 +246,14 @@ class Equivalent:
     """Mutants that mean the same though their machine code differs."""
 
     operator: str
+    """Empty: any."""
     holds: Callable[[Mutant], bool]
     reason: str
 
 
 def _only_squared(m: Mutant) -> bool:
     """Is the value that the line defines read as a factor of its own square alone?"""
-    name = re.match(r"const w_f32v? (e\w+) = ", m.before)
+    name = re.match(r"const w_f\d\dv? (e\w+) = ", m.before)
     if name is None:
         return False
     lines = m.origin.source.text.split("\n")
@@ -271,9 +272,7 @@ def _same_parts(m: Mutant) -> bool:
 
 def _place(m: Mutant) -> tuple[list[str], int]:
     """The lines of the kernel, and which of them is changed."""
-    lines = m.origin.source.text.split("\n")
-    changed = [x for x in m.source.text.split("\n") if "m_narrow(float" not in x and "m_narrow(w_f32v" not in x]
-    return lines, next(k for k, (x, y) in enumerate(zip(lines, changed, strict=False)) if x != y)
+    return m.origin.source.text.split("\n"), m.number
 
 
 def _first_of_one(m: Mutant) -> bool:
@@ -286,6 +285,51 @@ def _first_of_one(m: Mutant) -> bool:
         return False
     writes = [x for x in lines[:at] if re.match(rf"\s*(w_f32v )?{sum_[1]} = ", x)]
     return len(writes) == 1 and "w_splat_f32(0.0f)" in writes[0] and m.after.startswith(f"{sum_[1]} = e")
+
+
+def _never_run(m: Mutant) -> bool:
+    """Does the line stand in a loop over whole vectors that no part of the work is long enough for?"""
+    lines, at = _place(m)
+    steps = re.compile(r"for \(; (x\d+) \+ (\d+) <= (b\d+); \1 \+= \2\)")
+    around = next((k for k in range(at, 0, -1) if steps.search(lines[k])), 0)
+    loop = steps.search(lines[around])
+    if loop is None:
+        return False
+    start = next(k for k in range(around, 0, -1) if f"long {loop[1]} = " in lines[k])
+    widths = [int(f[2]) for k in range(start, around + 1) if (f := steps.search(lines[k])) and f[1] == loop[1]]
+    parts = re.search(rf"{loop[3]} = w_least\(b\d+ \+ (\d+), (\d+)\)", "\n".join(lines[:around]))
+    if parts is None:
+        return False
+    size, whole = int(parts[1]), int(parts[2])
+    rests = [min(size, whole - k) for k in range(0, whole, size)]
+    for width in widths[:-1]:
+        rests = [r % width for r in rests]
+    depth = 0
+    for k in range(around, at):  # still inside?
+        depth += lines[k].count("{") - lines[k].count("}")
+        if depth <= 0:
+            return False
+    return all(r < widths[-1] for r in rests)
+
+
+def _written_again(m: Mutant) -> bool:
+    """Is the one element more at the end of a border written once more by the piece behind it?"""
+    loop = re.match(r"for \(; (x\d+) < (\d+); \+\+\1\) \{", m.before)
+    if loop is None or f"{loop[1]} < {int(loop[2]) + 1};" not in m.after:
+        return False
+    lines, at = _place(m)
+    first = re.search(r"w_st\((out\d+) \+ ", "\n".join(lines[at : at + 9]))
+    behind = "\n".join(lines[at + 9 : at + 30])
+    return first is not None and re.search(rf"w_stv?\({first[1]} \+ .* \+ {loop[2]}\b", behind) is not None
+
+
+def _shift(m: Mutant) -> bool:
+    """Is the value read for the maximum of a softmax alone, which cancels?"""
+    name = re.match(r"const w_f32v? (e\w+) = ", m.before)
+    if name is None or not m.origin.name.startswith("softmax"):
+        return False
+    others = [x for x in m.origin.source.text.split("\n") if re.search(rf"\b{name[1]}\b", x) and x.strip() != m.before]
+    return bool(others) and all(re.search(rf"= w_max\(\w+, {name[1]}\);", x) for x in others)
 
 
 def _around_again(m: Mutant) -> bool:
@@ -301,6 +345,9 @@ def _around_again(m: Mutant) -> bool:
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("dropped term", _first_of_one, "the sum is zero there: the first term of a loop that runs once"),
+    Equivalent("wrong dtype", _shift, "the value is read for the maximum of a softmax alone, a shift that cancels"),
+    Equivalent("off-by-one bound", _written_again, "the element more is written again by the piece behind the border"),
+    Equivalent("", _never_run, "no part of the work is long enough for the loop that the line stands in"),
     Equivalent("off-by-one bound", _around_again, "the tile behind the last is the first once more, computed twice"),
     Equivalent("swapped operand", _only_squared, "the difference is only squared"),
     Equivalent("missing barrier", _same_parts, "each thread reads behind the barrier what it wrote itself"),
@@ -406,6 +453,8 @@ class Mutant:
 
     origin: Origin
     operator: str
+    number: int
+    """Of the line, in the kernel's text."""
     before: str
     after: str
     source: Source
@@ -447,7 +496,7 @@ def mutant(origin: Origin, operator: str, number: int, change: Change, label: in
         lines.insert(first, narrowing(origin.problem, origin.source))
     schedule = Schedule(origin.source.schedule.generator, (*origin.source.schedule.params, ("mutant", label)))
     source = replace(origin.source, schedule=schedule, text="\n".join(lines))
-    return Mutant(origin, operator, before.strip(), after.strip(), source)
+    return Mutant(origin, operator, number, before.strip(), after.strip(), source)
 
 
 def draw(kernels: Sequence[Origin], count: int, seed: int, only: str) -> list[Mutant]:
@@ -480,7 +529,7 @@ def draw(kernels: Sequence[Origin], count: int, seed: int, only: str) -> list[Mu
 def known_equivalent(m: Mutant) -> str:
     """The reason that the table has; empty: none."""
     for e in EQUIVALENT:
-        if e.operator == m.operator and e.holds(m):
+        if e.operator in ("", m.operator) and e.holds(m):
             return e.reason
     return ""
 

@@ -3,8 +3,8 @@
     python -m benchmarks.soak [--seconds 3600] [--callers 3] [--budget 3]
 
 Three models are compiled and then live: callers ask them for shapes that are known and for new ones, which push old
-plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls what it loaded, one
-injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while. Every result must be
+plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls what it loaded,
+one injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while. Every result must be
 that of one of the two sets of weights, by gate B against float64, and nothing may raise. The process's memory is read
 once a second; it is flat where the line through the medians of its last two thirds rises by less than `FLAT_SHARE` of
 what it takes, over the whole run.
@@ -165,6 +165,7 @@ class Soak:
     """The threads and what they share."""
 
     subjects: list[Subject]
+    cache: Path
     options: Options
     log: Log
     end: float
@@ -215,7 +216,8 @@ class Soak:
     def refit(self, chance: random.Random) -> None:
         """Other weights."""
         subject = chance.choice(self.subjects)
-        subject.compiled.refit(subject.weights[chance.randrange(2)])
+        # small biases stand in the text of kernels: such plans are compiled anew
+        subject.compiled.refit(subject.weights[chance.randrange(2)], recompile=True)
         self.log.count("refits")
         self.pause(chance.uniform(1, 5))
 
@@ -237,7 +239,7 @@ class Soak:
                     os.kill(pid, signal.SIGKILL)
                     self.log.count("workers killed")
             return
-        cache = self.options.cache
+        cache = self.cache
         away = cache.with_name("away")
         cache.rename(away)
         cache.write_text("")  # who is root may write into any directory, but into no file as if it were one
@@ -286,7 +288,7 @@ def run(seconds: float, callers: int, budget_s: float, folder: Path) -> Log:
     cache = private_directory(folder / "cache")
     options = Options(cache_dir=cache, budget_s=budget_s, max_plans=MAX_PLANS)
     subjects = [Subject.of(name, options) for name in MODELS]
-    soak = Soak(subjects, options, log, time.monotonic() + seconds)
+    soak = Soak(subjects, cache, options, log, time.monotonic() + seconds)
     jobs: list[tuple[str, Callable[[random.Random], None]]] = [("call", soak.call)] * callers
     jobs += [("grow", soak.grow), ("refit", soak.refit), ("save", soak.save), ("fault", soak.fault)]
     threads = [threading.Thread(target=soak.forever, args=(name, step, k)) for k, (name, step) in enumerate(jobs)]
