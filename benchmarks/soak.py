@@ -3,11 +3,11 @@
     python -m benchmarks.soak [--seconds 3600] [--callers 3] [--budget 3]
 
 Three models are compiled and then live: callers ask them for shapes that are known and for new ones, which push old
-plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls what it loaded,
-one injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while. Every result must be
-that of one of the two sets of weights, by gate B against float64, and nothing may raise. The process's memory is read
-once a second; it is flat where the line through the medians of its last two thirds rises by less than `FLAT_SHARE` of
-what it takes, over the whole run.
+plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls what it
+loaded, one injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while. Every
+result must be that of one of the two sets of weights, by gate B against float64, and nothing may raise. The process's
+memory is read once a second; it is flat where the line through the medians of its last two thirds rises by less than
+`FLAT_SHARE` of what it takes, over the whole run.
 """
 
 from __future__ import annotations
