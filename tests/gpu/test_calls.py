@@ -134,7 +134,7 @@ def test_compiling_does_not_disturb_the_calls_of_others(compiled: Compile, share
     try:
         module = nn.Sequential(nn.Linear(48, 80), nn.GELU(), nn.Linear(80, 16)).cuda()
         given = torch.randn(24, 48, device="cuda")
-        options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
+        options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
         exe = weft.compile(module, (given,), options=options)
         with torch.no_grad():
             torch.testing.assert_close(exe(given), module(given), rtol=1e-4, atol=1e-5)
@@ -245,7 +245,7 @@ def test_zero_sized_dimensions(shape: tuple[int, int], shared_cache: Path) -> No
 @pytest.mark.parametrize("shape", EMPTY)
 def test_zero_sized_dimensions_are_tuned(shape: tuple[int, int], shared_cache: Path) -> None:
     x, w = torch.ones(shape, device="cuda"), torch.ones(shape[1], 3, device="cuda")
-    options = weft.Options(device="cuda", budget_s=3.0, cache_dir=shared_cache)
+    options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
     exe = weft.compile(Sums(), (x, w), options=options)
     check_sums(exe.executable, x, w)
     check_sums(exe, x, w)  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ def test_networks_of_nothing(name: str, shared_cache: Path) -> None:
     module, x = make().eval().half().cuda(), torch.zeros(shape, device="cuda").half()
     with torch.no_grad():
         want = module(x)
-    options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
+    options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
     tuned = weft.compile(module, x, options=options)
     plans = own_plans(of_module(module, x), shared_cache)
     for got in (tuned(x), *(plan(x)[0] for plan in plans.values())):

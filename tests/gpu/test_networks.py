@@ -122,7 +122,7 @@ def test_memory_is_no_more_than_the_frameworks(name: str, shared_cache: Path, tm
     """Weights, inputs in buffers of their own, values on the way and results, against eager with the same."""
     module, inputs = network(name, torch.float16)
     many = tuple(x.repeat(16, *[1] * (x.ndim - 1)) for x in inputs)
-    options = weft.Options(device="cuda", budget_s=4.0, cache_dir=shared_cache)
+    options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
     weft.compile(module, many, options=options).save(tmp_path / "net.weft")
 
     def planned() -> Callable[[], object]:
@@ -166,7 +166,7 @@ del layers
 gc.collect()
 torch.cuda.empty_cache()
 held, kept = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-options = weft.Options(device="cuda", budget_s=4.0, cache_dir=cache, allow_generated=not library)
+options = weft.Options(device="cuda", budget_s=30.0, cache_dir=cache, allow_generated=not library)
 compiled = weft.compile(module, (x,), options=options)
 exe = compiled.executable
 gc.collect()
@@ -246,7 +246,7 @@ def test_a_call_allocates_its_outputs_and_nothing_else(compiled: Compile) -> Non
 def test_tf32_only_where_it_was_allowed(allowed: bool, shared_cache: Path, tmp_path: Path) -> None:
     """Whatever the process has set; also after loading, and inside a capture."""
     options = weft.Options(
-        device="cuda", budget_s=3.0, cache_dir=shared_cache, allow_tf32=allowed, allow_generated=False
+        device="cuda", budget_s=30.0, cache_dir=shared_cache, allow_tf32=allowed, allow_generated=False
     )
     torch.manual_seed(0)
     module, x = torch.nn.Linear(512, 512).cuda(), torch.randn(256, 512, device="cuda")

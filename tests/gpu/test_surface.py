@@ -33,7 +33,7 @@ SOURCE = Path(weft.__file__).parent.parent
 def regions(shared_cache: Path) -> Any:
     """A backend with a small budget, and what it made of each region."""
     seen: list[Region] = []
-    options = weft.Options(device="cuda", budget_s=2.0, cache_dir=shared_cache)
+    options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
     backend = weft_backend_with(compiling_engine, options)
     object.__setattr__(backend, "on_region", seen.append)
     torch.compiler.reset()

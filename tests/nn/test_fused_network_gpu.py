@@ -213,7 +213,7 @@ def test_a_module_of_two_inputs_becomes_one_kernel(tmp_path, monkeypatch, record
     several = groups._of_several
     for name, offered in (("one", several), ("cut", lambda *a: [])):
         monkeypatch.setattr(groups, "_of_several", offered)
-        options = weft.Options(device="cuda", budget_s=12.0, cache_dir=tmp_path / name)
+        options = weft.Options(device="cuda", budget_s=30.0, cache_dir=tmp_path / name)
         fused = weft.compile(net, inputs, options=options)
         error = float((fused(*inputs).double() - exact).norm() / exact.norm())
         assert error <= 1.2 * own + 1e-4, (name, error, own)

@@ -11,7 +11,7 @@ from tests.gpu.small_networks import EMPTY
 import weft
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:Weft has no plan for this model")
 @pytest.mark.parametrize(("name", "budget"), [*((name, 0.0) for name in EMPTY), ("no columns", 0.5)])
 def test_networks_of_nothing(name: str, budget: float, tmp_path: Path) -> None:
     make, shape = EMPTY[name]

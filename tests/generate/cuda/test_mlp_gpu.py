@@ -167,7 +167,7 @@ def test_a_module_becomes_one_kernel(tmp_path):
     layers = [m for _ in range(5) for m in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
     net = torch.nn.Sequential(*layers).half().cuda().eval()
     x = torch.randn(1 << 18, 64, device="cuda", dtype=torch.float16)
-    options = weft.Options(device="cuda", budget_s=8.0, cache_dir=tmp_path)
+    options = weft.Options(device="cuda", budget_s=30.0, cache_dir=tmp_path)
     fused = weft.compile(net, (x,), options=options)
     with torch.no_grad():
         got = fused(x)
@@ -204,7 +204,7 @@ def test_layers_around_a_second_input_are_two_kernels(tmp_path):
     net = _Radiance().half().cuda().eval()
     rows = 1 << 18
     inputs = tuple(torch.randn(rows, n, device="cuda").half() for n in (3, 16))
-    fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=10.0, cache_dir=tmp_path))
+    fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=30.0, cache_dir=tmp_path))
     with torch.no_grad():
         got, eager = fused(*inputs).double(), net(*inputs).double()
         exact = net.double()(*(x.double() for x in inputs))

@@ -1,0 +1,70 @@
+"""On a GPU: what would end its use for this process is refused where it harms nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gpu_faults import MULTIPLY, Bench, problem
+
+import weft
+from benchmarks import gpu_trust
+from weft.generate.library import attention_call
+from weft.kernels.measurement import Verdict
+from weft.tune.tuner import ProblemTrial
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", ["mask broadcast", "relative bias", "odd heads", "window per head"])
+def test_attention_models_are_right_and_this_process_lives(name: str, batch: int, shared_cache: Path) -> None:
+    _, dtype = gpu_trust.MODELS[name]
+    model, given = gpu_trust.made(name, batch, tokens=256)
+    exact = model.cuda().double()
+    with torch.no_grad():
+        want = exact(*[x.cuda() for x in gpu_trust.as_type(given, torch.float64)])
+        model, inputs = exact.to(dtype), [x.cuda() for x in gpu_trust.as_type(given, dtype)]
+        theirs = gpu_trust.error(model(*inputs), want)
+    for budget_s in (0.0, 20.0):
+        options = weft.Options(device="cuda", budget_s=budget_s, cache_dir=shared_cache)
+        got = weft.compile(model, inputs, options=options)(*inputs)
+        assert isinstance(got, torch.Tensor)
+        assert gpu_trust.is_right(gpu_trust.error(got, want), theirs, dtype)
+    assert gpu_trust.lives()
+
+
+def test_a_call_that_ends_the_use_of_the_gpu_costs_a_worker_and_nobody_else(shared_cache: Path) -> None:
+    bad = gpu_trust.broken("index outside", 1, MULTIPLY)
+
+    def trials() -> Iterator[ProblemTrial]:
+        kernels = [(bad.schedule, bad, None), (MULTIPLY.schedule, MULTIPLY, None)]
+        yield ProblemTrial(problem("outside"), kernels, timed=False)
+
+    with Bench.here(shared_cache).tuner() as tuner:
+        found = {m.schedule: m for m in tuner.measure(trials())}
+    assert found[bad.schedule].verdict in (Verdict.CRASH, Verdict.POISONED)
+    assert found[MULTIPLY.schedule].verdict is Verdict.OK and not found[MULTIPLY.schedule].samples_us
+    assert gpu_trust.lives()
+
+
+def test_a_kernel_of_attention_that_the_framework_would_not_take_is_not_run() -> None:
+    q = torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.float16)
+    turned = q.transpose(-1, -2).contiguous().transpose(-1, -2)  # the last dimension has a stride
+    for name in attention_call.BACKENDS:
+        with pytest.raises(RuntimeError, match=f"would not take {name} attention"):
+            attention_call.attention(name, turned, turned, turned, None, causal=False, scale=None)
+    taken = 0
+    want = torch.nn.functional.scaled_dot_product_attention(q.float(), q.float(), q.float())
+    for name in attention_call.BACKENDS:
+        try:
+            got = attention_call.attention(name, q, q, q, None, causal=False, scale=None)
+        except RuntimeError as error:
+            assert "would not take" in str(error)
+            continue
+        taken += 1
+        torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+    assert taken
+    assert gpu_trust.lives()
