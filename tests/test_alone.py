@@ -265,7 +265,7 @@ def test_in_any_order_tests_see_the_same(tmp_path: Path) -> None:
                 sys.executable, "-m", "pytest", "-c", root / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:xdist",
                 "-p", "no:cacheprovider", "--basetemp", tmp_path / "base", "-svv", "--shuffle", str(number), tmp_path,
             ],
-            capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, env=environ,
+            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path, env=environ,
         )  # fmt: skip
         out = told.stdout
         assert f"order: --shuffle {number}" in out, out + told.stderr

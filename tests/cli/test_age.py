@@ -16,8 +16,10 @@ from weft.cli import age
 def test_the_age_of_a_process_contains_what_it_did_before_it_was_asked() -> None:
     code = "import time; time.sleep(0.3)\nfrom weft.cli.age import age_s\nprint(age_s())"
     named = {"env": {**os.environ, "PYTHONPATH": str(Path(age.__file__).parents[2])}}
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, **named)
-    assert 0.3 <= float(told.stdout) < 60
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600, **named
+    )
+    assert 0.3 <= float(told.stdout) < 600
 
 
 def test_a_system_that_does_not_say_gives_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def driver(tmp_path: Path) -> str:
     source = tmp_path / "nvml.c"
     source.write_text(STAND_IN)
     made = tmp_path / "libnvml.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True, timeout=60)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True, timeout=600)
     return str(made)
 
 

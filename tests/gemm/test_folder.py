@@ -99,7 +99,7 @@ def test_the_script_runs_alone_and_without_a_gpu_it_says_so(found: Found, tmp_pa
     place = folder.write(tmp_path, found)
     environment = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, str(place / "script.py")], capture_output=True, text=True, timeout=60, env=environment,
+        [sys.executable, str(place / "script.py")], capture_output=True, text=True, timeout=600, env=environment,
         cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr

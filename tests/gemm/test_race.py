@@ -85,7 +85,7 @@ def lt(tmp_path_factory: pytest.TempPathFactory) -> CublasLt:
         pytest.skip("no C++ compiler")
     path = tmp_path_factory.mktemp("stub") / "libcublasLt.so"
     source = Path(__file__).parent.parent / "device" / "cuda" / "cublaslt_stub.cpp"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(source)], check=True, timeout=60)
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(source)], check=True, timeout=600)
     return CublasLt(ctypes.CDLL(str(path)))
 
 

@@ -27,6 +27,6 @@ def _built(folder: Path, name: str, source: str) -> ctypes.CDLL:
     path = folder / f"lib{name}.so"
     given = Path(__file__).parent / source
     subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(path), str(given)], check=True, timeout=60
+        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(path), str(given)], check=True, timeout=600
     )
     return ctypes.CDLL(str(path))
