@@ -41,6 +41,7 @@ from weft.runtime.loaded import Loaded, load
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
+    from weft.pipeline.layers import Layer
 
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
 Output = torch.Tensor | tuple[torch.Tensor, ...]
@@ -194,6 +195,19 @@ class Compiled:
         """
         self._source.tell_changes()
         return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
+
+    def diff(self, *inputs: torch.Tensor) -> list[Layer]:
+        """What each kernel of the example inputs' plan stores, against the model's values in float64, in order.
+
+        `inputs` have the example inputs' shapes; none: drawn. Each layer also has how far single calls are off.
+        """
+        from weft.pipeline.layers import compare
+        from weft.pipeline.reference import example_inputs
+
+        with without_autocast(self._options.device.partition(":")[0]):
+            executable = self.executable
+            given = inputs or example_inputs(executable.graph, self._options.seed, self._imported.integers)
+            return compare(executable, list(given))
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write one offline HTML file that shows what was chosen and why.

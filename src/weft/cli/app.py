@@ -25,9 +25,11 @@ import typer
 import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
+from weft.cli.diff import diff_command
 from weft.cli.gemm import gemm_command
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.mlp import mlp_command
+from weft.cli.repro import repro_command
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
@@ -57,6 +59,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_ma
                   pretty_exceptions_enable=False)  # fmt: skip
 app.command("mlp")(mlp_command)
 app.command("gemm")(gemm_command)
+app.command("diff")(diff_command)
+app.command("repro")(repro_command)
 
 
 def run() -> None:

@@ -319,9 +319,9 @@ def _read_origin(text: str, index: int, num_nodes: int) -> Origin:
     if set(record) != {field.name for field in fields(Origin)}:
         raise _MalformedError("an origin with missing or unknown fields")
 
-    def nodes(name: str) -> tuple[NodeId, ...]:
+    def nodes(name: str, least: int = -1) -> tuple[NodeId, ...]:
         ids = record[name]
-        if not isinstance(ids, list) or not all(type(i) is int and -1 <= i < num_nodes for i in ids):
+        if not isinstance(ids, list) or not all(type(i) is int and least <= i < num_nodes for i in ids):
             raise _MalformedError(f"{name} are no nodes of the graph")
         return tuple(ids)
 
@@ -343,7 +343,7 @@ def _read_origin(text: str, index: int, num_nodes: int) -> Origin:
     return Origin(
         text_of("rule"),
         tuple(params),
-        nodes("operands"),
+        nodes("operands", -2),  # one that is no longer there
         nodes("results"),
         text_of("source"),
         text_of("location"),

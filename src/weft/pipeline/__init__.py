@@ -43,7 +43,7 @@ from weft.ir.types import DType
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan
-from weft.kernels.record import CompileRecord
+from weft.kernels.record import CompileRecord, PlanRecord
 from weft.kernels.source import KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
@@ -76,6 +76,8 @@ Start = Callable[[float], Callable[..., Tensors] | None]
 """Makes the framework's own execution within so many seconds; None where there is none."""
 STARTS_S, START_SHARE = 5.0, 0.2
 """A framework that must be started is, with a budget of so many seconds, in this share of it."""
+BLAME_S = 1.5
+"""At least so long the steps of a plan that was refused are looked at, whatever is left of the budget."""
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -260,6 +262,10 @@ def compile_imported(
             sample=setting.sample,
             lives=setting.is_sound,
         )
+        drawn = example_inputs is None and not imported.integers
+        timed = stages.run(
+            "blame", _blamed, timed, contenders, imported.graph, alternatives, inputs, setting, end, drawn=drawn
+        )
     executable = chosen.executable or finish.fastest(contenders, timed)
     in_place: Sequence[float] = ()
     if executable is None:
@@ -288,6 +294,37 @@ def compile_imported(
         gc.collect()
         torch.cuda.empty_cache()
     return Compilation(graph, executable, record, won)
+
+
+def _blamed(
+    timed: Sequence[PlanRecord],
+    contenders: Sequence[finish.Contender],
+    model: Graph,
+    alternatives: Alternatives,
+    inputs: Tensors,
+    setting: Setting,
+    end: float,
+    *,
+    drawn: bool,
+) -> tuple[PlanRecord, ...]:
+    """The records of plans, the first that was refused with what is wrong with it, if it can still run."""
+    from weft.pipeline.repro import Case, blame
+
+    found = list(timed)
+    for k, (about, contender) in enumerate(zip(timed, contenders, strict=True)):
+        executable = contender.executable
+        if about.verified or executable is None or not setting.is_sound():
+            continue
+        case = Case(model, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
+        seconds = max(end - time.monotonic(), BLAME_S)
+        warn = partial(warnings.warn, stacklevel=2)
+        try:
+            note = blame(executable, case, about.note, setting.options, setting.environment, warn, seconds=seconds)
+        except (RuntimeError, IndexError) as error:  # what was refused may also fail
+            note = f"{about.note}; {type(error).__name__} while it was looked at"
+        found[k] = replace(about, note=note)
+        break
+    return tuple(found)
 
 
 def _reason(lost: Sequence[str]) -> str:

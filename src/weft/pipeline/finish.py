@@ -106,7 +106,7 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
         for position, (got, *values) in enumerate(zip(mine, expected.exact, expected.plain, strict=True)):
             floats = outputs[position].is_floating_point()
             kind = dtype if floats else DType.from_numpy(got.dtype)
-            found = _judged(kind, got, *values, floats=floats)
+            found = judged(kind, got, *values, floats=floats)
             worst = max(worst, found.worst)
             if not found.ok:
                 notes.append(f"output {position}: {found.outside:.2%} outside, cosine {found.cosine:.6f}")
@@ -115,7 +115,7 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
     return Check(not notes, worst, "; ".join(notes))
 
 
-def _judged(dtype: DType, got: Array, exact: Array, plain: Array, *, floats: bool) -> ModelCheck:
+def judged(dtype: DType, got: Array, exact: Array, plain: Array, *, floats: bool) -> ModelCheck:
     """The finding of the first part that is wrong, else that of all parts together."""
     worst, found = 0.0, ModelCheck(True, 0.0, 1.0, 0.0)
     for part in _parts(got.size if got.shape == exact.shape == plain.shape else 0):

@@ -7,6 +7,7 @@ and positions of a maximum, are not checked. Opaque operators check what they ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.plan import IndexCheck
 
+_SCATTERS = re.compile(r"\((Scatter|ScatterElements)\)$")
+"""Operators that compare their indices with every position instead of following them."""
 _KEEPS_ORDER = frozenset({Prim.CAST, Prim.RESHAPE})
 
 
@@ -41,8 +44,8 @@ def _found(graph: Graph) -> Iterator[tuple[NodeId, int, int, str]]:
     varies = _varying(graph)
     for i, node in enumerate(graph.nodes):
         source = graph.origins[node.origin].source if node.origin >= 0 else ""
-        wrapped = _wrapped(graph, i) if node.origin < 0 and varies[i] else None
-        if wrapped is not None:  # no rule made it: ONNX's ScatterElements, which compares it with every position
+        wrapped = _wrapped(graph, i) if varies[i] and _SCATTERS.search(source) else None
+        if wrapped is not None:
             yield wrapped[0], -wrapped[1], wrapped[1], source
         if not isinstance(node.attrs, a.GatherAttrs) or not varies[node.inputs[1]]:
             continue

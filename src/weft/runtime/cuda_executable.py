@@ -359,14 +359,24 @@ class CudaExecutable:
             self._turns.take()
             self._arena.fill_(byte)
 
-    def run_steps(self, before: Callable[[int], None]) -> None:
+    def stored(self, key: Key) -> torch.Tensor:
+        """What a value holds now, inside of `before` of `run_steps`: memory that later steps may write."""
+        if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
+            node = key[0]
+            return to_torch(self.graph.constant(node), self.graph.type_of(node).dtype, aligned=False).to(self.device)
+        return self._static[key]
+
+    def run_steps(self, before: Callable[[int], None], *tensors: torch.Tensor) -> None:
         """Launch the steps one by one on what `static_inputs` hold, for looking at them.
 
         Args:
             before: called with a step's number before it is launched, and with the number of steps at the end.
+            tensors: put into `static_inputs` first, if given.
         """
         with self._policy(), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._turns.take()
+            for static, tensor in zip(self.static_inputs, tensors, strict=False):
+                static.copy_(tensor)
             for number, launch in enumerate(self._launches):
                 before(number)
                 launch()

@@ -111,6 +111,8 @@ class Executable:
         self.plan = linked.plan
         self._lock = threading.Lock()
         self._poison: int | None = None
+        self._shown: tuple[Sequence[torch.Tensor], list[torch.Tensor]] | None = None
+        """What `run_steps` was given and makes, while it runs."""
         self.check_indices = True
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._threads = linked.threads or torch.get_num_threads()
@@ -305,6 +307,35 @@ class Executable:
                     found.append((time.perf_counter_ns() - start) / 1e3)
             del fresh
         return tuple(statistics.median(x) for x in samples)
+
+    def run_steps(self, before: Callable[[int], None], *tensors: torch.Tensor) -> None:
+        """Run the steps one by one, for looking at the values between them (`stored`).
+
+        Args:
+            before: called with a step's number before it is launched, and with the number of steps at the end.
+            tensors: what the model is called with.
+        """
+        calls = [c for x in self._launches for c in (x.singly() if isinstance(x, NativeRun) else [x])]
+        with self._lock, torch.no_grad(), without_autocast("cpu"):
+            self._shown = (tensors, self._point_at(tensors))
+            for number, call in enumerate(calls):
+                before(number)
+                call()
+            before(len(calls))
+            self._shown = None
+
+    def stored(self, key: Key) -> torch.Tensor:
+        """What a value holds now, inside of `before`: memory that later steps may write."""
+        node, format = key
+        assert self._shown is not None
+        tensors, fresh = self._shown
+        if self.graph.nodes[node].prim is Prim.CONSTANT:
+            return to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
+        if self.graph.nodes[node].prim is Prim.INPUT:
+            return tensors[self.graph.inputs.index(node)]
+        if format is Format.ROW and node in self._direct_outputs:
+            return fresh[self._direct_outputs[node]].reshape(self.graph.type_of(node).shape)
+        return self._static[key]
 
     def poison(self, byte: int) -> None:
         """Have the next call find this byte in all memory that its steps write, outputs too: 0xFF is NaN in floats.

@@ -1,0 +1,181 @@
+"""`weft diff`: a plan layer by layer against the framework."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+import typer
+
+from weft.cli.limits import NO_LIMITS, limits_of, with_limits
+from weft.cli.show import Screen, plain
+from weft.errors import OptionError
+from weft.ir.graph import Graph, NodeId
+from weft.ir.types import Array
+from weft.options import Options
+
+if TYPE_CHECKING:
+    from weft.frontends.onnx import Limits
+    from weft.pipeline.layers import Layer, Own
+    from weft.runtime.any import AnyExecutable
+
+_SOURCE = re.compile(r"node '(.*)' \((\w+)\)", re.DOTALL)
+TRIAL_S = 60.0
+"""What ONNX Runtime may take for the model in a process of its own, before it runs in this one."""
+
+
+@with_limits
+def diff_command(
+    model: Annotated[Path, typer.Argument(help="ONNX file, or a saved plan (.weft)")],
+    against: Annotated[
+        Literal["auto", "onnxruntime", "primitives"],
+        typer.Option(help="whose values stand beside Weft's: ONNX Runtime's where it is installed, or one call each"),
+    ] = "auto",
+    input: Annotated[list[Path], typer.Option("--input", help="one .npy file per input; else random values")] = [],  # noqa: B006
+    budget: Annotated[float | None, typer.Option(help="seconds of tuning; 0, the default: the plan remembered")] = None,
+    dim: Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    trust: Annotated[str | None, typer.Option(help="digest of a plan that somebody else saved")] = None,
+    format: Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs")] = (
+        "text"
+    ),
+    limits: Mapping[str, str] = NO_LIMITS,
+) -> None:
+    """Compare what each kernel of a plan stores with the framework's values, in float64. Exit code 1 if one is off.
+
+    Example: weft diff model.onnx. The first layer over its limit is named; a limit is that of a whole model of the
+    layer's type, or, where rounding goes further, a multiple of what the framework's own arithmetic is off by.
+    """
+    from weft.api import compile as compile_model
+    from weft.api import load
+    from weft.cli.app import _dims, _tensor
+    from weft.pipeline.layers import compare
+    from weft.pipeline.reference import example_inputs
+
+    screen = Screen(format)
+    options = replace(Options.from_environment(os.environ), budget_s=budget or 0.0)
+    given = [_tensor(path) for path in input]
+    own: Own | None = None
+    notes: list[str] = []
+    if model.suffix == ".weft":
+        if against == "onnxruntime":
+            raise OptionError(option="--against", problem="a saved plan holds no ONNX file")
+        executable = load(model, trust=trust, options=options).executable
+    else:
+        executable = compile_model(
+            model, given or None, device=device, options=options, dims=_dims(dim), limits=limits_of(limits),
+            say=screen.progress,
+        ).executable  # fmt: skip
+        screen.done()
+    inputs = given or example_inputs(executable.graph, options.seed)
+    if model.suffix != ".weft" and against != "primitives":
+        found = onnxruntime_values(model, executable, inputs, limits_of(limits))
+        if isinstance(found, str):
+            if against == "onnxruntime":
+                raise OptionError(option="--against", problem=found)
+            notes.append(f"the framework's values are those of single library calls: {found}")
+        else:
+            own = found
+    layers = compare(executable, inputs, own, "onnxruntime")
+    first = next((k for k, layer in enumerate(layers) if not layer.ok), None)
+    if screen.json:
+        rows = [asdict(layer) for layer in layers]
+        screen.data({"model": model.name, "layers": rows, "first_over": first, "notes": notes})
+    else:
+        _show(screen, layers, first, notes)
+    if first is not None:
+        raise typer.Exit(1)
+
+
+def _show(screen: Screen, layers: Sequence[Layer], first: int | None, notes: Sequence[str]) -> None:
+    rows = [
+        [
+            str(x.step),
+            plain(", ".join(map(_short, x.operators)), 60),
+            f"{x.weft.worst:.2g}",
+            f"{x.weft.rms:.2g}",
+            f"{x.framework.worst:.2g}",
+            f"{x.framework.rms:.2g}",
+            x.against,
+            "" if x.ok else plain(x.note, 60),
+        ]
+        for x in layers
+    ]
+    head = ["kernel", "operators", "max", "rms", "theirs: max", "rms", "whose", "over its limit"]
+    screen.table("", head, rows)
+    for note in notes:
+        screen.out.print(plain(note, 300))
+    if first is None:
+        screen.out.print(f"all {len(layers)} values are within their limits")
+    else:
+        x = layers[first]
+        screen.out.print(f"the first over its limit: kernel {x.step}, {plain(', '.join(x.operators), 200)}")
+
+
+def _short(operator: str) -> str:
+    """An operator of a file by its name and type."""
+    match = _SOURCE.fullmatch(operator)
+    return f"{match[1]} ({match[2]})" if match else operator
+
+
+def onnxruntime_values(
+    model: Path, executable: AnyExecutable, inputs: Sequence[torch.Tensor], limits: Limits | None
+) -> Own | str:
+    """ONNX Runtime's own values of what a plan stores, where they are an operator's results; or why there are none."""
+    from weft.frontends.onnx import Limits
+    from weft.frontends.onnx.check import parse
+    from weft.frontends.onnx.trial import session_of
+    from weft.frontends.onnx.whole import onnxruntime_model
+    from weft.ir.declined import Declined
+
+    if any(x.is_cuda for x in inputs) or executable.linked.facts.get("gpu"):
+        return "ONNX Runtime is compared with on the CPU only"
+    graph, bounds = executable.graph, limits or Limits()
+    types = [graph.type_of(n) for n in graph.inputs]
+    tried = onnxruntime_model(
+        model, types, len(graph.outputs), limits=bounds, threads=torch.get_num_threads(), seconds=TRIAL_S
+    )
+    if isinstance(tried, Declined):
+        return f"ONNX Runtime does not run the model: {tried.reason}"
+    proto = parse(model.read_bytes(), bounds)
+    names = _tensors(graph, [(n.name, n.op_type, list(n.output)) for n in proto.graph.node])
+
+    def own(nodes: Sequence[NodeId]) -> Mapping[NodeId, Array]:
+        wanted = {n: names[n] for n in nodes if n in names}
+        known = {o.name for o in proto.graph.output}
+        for name in dict.fromkeys(wanted.values()):
+            if name not in known:
+                proto.graph.output.add(name=name)
+        try:
+            session = session_of(proto.SerializeToString(), torch.get_num_threads())
+            feed = {i.name: x.contiguous().numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
+            found = dict(zip(wanted, session.run(list(wanted.values()), feed), strict=True)) if wanted else {}
+        except Exception:  # the runtime's own classes; what it does not give is compared with single calls
+            return {}
+        return {n: np.asarray(x) for n, x in found.items() if isinstance(x, np.ndarray)}
+
+    return own
+
+
+def _tensors(graph: Graph, nodes: Sequence[tuple[str, str, list[str]]]) -> dict[NodeId, str]:
+    """Nodes of a graph that are results of the file's operators, by these operators' names, with their tensors' names.
+
+    Names that stand twice, as those of a function that is called twice would, are left out.
+    """
+    places: dict[tuple[str, str], list[list[str]]] = {}
+    for name, op, outputs in nodes:
+        places.setdefault((name, op), []).append(outputs)
+    found: dict[NodeId, str] = {}
+    for origin in graph.origins:
+        match = _SOURCE.fullmatch(origin.source)
+        known = places.get((match[1], match[2]), []) if match else []
+        if len(known) == 1:
+            pairs = zip(origin.results, known[0], strict=False)
+            found.update({node: name for node, name in pairs if node >= 0 and name})
+    return found
