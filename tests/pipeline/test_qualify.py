@@ -15,7 +15,7 @@ from tests.orchestrate.graphs import residual_net
 import weft
 from weft import pipeline
 from weft.device.facts import CpuFacts
-from weft.errors import ArtifactError, DeviceError, NoWorkerError
+from weft.errors import ArtifactError, DeviceError, NoPlanError, NoWorkerError
 from weft.generate.registry import generators
 from weft.ir.graph import Graph
 from weft.ir.types import DType
@@ -289,6 +289,33 @@ def test_a_plan_that_raises_while_it_is_judged(sound: bool) -> None:
     chosen, records = finish.decide([bad, good], expected, DType.F32, seed=0, budget_s=0.1)
     assert chosen is good
     assert not records[0].verified and "does not run: CUDA error" in records[0].note
+
+
+def test_with_a_limit_on_memory_and_no_plan_the_limit_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "is_covered", lambda problem, call, device: False)
+    options = Options(budget_s=0, cache_dir=tmp_path, memory_limit_bytes=1 << 24)
+    with pytest.raises(NoPlanError, match=r"no plan is left for this model: .*no kernel.* \[W303\]"):
+        weft.compile(Block().eval(), torch.ones(2, 3, 8, 8), options=options)
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_remembered_plan_that_raises_is_made_anew(
+    sound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: object) -> object:
+        raise RuntimeError("CUDA error: out of resources\nmore")
+
+    monkeypatch.setattr(pipeline, "link", raising)
+    monkeypatch.setattr(pipeline.Setting, "is_sound", lambda self: sound)
+    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    if sound:
+        with pytest.warns(UserWarning, match=r"tunes anew, .* does not run: CUDA error: out of resources$"):
+            assert pipeline._link_stored(residual_net(1), Plan("old", ()), setting) is None
+        return
+    with pytest.raises(DeviceError, match="chosen before ended this process's use of the GPU"):
+        pipeline._link_stored(residual_net(1), Plan("old", ()), setting)
 
 
 def test_without_a_budget_only_covered_calls_stand_in_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

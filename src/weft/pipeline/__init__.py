@@ -249,7 +249,7 @@ def compile_imported(
         )
         baseline = stages.run("baseline", record_eager, eager, inputs, setting)
         contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost, framework)
-        if not contenders:
+        if not any(c.eligible for c in contenders):  # with a limit on memory, the framework's own is only compared with
             raise NoPlanError(reason=_reason(lost))
         chosen, timed = stages.run(
             "time",
@@ -342,11 +342,19 @@ def room_bytes(options: Options) -> int:
 
 
 def _link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | None:
-    """A plan that was chosen before, made runnable; None where what it names is refused here: it is tuned anew."""
+    """A plan that was chosen before, made runnable; None where what it names is refused here: it is tuned anew.
+
+    Raises:
+        DeviceError: it took the GPU's context with it [W301].
+    """
     try:
         return link(graph, plan, setting)
-    except ArtifactError as error:
-        text = f"Weft tunes anew, the plan it remembers does not run: {str(error).splitlines()[0][:200]}"
+    except finish.FAULTS as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if not setting.is_sound():
+            problem = f"the plan that was chosen before ended this process's use of the GPU: {said}"
+            raise DeviceError(problem=problem) from error
+        text = f"Weft tunes anew, the plan it remembers does not run: {said}"
         warnings.warn(text, stacklevel=2)
         return None
 
