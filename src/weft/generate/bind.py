@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from weft.errors import ArtifactError
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer
+from weft.kernels.source import CudaArgument, CudaSource, Inside, Launch, Number, Pointer
 
 Dim3 = tuple[int, int, int]
 Argument = int | bytes
@@ -176,6 +176,10 @@ class BoundCuda:
     def _argument(self, argument: CudaArgument, addresses: Addresses) -> Argument:
         if isinstance(argument, Pointer):
             return _address(argument, addresses)
+        if isinstance(argument, Number):
+            return argument.value
+        if isinstance(argument, Inside):
+            return _address(argument.base, addresses) + argument.bytes
         base = _address(argument.base, addresses)
         return self._driver.encode(
             base,
@@ -203,6 +207,8 @@ def _size(cluster: Dim3) -> int:
 
 
 def _check(source: CudaSource, argument: CudaArgument, *, packing: bool) -> None:
+    if isinstance(argument, Number):
+        return
     pointer = argument if isinstance(argument, Pointer) else argument.base
     limits = {
         "in": None,

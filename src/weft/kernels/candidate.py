@@ -60,3 +60,8 @@ class Problem:
     """Per operand of the rule: position among the graph's inputs; -1 if absent or no input as it stands."""
     origin_operand_nodes: tuple[NodeId, ...] = ()
     """Per operand of the rule: its node in the graph (an input, a view of one, a small constant); -1 if absent."""
+    alignment: int = 0
+    """Inputs and outputs begin at multiples of so many bytes wherever the caller has them, and kernels are judged at
+    such places, too; 0: they lie as the contract of kernels has it."""
+    finite: bool = False
+    """Nobody asks what becomes of NaN and infinities: kernels are judged on finite values alone."""

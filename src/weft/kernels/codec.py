@@ -13,10 +13,13 @@ from weft.kernels.source import (
     CallValue,
     CudaArgument,
     CudaSource,
+    Inside,
     Kernel,
     KernelSource,
     Launch,
+    Left,
     LibraryCall,
+    Number,
     Pointer,
     Ref,
     Schedule,
@@ -97,6 +100,10 @@ def _step_from_json(data: Json) -> CallStep:
 def _argument_to_json(argument: CudaArgument) -> Json:
     if isinstance(argument, Pointer):
         return {"pointer": argument.kind, "index": argument.index}
+    if isinstance(argument, Inside):
+        return {"inside": _argument_to_json(argument.base), "bytes": argument.bytes}
+    if isinstance(argument, Number):
+        return {"number": argument.value}
     return {
         "map": _argument_to_json(argument.base),
         "dtype": argument.dtype,
@@ -116,9 +123,13 @@ def _argument_from_json(data: Json) -> CudaArgument:
     record = cast("Mapping[str, Json]", data)
     if "pointer" in record:
         return Pointer(str(record["pointer"]), int(cast("int", record["index"])))
-    base = _argument_from_json(record["map"])
+    if "number" in record:
+        return Number(int(cast("int", record["number"])))
+    base = _argument_from_json(record["inside" if "inside" in record else "map"])
     if not isinstance(base, Pointer):
-        raise TypeError("a tensor map of a tensor map")
+        raise TypeError("an argument of an argument that is no pointer")
+    if "inside" in record:
+        return Inside(base, int(cast("int", record["bytes"])))
     return TensorMap(
         base,
         str(record["dtype"]),
@@ -176,6 +187,7 @@ def _cuda_to_json(kernel: CudaSource) -> Json:
         "flags": list(kernel.flags),
         "max_registers": kernel.max_registers,
         "transforms": kernel.transforms,
+        **({"left": [_left_to_json(x) for x in kernel.left]} if kernel.left else {}),
     }
 
 
@@ -194,7 +206,18 @@ def _cuda_from_json(record: Mapping[str, Json]) -> CudaSource:
         flags=tuple(cast("Sequence[str]", record["flags"])),
         max_registers=int(cast("int", record["max_registers"])),
         transforms=bool(record["transforms"]),
+        left=tuple(_left_from_json(x) for x in cast("Sequence[Json]", record.get("left", ()))),
     )
+
+
+def _left_to_json(left: Left) -> Json:
+    return [left.output, left.offset, list(left.strides), left.terms, left.step]
+
+
+def _left_from_json(data: Json) -> Left:
+    output, offset, strides, terms, step = cast("Sequence[Json]", data)
+    numbers = _ints([output, offset, terms, step])
+    return Left(numbers[0], numbers[1], _ints(strides), numbers[2], numbers[3])
 
 
 def kernel_to_json(kernel: Kernel) -> Json:

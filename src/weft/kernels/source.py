@@ -132,7 +132,22 @@ class TensorMap:
     """0, 32, 64 or 128."""
 
 
-CudaArgument = Pointer | TensorMap
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """An argument of a CUDA kernel: an address so many bytes behind the beginning of an input or output."""
+
+    base: Pointer
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An argument of a CUDA kernel: a whole number, passed as if it were an address (0: no buffer)."""
+
+    value: int
+
+
+CudaArgument = Pointer | Inside | Number | TensorMap
 MOST_PARAMETER_BYTES = 32764
 """Of a kernel for compute capability 7.0 or more, with CUDA 12.1 or later (which is all that Weft is for)."""
 _MAP_BYTES, _MAP_ALIGNED = 128, 64
@@ -166,6 +181,23 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """An output that the launches leave in the workspace; whoever wants it elsewhere takes it from there.
+
+    It is the sum over `terms` of what lies `step` elements apart; mostly there is one.
+    """
+
+    output: int
+    """Position among the problem's outputs."""
+    offset: int
+    """Bytes into the workspace."""
+    strides: tuple[int, ...]
+    """Elements, one per dimension of the output."""
+    terms: int = 1
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CudaSource:
     """A generated CUDA C++ kernel: one translation unit without headers, and how it is launched.
 
@@ -195,6 +227,8 @@ class CudaSource:
     """Cap handed to the compiler; 0: none."""
     transforms: bool = False
     """Works on transformed values (Winograd): on integer inputs it comes nearest to the right integer."""
+    left: tuple[Left, ...] = ()
+    """Outputs that no launch writes where the problem wants them: gradients side by side in one buffer, for one."""
 
     @property
     def entry(self) -> str:

@@ -16,10 +16,10 @@ import torch
 
 from weft.errors import DeviceError
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver, real_driver
-from weft.generate.library.execute import BoundCall, is_capturable
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall, is_capturable
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import CudaSource, Kernel, KernelSource, LibraryCall
+from weft.kernels.source import CudaSource, Kernel, KernelSource, Left, LibraryCall
 from weft.tune.cuda_device import Gpu
 from weft.tune.verify import Arena, Binding, Buffer, Finding, weight_positions
 
@@ -123,7 +123,17 @@ class CudaSubject:
         inputs = [0 if k in hidden else b.address for k, b in enumerate(arena.inputs)]
         outputs = [b.address for b in arena.outputs]
         prepared = self._bound.prepare(Addresses(inputs, outputs, packed, workspace.address, state.address))
-        return partial(prepared, self._gpu.stream)
+        run = partial(prepared, self._gpu.stream)
+        if not self._source.left:
+            return run
+        pairs = [(arena.output_tensors[x.output], _view(workspace, x, arena)) for x in self._source.left]
+
+        def call() -> None:
+            run()
+            for to, view in pairs:
+                torch.sum(view, 0, out=to) if len(view) > 1 else to.copy_(view[0])
+
+        return call
 
     def rotate(self, arenas: Sequence[Arena], base: Binding) -> list[Binding]:
         """See `GpuSubject`. All copies of one packed weight lie in one allocation and are made in one go."""
@@ -140,6 +150,14 @@ class CudaSubject:
         if any(bool(state.bytes.any()) for state in self._states):
             return Finding(Verdict.UNSTABLE, "left its state other than zero, so the next run would start from that")
         return None
+
+
+def _view(workspace: Buffer, left: Left, arena: Arena) -> torch.Tensor:
+    """What the launches leave of an output: the terms of a sum, in front."""
+    t = arena.output_types[left.output]
+    typed = workspace.bytes.view(TORCH_DTYPE[t.dtype])
+    start = typed.storage_offset() + left.offset // t.dtype.itemsize
+    return typed.as_strided((left.terms, *t.shape), (left.step, *left.strides), start)
 
 
 def _copies(buffer: Buffer, count: int) -> torch.Tensor:

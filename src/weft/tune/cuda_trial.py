@@ -66,18 +66,22 @@ class Bench:
     before: Predecessor | None = None
     """What generated kernels are verified behind; None: nothing."""
     clock: Callable[[], int] = perf_counter_ns
-    _key: tuple[str, int] = ("", 0)
+    _key: tuple[str, int, bool] = ("", 0, False)
     _reference: Reference | None = None
 
     def reference(self, problem: Problem, seed: int) -> Reference:
         """Problems that differ in formats alone come one after another and share one."""
-        key = (print_graph(problem.graph), seed)
+        key = (print_graph(problem.graph), seed, problem.finite)
         if self._reference is None or key != self._key:
             self._reference = None  # its memory goes first
             with plain_math(allow_tf32=self.allow_tf32):
-                self._reference = reference_of(problem.graph, seed=seed, device=self.gpu.device)
+                self._reference = reference_of(problem.graph, seed=seed, device=self.gpu.device, finite=problem.finite)
             self._key = key
         return self._reference.laid_out(problem)
+
+    def forget(self) -> None:
+        """Nothing is kept any more."""
+        self._key, self._reference = ("", 0, False), None
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Framing of what parent and worker say to each other: a 4-byte length, then UTF-8 JSON. No pickle.
 
-Requests: `hello`, `canary`, `trial`, `bye`. Answers are events; each names the request it belongs to.
+Requests: `hello`, `canary`, `trial`, `rest` (give back what is kept between trials; no answer), `bye`. Answers are
+events; each names the request it belongs to.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class Mode(Enum):
 class _State:
     mode: Mode
     noise: torch.Generator
+    undecided: float = 0.0
+    """Units by which operands of comparisons are off."""
     undefined: bool = False
     """Set by a primitive that met an undefined case."""
 
@@ -105,8 +107,11 @@ def evaluate(
     seed: int,
     exactness: bool = True,
     device: torch.device | str = "cpu",
+    undecided: float = 0.0,
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
+
+    `undecided`: units of rounding of their RMS by which operands of comparisons are off in PLAIN, evenly spread.
 
     `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
     everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32.
@@ -116,7 +121,7 @@ def evaluate(
     """
     if any(n.prim is Prim.OPAQUE for n in graph.nodes):
         return Declined("an opaque primitive has no reference")
-    state = _State(mode, torch.Generator(device).manual_seed(seed))
+    state = _State(mode, torch.Generator(device).manual_seed(seed), undecided)
     live = _live(graph)
     uses = [0] * len(graph)
     for i in live:
@@ -143,6 +148,8 @@ def evaluate(
         elif isinstance(node.attrs, a.ConstantAttrs):
             values[i] = _weight(graph, i, state, device)
         else:
+            if state.undecided and mode is Mode.PLAIN and node.prim in COMPARISONS:
+                operands = [_shaken(state, graph, j, x) for j, x in zip(node.inputs, operands, strict=True)]
             values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
             if mode is Mode.PLAIN and node.type.dtype.is_float:
                 values[i] = _noisy(state, node, operands, values[i], _of_float8(graph, node))
@@ -264,6 +271,18 @@ def _from_float8(graph: Graph, i: int) -> bool:
 
 
 _RENAMING = frozenset({Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST, Prim.SLICE})
+
+
+def _shaken(state: _State, graph: Graph, i: int, x: T) -> T:
+    """An operand of a comparison, off by some units of the coarsest type that it came through."""
+    unit = TOLERANCES[graph.type_of(i).dtype].unit
+    while graph.nodes[i].prim in _RENAMING or graph.nodes[i].prim is Prim.CAST:
+        i = graph.nodes[i].inputs[0]
+        unit = max(unit, TOLERANCES[graph.type_of(i).dtype].unit)
+    if not unit or graph.nodes[i].prim is Prim.CONSTANT or not x.is_floating_point():
+        return x
+    noise = torch.rand(x.shape, generator=state.noise, dtype=x.dtype, device=x.device).mul_(2).sub_(1)
+    return noise.mul_(state.undecided * unit * rms(x)).add_(x)
 
 
 def _noisy(state: _State, node: Node, operands: Sequence[T], value: T, float8: bool) -> T:

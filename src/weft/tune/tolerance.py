@@ -81,6 +81,14 @@ FLIPS_COMPARE = 1e-5
 """Share of elements that may differ where a comparison of rounded values decides."""
 FLIPS_STEP = 1e-4
 """The same where a step function (floor, cast to integer, argmax, ...) of rounded values decides."""
+UNDECIDED, UNDECIDED_RUNS = 2.0, 2
+UNDECIDED_FEW, UNDECIDED_FEW_RUNS = 8.0, 16
+"""Gradients: an activation's derivative may jump where its argument's rounding decides, and one such decision changes a
+row of the gradient of x, and of a layer's weights, far beyond any rounding. So the reference error of a gradient is the
+largest of a few evaluations in which the arguments of comparisons are off by so many units of their RMS, evenly spread
+(that of a sum of several layers is some half a unit to one). Where few values decide, L decisions of a kernel falling
+the other way on average, 16 evaluations at 8 units hold some 128 L of them: a right kernel that has one where none of
+these has any comes with L exp(-128 L), at most 0.3 %. Where many decide, errors are sums of many and 2 units do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +168,6 @@ def table_hash() -> str:
         "table": {d.value: asdict(t) for d, t in TOLERANCES.items()},
         "ulps": {p.value: v for p, v in ULPS.items()},
         "rest": ["1 + 2/sqrt(n)", ORDER_FACTOR, FLOAT8_SUM, MAX_OVER_RMSE, COARSE, FLIPS_COMPARE, FLIPS_STEP],
+        "undecided": [UNDECIDED, UNDECIDED_RUNS, UNDECIDED_FEW, UNDECIDED_FEW_RUNS],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -63,6 +63,7 @@ and little was built in vain when the time is up."""
 MARGIN = 0.02
 GRACE_S = 1.0
 """After the deadline, for the answer to what was begun before it."""
+_FAILED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.OOM})
 LOOK_S = 0.005
 """How long kernels are waited for before new trials are looked for."""
 
@@ -304,6 +305,7 @@ class Tuner:
         transport: Transport | None = None,
         policy: TimingPolicy | None = None,
         retry_failed: bool = False,
+        retry: frozenset[Verdict] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is started before it is needed.
@@ -316,13 +318,14 @@ class Tuner:
             transport: a worker; None: a process of this Python.
             policy: the numbers of the timing protocol; None: the defaults.
             retry_failed: measure again what the database has as CRASH, HANG or OOM (never POISONED).
+            retry: measure again what it has with one of these verdicts.
             clock: seconds.
         """
         self._options = options
         self._site: Site = make_site(options, facts, compiler, policy)
         self._database = database
         self._clock = clock
-        self._retry_failed = retry_failed
+        self._retry = retry | (_FAILED if retry_failed else frozenset())
         self._transport: Transport = transport or self._site.transport()
         self._alive = False
         self._loading = False
@@ -358,6 +361,15 @@ class Tuner:
                 self._alive = False
         self._transport.kill()
         self._alive = False
+
+    def rest(self) -> None:
+        """Nothing more for now: the worker gives back what it keeps between trials, and stays."""
+        if self._alive:
+            try:
+                self._transport.send({"op": "rest"}, 1.0)
+            except WorkerFault:
+                self._transport.kill()
+                self._alive = False
 
     def start_early(self) -> None:
         """Let the worker load while the caller is busy; for a caller that is sure to measure something.
@@ -472,8 +484,7 @@ class Tuner:
             record = self._recorded(trial, schedule, work.kernels[number])
             if record is None:
                 continue  # never measured here
-            failed = record.measurement.verdict in (Verdict.CRASH, Verdict.HANG, Verdict.OOM)
-            if failed and self._retry_failed:
+            if record.measurement.verdict in self._retry:
                 work.kills[schedule] = record.kills
                 continue  # another chance
             work.done[number] = record.measurement

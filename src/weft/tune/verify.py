@@ -42,7 +42,18 @@ from weft.kernels.source import KernelSource, LibraryCall
 from weft.tune import bulk
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
-from weft.tune.tolerance import COARSE, MAX_OVER_RMSE, TOLERANCES, ULPS, Limits, gate_a
+from weft.tune.tolerance import (
+    COARSE,
+    MAX_OVER_RMSE,
+    TOLERANCES,
+    ULPS,
+    UNDECIDED,
+    UNDECIDED_FEW,
+    UNDECIDED_FEW_RUNS,
+    UNDECIDED_RUNS,
+    Limits,
+    gate_a,
+)
 
 VERIFIER_VERSION = 4
 """Part of the key of every verdict; raised when a check changes."""
@@ -61,13 +72,13 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_
 class Buffer:
     """Bytes between two guard zones; the second begins at the very next byte.
 
-    They begin at a multiple of 64 bytes, on a GPU of 256, as the contract of the kernels has it.
+    They begin at a multiple of 64 bytes, on a GPU of 256, as the contract of the kernels has it, or `shift` behind one.
     """
 
-    def __init__(self, size_bytes: int, guard: int, device: torch.device = CPU) -> None:
+    def __init__(self, size_bytes: int, guard: int, device: torch.device = CPU, shift: int = 0) -> None:
         unit = 64 if device == CPU else 256
-        self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + unit,), dtype=torch.uint8, device=device)
-        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % unit
+        self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + unit + shift,), dtype=torch.uint8, device=device)
+        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % unit + shift
         self._guard = guard
         self._before = self._raw[start - GUARD_BYTES : start]
         self._after = self._raw[start + size_bytes : start + size_bytes + GUARD_BYTES]
@@ -120,17 +131,21 @@ class Arena:
         *,
         inputs: Arena | None = None,
         device: torch.device = CPU,
+        shift: int = 0,
     ) -> None:
-        """Allocate; `inputs` lends its input buffers, for kernels that were seen to leave them alone."""
+        """Allocate; `inputs` lends its input buffers, for kernels that were seen to leave them alone.
+
+        `shift`: bytes by which all buffers lie behind where they would begin otherwise.
+        """
         graph = problem.graph
         self._types = tuple(graph.type_of(i) for i in graph.inputs)
         self.output_types = tuple(graph.type_of(i) for i in graph.outputs)
         self._formats = problem.input_formats
         if inputs is None:
-            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD, device) for t in self._types]
+            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD, device, shift) for t in self._types]
         else:
             self.inputs = inputs.inputs
-        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD, device) for t in self.output_types]
+        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD, device, shift) for t in self.output_types]
         pairs = zip(self.inputs, self._types, self._formats, strict=True)
         self.input_tensors = [b.tensor(t, f) for b, t, f in pairs]
         triples = zip(self.outputs, self.output_types, problem.output_formats, strict=True)
@@ -372,18 +387,19 @@ class Reference:
 
 def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) -> Reference:
     """Draw the input sets and evaluate the problem on each. Cost: about five runs of the problem, three in f64."""
-    return reference_of(problem.graph, seed=seed, device=device).laid_out(problem)
+    return reference_of(problem.graph, seed=seed, device=device, finite=problem.finite).laid_out(problem)
 
 
-def reference_of(graph: Graph, *, seed: int, device: torch.device = CPU) -> Reference:
-    """The reference of every problem with this graph, row-major (see `Reference.laid_out`)."""
+def reference_of(graph: Graph, *, seed: int, device: torch.device = CPU, finite: bool = False) -> Reference:
+    """The reference of every problem with this graph, row-major (see `Reference.laid_out`); `finite`: `Problem`'s."""
     domain, inputs, precise = _choose_domain(graph, seed, device)
     if isinstance(precise, Declined):
         kinds = (InputSet.INTEGERS, InputSet.NORMAL)
         cases = [Case(k, tuple(draw(graph, k, domain, seed=seed, device=device)), ()) for k in kinds]
         return Reference(tuple(cases), precise.reason, device)
-    cases = [_case(graph, kind, domain, seed, device) for kind in (InputSet.INTEGERS, InputSet.ADVERSARIAL)]
-    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device))
+    before = (InputSet.INTEGERS,) if finite else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
+    cases = [_case(graph, kind, domain, seed, device, finite=finite) for kind in before]
+    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device, finite=finite))
     return Reference(tuple(cases), device=device)
 
 
@@ -408,25 +424,42 @@ def _choose_domain(
     return best[1:]
 
 
-def _case(graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device) -> Case:
+def _case(
+    graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device, *, finite: bool = False
+) -> Case:
     inputs = draw(graph, kind, domain, seed=seed, device=device)
     exactness = kind is InputSet.INTEGERS
     precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device)
     if isinstance(precise, Declined):
         raise TypeError(precise.reason)
-    return _expect(graph, kind, inputs, precise, seed, device)
+    return _expect(graph, kind, inputs, precise, seed, device, finite=finite)
 
 
 def _expect(
-    graph: Graph, kind: InputSet, inputs: list[torch.Tensor], precise: Evaluation, seed: int, device: torch.device
+    graph: Graph,
+    kind: InputSet,
+    inputs: list[torch.Tensor],
+    precise: Evaluation,
+    seed: int,
+    device: torch.device,
+    *,
+    finite: bool = False,
 ) -> Case:
     choices = decisions(graph)
+    # what is exact was decided exactly
+    choices = tuple((x, 0.0 if finite and e else s) for (x, s), e in zip(choices, precise.exact, strict=True))
+    few = sum(graph.type_of(i).size for i in graph.inputs) < _FEW
+    shaken = finite and any(share > 0 for _, share in choices)
     all_equal = all((free and share == 0) or exact for (free, share), exact in zip(choices, precise.exact, strict=True))
     plains: list[Evaluation] = []
     if not all_equal:
         mode = Mode.NATIVE if kind is InputSet.ADVERSARIAL else Mode.PLAIN
-        for k in range(_runs(graph, mode)):
-            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device)
+        runs = _runs(graph, mode)
+        off = 0.0
+        if shaken:
+            off, runs = (UNDECIDED_FEW, UNDECIDED_FEW_RUNS) if few else (UNDECIDED, UNDECIDED_RUNS)
+        for k in range(runs):
+            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device, undecided=off)
             plains += [plain] if isinstance(plain, Evaluation) else []
     ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
     expected = []
@@ -448,7 +481,8 @@ def _expect(
                 judged = _clear_of_overflow(value, rounded, t.dtype, judged)
             numeric = kind is InputSet.NORMAL or (kind is InputSet.INTEGERS and share == 0)
             if numeric:
-                limits = _limits(t, value, [p.outputs[k] for p in plains], ulps, share)
+                outputs = [p.outputs[k] for p in plains]
+                limits = _largest(t, value, outputs, ulps, share) if shaken else _limits(t, value, outputs, ulps, share)
                 if kind is InputSet.INTEGERS:
                     limits = Limits(COARSE * limits.rmse, COARSE * limits.max, limits.flips)
         finite = t.dtype.is_float and all_finite(value) and all_finite(rounded)
@@ -490,7 +524,17 @@ def _runs(graph: Graph, mode: Mode) -> int:
     smallest = min((graph.type_of(i).size for i in graph.outputs), default=0)
     if mode is not Mode.PLAIN or smallest >= SMALL_OUTPUT:
         return 1
-    return 8 if sum(graph.type_of(i).size for i in graph.inputs) < 1 << 20 else 3
+    return 8 if sum(graph.type_of(i).size for i in graph.inputs) < _FEW else 3
+
+
+_FEW = 1 << 20
+"""Elements of all inputs of a small problem."""
+
+
+def _largest(t: TensorType, value: torch.Tensor, plains: Sequence[torch.Tensor], ulps: float, share: float) -> Limits:
+    """The widest limits that any of the evaluations gives."""
+    found = [_limits(t, value, [plain], ulps, share) for plain in plains]
+    return Limits(max(x.rmse for x in found), max(x.max for x in found), found[0].flips)
 
 
 def _limits(t: TensorType, value: torch.Tensor, plains: Sequence[torch.Tensor], ulps: float, share: float) -> Limits:
@@ -674,7 +718,8 @@ def verify(
 ) -> Verified:
     """Run a kernel on every input set under both poisons.
 
-    `arenas` holds input buffers that are shared by the kernels of the problem and made here on first use.
+    `arenas` holds input buffers that are shared by the kernels of the problem and made here on first use. Where a
+    problem says how callers align their memory, buffers lie no better on all sets but the one that is timed.
     Calls that all take over `slow_s` seconds on the first set end the verification as SLOW: two, and where those fail
     two more, because the first finds its memory untouched and a neighbour may have held the cores.
     """
@@ -682,10 +727,11 @@ def verify(
     last: tuple[torch.Tensor, ...] = ()
     binding: Binding
     for number, case in enumerate(reference.cases):
+        shift = problem.alignment if case is not reference.timed else 0
         if case.kind not in arenas:
-            arenas[case.kind] = Arena(problem, case.inputs, device=reference.device)
+            arenas[case.kind] = Arena(problem, case.inputs, device=reference.device, shift=shift)
         runs: list[list[torch.Tensor]] = []
-        arena = Arena(problem, case.inputs, inputs=arenas[case.kind], device=reference.device)
+        arena = Arena(problem, case.inputs, inputs=arenas[case.kind], device=reference.device, shift=shift)
         for poison in POISONS:
             binding = subject.bind(arena, poison)
             arena.poison(poison)

@@ -124,6 +124,8 @@ def problem_to_json(problem: Problem) -> Json:
         "key": problem.key,
         "input_formats": [f.value for f in problem.input_formats],
         "output_formats": [f.value for f in problem.output_formats],
+        "alignment": problem.alignment,
+        "finite": problem.finite,
     }
 
 
@@ -140,6 +142,7 @@ def problem_from_json(data: Json) -> Problem:
         graph = graph_from_json(record["graph"])
         if len(ins) != len(graph.inputs) or len(outs) != len(graph.outputs):
             raise ValueError("one format per input and output")
-        return Problem(graph, str(record["key"]), ins, outs)
+        alignment = int(cast("int", record["alignment"]))
+        return Problem(graph, str(record["key"]), ins, outs, alignment=alignment, finite=bool(record["finite"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(problem=f"malformed problem: {error}", remedy="send one of this version") from None

@@ -163,12 +163,12 @@ class References:
     """The references of the graphs that were asked for last, up to `SHARED_BYTES` in all."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Reference] = {}
+        self._kept: dict[tuple[str, int, bool], Reference] = {}
 
     def of(self, problem: Problem, seed: int) -> Reference:
         """Row-major; shared by all problems with this graph."""
-        key = (print_graph(problem.graph), seed)
-        found = self._kept.pop(key, None) or reference_of(problem.graph, seed=seed)
+        key = (print_graph(problem.graph), seed, problem.finite)
+        found = self._kept.pop(key, None) or reference_of(problem.graph, seed=seed, finite=problem.finite)
         self._kept[key] = found
         while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
             del self._kept[next(iter(self._kept))]
@@ -334,6 +334,8 @@ def serve(channel: PipeChannel) -> None:
             case "trial":
                 run_trial(TrialRequest.from_message(message), channel, REAL, references)
                 gc.collect()
+            case "rest":
+                references = References()
             case "bye":
                 return
             case other:
