@@ -234,8 +234,8 @@ def once(profiled: Sequence[tuple[Gemm, int, Sequence[Variant]]]) -> None:
     """Each kernel once on one set of operands; the library's best algorithm, as measured before, first."""
     import torch
 
+    from benchmarks.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
-    from weft.gemm.race import Race
 
     torch.zeros(1, device="cuda")
     facts, lt = gpu_facts(None, calibrate=False), find_cublaslt()

@@ -4,8 +4,8 @@
 
 Per product and tile: the kernel as it is; `woven`, with columns copied in the order of a thread's registers;
 `in turn`, with sums that move to f32 while the next are made; and `no adds`, where they move in the last stage alone,
-which is wrong and tells what moving costs. cuBLASLt's best algorithms beside them. Times by `weft.gemm.race`. A line as
-soon as it is known.
+which is wrong and tells what moving costs. cuBLASLt's best algorithms beside them. Times by `benchmarks.race`. A line
+as soon as it is known.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     import torch
 
+    from benchmarks.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
-    from weft.gemm.race import Race
 
     torch.zeros(1, device="cuda")
     facts, lt = gpu_facts(None, calibrate=False), find_cublaslt()

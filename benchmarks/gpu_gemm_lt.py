@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_gemm_lt [GROUP ...] [--kernels 8] [--every] [--out FILE] [--seconds S] [--dry]
 
-How a product is measured is told in `weft.gemm.race`: random normal data, every kernel checked against float64, CUDA
+How a product is measured is told in `benchmarks.race`: random normal data, every kernel checked against float64, CUDA
 graphs, operands that rotate through three times the L2 cache, both sides interleaved. Kernels are those that the
 compiler would measure first. Epilogues that the library does not fuse run as torch's operators behind it.
 
@@ -111,8 +111,8 @@ def build(source: CudaSource, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None)
 
 def measure(g: Gemm, group: str, built: Sequence[tuple[float, Schedule, CudaSource, Any]], l2: int, say: Any) -> Line:
     """One case, on the GPU."""
+    from benchmarks.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
-    from weft.gemm.race import Race
 
     lt = find_cublaslt()
     if isinstance(lt, Declined):

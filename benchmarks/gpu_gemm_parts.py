@@ -452,8 +452,8 @@ def measure(g: Gemm, made: Sequence[tuple[str, CudaSource, CompiledCubin, bool, 
     """One product, on the GPU."""
     import torch
 
+    from benchmarks.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
-    from weft.gemm.race import Race
 
     lt = find_cublaslt()
     if isinstance(lt, Declined):

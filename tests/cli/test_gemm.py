@@ -152,7 +152,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def against(g: Gemm, *args: object, **named: object) -> dict[str, object]:
         return {"library": {"median_us": 12.5}, "weft": {"median_us": 10.0}, "ratio": 1.25}
 
-    def alone(g: Gemm, facts: GpuFacts, **named: object) -> Found:
+    def alone(g: Gemm, facts: GpuFacts, *args: object, **named: object) -> Found:
         best = Outcome(Schedule("cublaslt", (("algorithm", 3),)), math.nan, "ok", (7.0,), 7.0)
         return Found(g, facts.name, 1, [best], best, measured=True)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.errors import OptionError
 from weft.gemm.epilogue import FUSED, NAMED, Fused, epilogue
-from weft.gemm.race import torch_value
+from weft.gemm.library import torch_value
 from weft.gemm.spec import Gemm
 from weft.ir.reference import evaluate
 from weft.ir.types import DType

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu_gemm_lt import build, kernels_of
+from benchmarks.race import Race
 from tests.gemm.crossed import KINDS, crossed
 
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc
 from weft.gemm.epilogue import epilogue
-from weft.gemm.race import Race
 from weft.gemm.spec import LAYOUTS, Gemm
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource

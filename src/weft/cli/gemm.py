@@ -183,7 +183,11 @@ def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, n
     from weft.gemm.again import against_cublas, library_alone
 
     alone = g.search is Search.LIBRARY
-    found = library_alone(g, facts, tf32=options.allow_tf32) if alone else search(g, facts, measure, limit=limit)
+    found = (
+        library_alone(g, facts, options.cache, tf32=options.allow_tf32)
+        if alone
+        else search(g, facts, measure, limit=limit)
+    )
     if found.best is None:
         first = next((o.note for o in found.outcomes if o.note), "nothing was measured")
         raise DeviceError(problem=f"none of {len(found.outcomes)} configurations passed: {plain(first, 200)}")

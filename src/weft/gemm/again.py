@@ -1,93 +1,142 @@
-"""A kernel against cuBLASLt on this GPU: for `weft gemm --against cublas`, and for the script in a product's folder."""
+"""A kernel against cuBLASLt on this GPU: for `weft gemm --against cublas`, and for the script in a product's folder.
+
+Both sides run in a measuring worker, are verified by the gate of all kernels and timed in its rounds, with everything
+that they read or write rotating through more than the L2 cache.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from weft.device.cuda.cublaslt import MOST, CublasLt, find_cublaslt
+from weft.device.cuda.cublaslt import MOST
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import DeviceError, WeftError
 from weft.gemm.folder import read
-from weft.gemm.race import Contender, Race
-from weft.gemm.search import Found, Outcome, refusal
+from weft.gemm.library import ABSENT, contenders, found_library, schedule_of
+from weft.gemm.search import Found, Outcome
 from weft.gemm.spec import Gemm
+from weft.gemm.worker import MODULE
 from weft.ir.declined import Declined
-from weft.kernels.measurement import Verdict
-from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.source import CudaSource, Kernel, Schedule
+from weft.options import Options
+from weft.tune.cuda_timing import CUDA_POLICY
+from weft.tune.store import Database
+from weft.tune.transport import ProcessTransport, Transport
+from weft.tune.tuner import ProblemTrial, Tuner
+
+ROTATED = replace(CUDA_POLICY, cache="rotated")
+_THREADS = 2
+"""Of the worker's host."""
+
+
+def measured(
+    g: Gemm,
+    kernels: Sequence[tuple[Schedule, Kernel]],
+    facts: GpuFacts,
+    nvrtc: Nvrtc | None,
+    cache: Path | None,
+    *,
+    tf32: bool,
+    transport: Transport | None = None,
+) -> dict[Schedule, Measurement]:
+    """Kernels of one product, verified and timed against each other in a worker; those that do not exist are left out.
+
+    Results are judged on finite values: what a library makes of NaN is its own affair.
+
+    Raises:
+        DeviceError: no worker can be started, or the GPU computes wrongly [W301].
+    """
+    problem = g.problem()
+    problem = replace(problem, key=f"finite\n{problem.key}", finite=True)
+    device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    options = Options(device=f"cuda:{device}", allow_tf32=tf32, allow_fast_f8=g.fast, cache_dir=cache)
+    worker = transport or ProcessTransport(_THREADS, environ=os.environ, module=MODULE)
+    with (
+        Database.open(cache) as database,
+        Tuner(options, facts, database, compiler=nvrtc, transport=worker, policy=ROTATED) as tuner,
+    ):
+        trial = ProblemTrial(problem, [(s, kernel, None) for s, kernel in kernels])
+        return {m.schedule: m for m in tuner.measure([trial]) if ABSENT not in m.error}
 
 
 def against_cublas(
-    g: Gemm, source: CudaSource, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None, *, tf32: bool = False
+    g: Gemm,
+    source: CudaSource,
+    facts: GpuFacts,
+    nvrtc: Nvrtc,
+    cache: Path | None,
+    *,
+    tf32: bool = False,
+    transport: Transport | None = None,
 ) -> dict[str, object]:
     """A kernel and the best of the heuristic's first 16 algorithms in one interleaved run, as JSON.
 
     Raises:
         DeviceError: there is no cuBLASLt, or the GPU fails [W301].
     """
-    lt = _library()
-    race = Race(g, facts.l2_bytes, tf32=tf32)
-    made = nvrtc.compile(source.text, arch=facts.arch, flags=source.flags, cache_dir=cache)
-    why = refusal(made, source, facts)
-    if why:
-        raise DeviceError(where=source.entry, problem=f"the kernel is not fit for {facts.name}: {why}")
-    race.add_kernel(str(source.schedule), source, str(made.path))
-    race.add_library(lt, MOST, tf32=tf32)
-    found = race.run()
+    version = found_library().version
+    kernels: list[tuple[Schedule, Kernel]] = [(source.schedule, source), *contenders(g, tf32=tf32)]
+    found = measured(g, kernels, facts, nvrtc, cache, tf32=tf32, transport=transport)
+    sides = {"weft": [source.schedule], "library": [schedule_of(k) for k in range(MOST)]}
+    names = {s: f"algorithm {k}" for k, s in enumerate(sides["library"])} | {source.schedule: str(source.schedule)}
     told: dict[str, object] = {
-        "peer": f"cuBLASLt {lt.version}, {len(found) - 1} algorithms",
-        "refused": {f"{x.side} {x.name}": x.refused for x in found if x.refused},
+        "peer": f"cuBLASLt {version}, {sum(s in found for s in sides['library'])} algorithms",
+        "refused": {
+            f"{side} {names[s]}": f"{m.verdict.value}: {m.error}"
+            for side, own in sides.items()
+            for s in own
+            if (m := found.get(s)) is not None and m.verdict is not Verdict.OK
+        },
     }
-    best = {}
-    for side in ("weft", "library"):
-        own = [x for x in found if x.side == side and not x.refused]
-        if own:
-            first = best[side] = min(own, key=lambda x: x.median_us)
+    best: dict[str, Measurement] = {}
+    for side, own in sides.items():
+        right = [found[s] for s in own if s in found and found[s].verdict is Verdict.OK]
+        if right:
+            first = best[side] = min(right, key=lambda m: m.median_us)
             told[side] = {
-                "name": first.name,
+                "name": names[first.schedule],
                 "median_us": round(first.median_us, 4),
                 "samples_us": [round(us, 4) for us in first.samples_us],
-                "error": float(f"{first.error:.3e}"),
+                "error_of_limit": float(f"{first.rmse:.3e}"),
             }
     told["ratio"] = round(best["library"].median_us / best["weft"].median_us, 4) if len(best) == 2 else None
     return told
 
 
-def library_alone(g: Gemm, facts: GpuFacts, *, tf32: bool = False) -> Found:
+def library_alone(
+    g: Gemm, facts: GpuFacts, cache: Path | None = None, *, tf32: bool = False, transport: Transport | None = None
+) -> Found:
     """The library's algorithms for a product, timed against each other.
 
     Raises:
         DeviceError: there is no cuBLASLt, or the GPU fails [W301].
     """
     start = time.monotonic()
-    race = Race(g, facts.l2_bytes, tf32=tf32)
-    race.add_library(_library(), min(MOST, g.most), tf32=tf32)
-    outcomes = [_outcome(x) for x in race.run()]
+    found_library()
+    calls = contenders(g, tf32=tf32, most=min(MOST, g.most))
+    found = measured(g, calls, facts, None, cache, tf32=tf32, transport=transport)
+    outcomes = [_outcome(found[s]) for s, _ in calls if s in found]
     right = [o for o in outcomes if o.median_us < math.inf]
     best = min(right, key=lambda o: o.median_us, default=None)
-    found = Found(g, facts.name, len(outcomes), outcomes, best, measured=True)
-    found.seconds = time.monotonic() - start
-    return found
+    made = Found(g, facts.name, len(outcomes), outcomes, best, measured=True)
+    made.seconds = time.monotonic() - start
+    return made
 
 
-def _outcome(x: Contender) -> Outcome:
-    schedule = Schedule("cublaslt", (("algorithm", int(x.name.split()[-1])),))
-    state = Verdict.OK if not x.refused else Verdict.WRONG if "wrong" in x.refused else Verdict.RESOURCE
-    return Outcome(schedule, math.nan, state.value, tuple(x.samples_us), x.median_us, x.refused)
-
-
-def _library() -> CublasLt:
-    found = find_cublaslt()
-    if isinstance(found, Declined):
-        raise DeviceError(problem=f"nothing to compare with: {found.reason}")
-    return found
+def _outcome(m: Measurement) -> Outcome:
+    return Outcome(m.schedule, math.nan, m.verdict.value, m.samples_us, m.median_us, m.error)
 
 
 def again(folder: Path) -> None:

@@ -6,7 +6,8 @@
 * Every contender is verified on the first set against float64 before it is timed, and again afterwards: bit by bit.
 * All are timed in `SCREENING` rounds of random order, the best `KEEP` of each side in `ROUNDS` more; medians count.
 
-Source: the protocol of `weft.tune.cuda_timing`, with everything rotating.
+Source: the protocol of `weft.tune.cuda_timing`, with everything rotating. It runs in the benchmark's own process, which
+may die of it: what users get is measured in workers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from weft.device.cuda.cublaslt import WORKSPACE_BYTES, CublasLt, LtAddresses, LtProduct
 from weft.errors import WeftError
 from weft.gemm.epilogue import Epilogue
+from weft.gemm.library import IN_PLACE, torch_value
 from weft.gemm.spec import Gemm
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.library.execute import TORCH_DTYPE
@@ -68,40 +70,6 @@ class Contender:
 def _rounded(x: torch.Tensor, kind: DType) -> torch.Tensor:
     """Normal numbers as a type has them; bytes are 32 times as large, and clipped."""
     return ((x * 32).round().clamp(-128, 127) if kind.is_integer else x).to(TORCH_DTYPE[kind])
-
-
-def torch_value(e: Epilogue, acc: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """An epilogue by torch's own operators, in the type of its operands."""
-
-    def call(name: str, arguments: list[torch.Tensor | float]) -> torch.Tensor:
-        if name in ("max", "min"):
-            x, y = sorted(arguments, key=lambda a: isinstance(a, float))
-            assert isinstance(x, torch.Tensor)
-            if isinstance(y, float):
-                return x.clamp(min=y) if name == "max" else x.clamp(max=y)
-            return torch.maximum(x, y) if name == "max" else torch.minimum(x, y)
-        return _TORCH[name](*arguments)
-
-    return e.fold({"acc": acc, **given}, call)
-
-
-_TORCH: Mapping[str, Callable[..., torch.Tensor]] = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
-    "exp": torch.exp,
-    "tanh": torch.tanh,
-    "sqrt": torch.sqrt,
-    "abs": torch.abs,
-    "erf": torch.erf,
-    "log": torch.log,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-}
 
 
 @final
@@ -336,19 +304,8 @@ def _scaled(
 
 def _several(e: Epilogue) -> bool:
     """Whether an expression is more than one operator with an in-place form."""
-    return e.text not in _IN_PLACE
+    return e.text not in IN_PLACE
 
 
 def _last(e: Epilogue, out: torch.Tensor, named: Mapping[str, torch.Tensor]) -> None:
-    _IN_PLACE[e.text](out, named)
-
-
-_IN_PLACE: Mapping[str, Callable[[torch.Tensor, Mapping[str, torch.Tensor]], object]] = {
-    "silu(acc)": lambda out, named: torch.ops.aten.silu.out(out, out=out),
-    "gelu(acc)": lambda out, named: torch.ops.aten.gelu.out(out, out=out),
-    "gelu_tanh(acc)": lambda out, named: torch.ops.aten.gelu.out(out, approximate="tanh", out=out),
-    "acc * full": lambda out, named: out.mul_(named["full"]),
-    "acc + residual": lambda out, named: out.add_(named["residual"]),
-    "relu(acc)": lambda out, named: out.relu_(),
-}
-"""One operator that writes where it reads."""
+    IN_PLACE[e.text](out, named)

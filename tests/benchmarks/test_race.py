@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from benchmarks.race import Contender, Race
 
+from benchmarks import race
 from weft.device.cuda.cublaslt import CublasLt
 from weft.errors import DeviceError
-from weft.gemm import race
 from weft.gemm.epilogue import NAMED, epilogue
-from weft.gemm.race import Contender, Race
 from weft.gemm.spec import LAYOUTS, Gemm, typed
 from weft.ir.types import DType
 
