@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from weft.device.cuda.facts import gpu_facts, profile
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import mlp
 from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
@@ -39,9 +39,11 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
 from weft.nn import FusedMLP, Sine, fused_mlp, timing
-from weft.nn.layered import Trial, candidates
+from weft.nn.layered import TORCH, candidates, compiled_kernels, trials_of
 from weft.nn.layers import Layers, layers_of
 from weft.options import Options
+from weft.tune.store import Database
+from weft.tune.tuner import Tuner
 
 
 class Own(nn.Module):
@@ -533,7 +535,7 @@ def compile_all(cases: Sequence[Case], *, wide: bool = True) -> int:
 
 def judged(*, yes: bool) -> None:
     """Whether wide networks whose training is faster by torch's operations are left to them."""
-    vars(fused_mlp)["least"] = timing.least if yes else lambda call: 0.0
+    vars(fused_mlp)["contest"] = timing.contest if yes else lambda ways: [float(k) for k in range(len(ways))]
 
 
 def products(c: Case, seconds: float) -> None:
@@ -546,6 +548,7 @@ def products(c: Case, seconds: float) -> None:
     facts = gpu_facts(None, calibrate=False)
     net = Network(layers.widths, layers.acts, layers.biases, DType(c.dtype), DType(c.dtype), DType.F32)
     seen: set[str] = set()
+    generator = torch.Generator("cuda").manual_seed(0)
     both = layered.forward(net, c.rows), layered.backward(net, c.rows, inputs=True, parameters=True, dtype=DType.F32)
     for p in (*both[0], *both[1]):
         if p.problem.key in seen or time.perf_counter() - started > seconds:
@@ -553,18 +556,20 @@ def products(c: Case, seconds: float) -> None:
         seen.add(p.problem.key)
         found = templates.schedules(p.problem, facts)
         emitted = [] if isinstance(found, Declined) else candidates(p, found)
-        jobs = [CompileJob(s.text, facts.arch, s.flags) for s, _ in emitted]
-        results = nvrtc.compile_many(jobs, cache_dir=Options().cache)
-        trial = Trial(net, p)
+        own = compiled_kernels(emitted, facts, nvrtc, Options().cache)
         times = []
-        for (source, sums), made in zip(emitted, results, strict=True):
-            if isinstance(made, CompiledCubin):
-                known = {**dict(source.schedule.params), "sums": sums}
-                times.append((trial.of(source, made, sums)[0] * 250, known))
-        left, right = trial.inputs[:2]
+        with (
+            Database.open(Options().cache) as database,
+            Tuner(Options(device="cuda"), facts, database, compiler=nvrtc) as tuner,
+        ):
+            for some, trial in trials_of(net, p, own):
+                of = {x.source.schedule: {**dict(x.source.schedule.params), "sums": x.sum_rows} for x in some}
+                times += [(m.median_us, of[m.schedule]) for m in tuner.measure([trial])]
+        types = [p.problem.graph.type_of(i) for i in p.problem.graph.inputs[:2]]
+        left, right = (torch.randn(t.shape, generator=generator, device="cuda").to(TORCH[t.dtype]) for t in types)
         plain = (lambda a=left, b=right: a.t() @ b) if p.role == "weights" else (lambda a=left, b=right: a @ b.t())
         shape = f"{p.role} {p.layer}: {tuple(left.shape)} {tuple(right.shape)}"
-        print(f"{shape}; torch's product alone {timing.least(plain) * 250:.1f} us", flush=True)
+        print(f"{shape}; torch's product alone {timing.contest([plain])[0]:.1f} us", flush=True)
         for number, (us, known) in enumerate(times):
             if us == min(x for x, _ in times) or number < 5:
                 names = ("template", "bm", "bn", "split", "turns", "pair", "even", "stages", "blocks", "sums")

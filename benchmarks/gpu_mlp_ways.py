@@ -38,7 +38,6 @@ from weft.ir.types import DType
 from weft.nn import FusedMLP, fused_mlp, kernels, layered
 from weft.nn.layered import candidates
 from weft.nn.layers import Layers, layers_of
-from weft.nn.timing import LAUNCHES
 from weft.nn.traces import Traced, traced
 
 ROWS = 1 << 18
@@ -107,7 +106,7 @@ def timed_products(found: layered.ByLayers, rows: int) -> list[list[object]]:
     for p in products_of(found.net, rows):
         kernel = found._chosen.get(p.problem.key)
         if isinstance(kernel, layered.Chosen):
-            us = kernel.seconds * 1000 / LAUNCHES
+            us = kernel.us
             name = kernel.bound.source.schedule.param("template")
             lines.append([p.role, p.layer, round(us, 1), round(floor_us([p]), 1), name, kernel.sum_rows > 0])
     return lines
@@ -158,9 +157,7 @@ def measure(name: str, out: Path | None, *, by_torch: bool) -> None:
             (own,) = net._images._runs.values()
             if isinstance(own, fused_mlp._Run):
                 row["ways"], layers = list(own.kernels.ways.values()), own.kernels.by_layers()
-                row["contest"] = [
-                    [round(t * 1000 / LAUNCHES) for t in ts if t < 1e9] for ts in own.kernels.times.values()
-                ]
+                row["contest"] = [[round(t) for t in ts if t < 1e9] for ts in own.kernels.times.values()]
                 row["refused"] = None if layers is None else str(layers.refused(rows))
                 if way == "layers" and layers is not None:
                     put(out, case=name, products=timed_products(layers, rows))

@@ -80,7 +80,7 @@ def test_many_random_networks(first: int):
     compile_all(cases)
     rows = [check(c) for c in cases]
     # of some networks (x sin 5x over many layers) 16 bits give nothing: no kernel is near to torch, or both overflow
-    lost = [r for r in rows if not float(str(r["eager_error"])) <= kernels.FAR]
+    lost = [r for r in rows if not float(str(r["eager_error"])) <= 0.3]
     # refused after its first pass, which the kernels made, such a network has other bits in its second
     gone = [r for r in lost if r["why_not"] is not None]
     wrong = [r for r in rows if not (r["right"] and (r["equal_bits"] or r in gone) and r["types"])]
@@ -128,7 +128,7 @@ def test_wide_layers(widths: tuple[int, ...]):
 @pytest.fixture
 def never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training by kernels for each layer, also where torch's operations are faster."""
-    monkeypatch.setattr(fused_mlp, "least", lambda call: 0.0)
+    monkeypatch.setattr(fused_mlp, "contest", lambda ways: [float(k) for k in range(len(ways))])
 
 
 @pytest.mark.parametrize("case", WIDE_CHECKS, ids=lambda c: c.name)

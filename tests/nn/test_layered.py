@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import itertools
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.generate.cuda.tensor_emulator import _record
-from tests.nn.emulation import Compiler, install, launched, libraries, start
+from tests.nn.emulation import TRUSTING, Compiler, Worker, install, judge, launched
+from tests.nn.emulation import made as kernels_made
 from torch import nn
 
 from weft.device.cuda.facts import profile
-from weft.generate import bind
 from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, TensorMap
 from weft.nn import FusedMLP, FusedNetwork, fused_mlp, kernels, layered
-from weft.nn.autograd import by_composite, fused
+from weft.nn.autograd import fused
 from weft.nn.layers import Layers, layers_of
-
-
-class Bound:
-    """As `BoundCuda`."""
-
-    def __init__(self, source: CudaSource, path: Path) -> None:
-        self.source, self.library = source, libraries[path]
-
-    def prepare(self, addresses: bind.Addresses) -> Any:
-        def run(stream: int) -> None:
-            for launch in self.source.launches:
-                values, maps = [], []
-                for x in launch.arguments:
-                    at = bind._address(x.base if isinstance(x, TensorMap) else x, addresses)
-                    if isinstance(x, TensorMap):
-                        maps.append(_record(x, at))
-                        at = ctypes.addressof(maps[-1])
-                    values.append(at)
-                start(self.library, launch, values)
-
-        return run
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    monkeypatch.setattr(layered, "BoundCuda", Bound)
     every = layered.candidates
     monkeypatch.setattr(layered, "TRIED", 12)
     # one of each product, with sums of columns where a template has them
@@ -65,7 +39,7 @@ def _run(net: nn.Sequential, dtype: torch.dtype, given: torch.dtype, *, masters:
     wide = DType.F32 if masters else None
     types = kernels.DTYPES
     network = Network(layers.widths, layers.acts, layers.biases, types[dtype], types[given], wide)
-    made = kernels.Kernels(network, profile("h200"), Compiler())  # type: ignore[arg-type]
+    made = kernels_made(network)
     return fused_mlp._Run(made, layers, dtype)
 
 
@@ -118,6 +92,63 @@ def test_gradients_of_wide_layers(
     (again,) = torch.autograd.grad(double(point), point, dy.double(), create_graph=True)
     wanted_second = torch.autograd.grad(again.square().sum(), double[0].weight)[0]
     assert float((second.double() - wanted_second).norm()) < 2e-2 * float(wanted_second.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_every_kernel_of_a_step_by_layers_passes_the_gate(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, masters: bool
+):
+    """Products, with sums of columns where one leaves them, and what stands beside them, under poison and guards."""
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    worker = Worker()
+    own = judge(worker)
+    found: list[object] = []
+    judged = own.judged
+    monkeypatch.setattr(own, "judged", lambda trials: (won := judged(trials), found.extend(won))[0])
+    wide = DType.F32 if masters else None
+    acts = (Activation("silu"), Activation("relu"), Activation("tanh"))
+    net = Network((5, 16, 11, 3), acts, (True, False, True), DType.F16, DType.F32 if masters else DType.F16, wide)
+    layers = kernels_made(net, own).by_layers()
+    assert layers is not None
+    x = torch.randn(9, 5).to(torch.float32 if masters else torch.float16)
+    parameters = [torch.randn(p.shape).to(torch.float32 if masters else torch.float16) for p in net.places()]
+    addresses, memory = [p.data_ptr() for p in parameters], layered.Memory()
+    forward = layers.forward(x, addresses, memory, 1)
+    assert not isinstance(forward, Declined), forward
+    sums = torch.empty(net.elements, dtype=torch.float32)
+    dx, dy = torch.empty_like(x), torch.randn(9, 3).half()
+    assert layers.backward(dy, x, forward[1], addresses, memory, 1, dx, sums, DType.F32) is None
+    assert len(found) >= 12 and not any(isinstance(x, Declined) for x in found)
+    said = {str(m["problem"]["key"]).splitlines()[0] for m in worker.messages if m["op"] == "trial"}  # type: ignore[call-overload,index]
+    assert said >= {"image of weights", "values side by side", "end of a backward pass", "gradients of biases"}
+
+
+@pytest.mark.parametrize("part", ["_pack", "_columns", "_ending"])
+def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, part: str
+):
+    monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
+    net = Network((8, 16, 3), (Activation("relu"), Activation()), (True, True), DType.F16, DType.F16)
+    layers = kernels_made(net, judge(Worker(**{part: "dies"}))).by_layers()
+    assert layers is not None
+    x = torch.randn(9, 8).half()
+    parameters = [torch.randn(p.shape).half() for p in net.places()]
+    addresses, memory = [p.data_ptr() for p in parameters], layered.Memory()
+    beside: list[str] = []
+    launch = layered.Beside.launch
+    monkeypatch.setattr(layered.Beside, "launch", lambda self, e, *a: (beside.append(e.name), launch(self, e, *a))[1])
+
+    def step() -> object:
+        forward = layers.forward(x, addresses, memory, 1)
+        if isinstance(forward, Declined):
+            return forward
+        sums, dy = torch.empty(net.elements).half(), torch.randn(9, 3).half()
+        return layers.backward(dy, x, forward[1], addresses, memory, 1, None, sums, DType.F16)
+
+    with pytest.warns(UserWarning, match="no kernel for what stands beside the products of 9 rows was found right"):
+        refused = step()
+    assert isinstance(refused, Declined) and "poisoned" in refused.reason
+    assert not any(e.endswith(part) for e in beside) or (part == "_pack" and not beside)
 
 
 class Joined(nn.Module):
@@ -205,29 +236,21 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
     x = torch.randn(9, 16).half().requires_grad_()
     run = _run(net, torch.float16, torch.float16, masters=False)
-    times = iter((2.0, 1.0))
-    monkeypatch.setattr(fused_mlp, "least", lambda call: next(times))
+    monkeypatch.setattr(fused_mlp, "contest", lambda ways: [2.0, 1.0])
     fused(run, x, list(net.parameters())).sum().backward()
     refused = run.kernels.training_refused(9)
     assert refused is not None and "faster one by one for 9 rows" in refused.reason
     assert run.kernels.training_refused(10) is None
     other = _run(net, torch.float16, torch.float16, masters=False)
-    monkeypatch.setattr(fused_mlp, "by_composite", lambda run, dy, x, p, needs: [torch.ones_like(t) for t in (x, *p)])
-    fused(other, x, list(net.parameters())).sum().backward()
+    monkeypatch.setattr(layered.ByLayers, "_weights", lambda self, *a: a[-1].fill_(7.0))
+    with pytest.warns(UserWarning, match="no kernel for a step by layers of 9 rows was found right: integers, output"):
+        fused(other, x, list(net.parameters())).sum().backward()
     refused = other.kernels.training_refused(9)
-    assert refused is not None and "not those of torch" in refused.reason
-    # far from torch in 16 bits, but near to it in float32
-    third = _run(net, torch.float16, torch.float16, masters=False)
-    monkeypatch.setattr(fused_mlp, "by_composite", lambda run, dy, x, p, needs: (
-        [torch.ones_like(t) for t in (x, *p)] if run is third else by_composite(run, dy, x, p, needs)
-    ))  # fmt: skip
-    monkeypatch.setattr(fused_mlp, "least", lambda call: 1.0)
-    fused(third, x, list(net.parameters())).sum().backward()
-    assert third.kernels.training_refused(9) is None
+    assert refused is not None and "found right" in refused.reason
 
 
 @pytest.mark.parametrize(
-    ("times", "best"), [((1.0, 2.0, 3.0), "layers"), ((2.0, 1.0, 3.0), "chain"), ((2.0, 3.0, 1.0), "torch")]
+    ("times", "best"), [((1.0, 3.0, 2.0), "layers"), ((2.0, 3.0, 1.0), "chain"), ((2.0, 1.0, 3.0), "torch")]
 )
 def test_the_fastest_way_to_train_is_taken(
     emulated: None, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str
@@ -236,8 +259,10 @@ def test_the_fastest_way_to_train_is_taken(
     monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     plain = copy.deepcopy(nn.Sequential(*net))
-    left = iter(times)
-    monkeypatch.setattr(fused_mlp, "least", lambda call: (call(), next(left))[1])
+    contests: list[int] = []
+    monkeypatch.setattr(
+        fused_mlp, "contest", lambda ways: [contests.append(0), *(way() for way in ways), list(times)][-1]
+    )
     x = torch.randn(9, 16).half()
     wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
     products: list[str] = []
@@ -249,7 +274,7 @@ def test_the_fastest_way_to_train_is_taken(
         if not step:  # what comes after the contest
             monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (products.append(""), run(self, *a))[1])
             launched.clear()
-    assert next(left, None) is None
+    assert len(contests) == 1
     assert bool(products) == (best == "layers")
     assert any(e.endswith("_chain") for e in launched) == (best == "chain")
     reason = net.why_no_fused_backward(x)
@@ -267,7 +292,8 @@ def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypat
     def sure(width: int, rows: int, facts: Any = None) -> bool:
         acts = (*(Activation("relu"),) * 3, Activation())
         net = Network((width,) * 5, acts, (True,) * 4, DType.BF16, DType.F32, DType.F32)
-        return kernels.Kernels(net, facts or profile("h200"), Compiler()).surely_by_layers(rows)  # type: ignore[arg-type]
+        found = kernels.Kernels(net, facts or profile("h200"), Compiler(), TRUSTING)  # type: ignore[arg-type]
+        return found.surely_by_layers(rows)
 
     # measured: 1852 us against 1151, 1354 against 895, 439 against 583, 118 against 76 from graphs
     assert [sure(256, 1 << 18), sure(192, 1 << 18), sure(128, 1 << 18), sure(256, 1 << 12)] == [True, *[False] * 3]
@@ -277,8 +303,7 @@ def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypat
     monkeypatch.setattr(kernels.Kernels, "surely_by_layers", lambda *a: True)
     built: list[str] = []
     monkeypatch.setattr(kernels.Kernels, "_built", lambda *a: built.append(""))
-    times = iter((2.0, 3.0))  # by layers, and by torch
-    monkeypatch.setattr(fused_mlp, "least", lambda call: next(times))
+    monkeypatch.setattr(fused_mlp, "contest", lambda ways: [2.0, 3.0])  # by layers, and by torch
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     net(torch.randn(9, 16).half()).sum().backward()
     (run,) = net._images._runs.values()
@@ -295,7 +320,8 @@ def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pyt
     x = torch.randn(9, 16).half()
     plain = nn.Sequential(*copy.deepcopy(net))
     wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
-    found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
+    with pytest.warns(UserWarning, match="no kernel for a step by layers of 9 rows"):
+        found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
     assert any(e.endswith("_chain") for e in launched) and net.why_no_fused_backward(x) is None
@@ -342,7 +368,7 @@ def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch)
         acts = (Activation("relu"), Activation())
         net = Network(widths, acts, (True, True), DType.BF16, DType.BF16)
         facts = profile("h200") if capability == 90 else profile("a100")
-        return kernels.Kernels(net, facts, Compiler())  # type: ignore[arg-type]
+        return kernels.Kernels(net, facts, Compiler(), TRUSTING)  # type: ignore[arg-type]
 
     assert kernels_of((64, 64, 64)).by_layers() is None
     assert kernels_of((64, 512, 128)).by_layers() is not None
@@ -371,17 +397,16 @@ def test_what_captures_and_full_memory_are_answered(emulated: None, monkeypatch:
     assert isinstance(refused, Declined) and "while a CUDA graph is captured" in refused.reason
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def full(net: Network, product: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(layered, "Trial", full)
-    refused = layers.forward(x[:8], addresses, layered.Memory(), 1)
-    assert isinstance(refused, Declined) and "no memory is left to try products of layer 0" in refused.reason
+    layers.judge = judge(Worker(**{"": "memory"}))
+    with pytest.warns(UserWarning, match="the framework's own operations are used"):
+        refused = layers.forward(x[:8], addresses, layered.Memory(), 1)
+    assert isinstance(refused, Declined)
+    assert "no kernel for a product of layer 0 was found right: oom: RuntimeError: CUDA out of memory" in refused.reason
 
 
 def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
-    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels.Kernels(net, profile("h200"), Compiler()))
+    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels_made(net))
     module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     x: Any = SimpleNamespace(
         device=torch.device("cuda"), dtype=torch.float16, shape=(9, 16), dim=lambda: 2, numel=lambda: 144,
@@ -403,7 +428,7 @@ def test_rows_whose_refusal_was_forgotten_are_judged_again(emulated: None, monke
     """Else gradients that were seen to be wrong would be used once enough other numbers of rows had come."""
     monkeypatch.setattr(layered, "_KEPT_PRODUCTS", 2)
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
-    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels.Kernels(net, profile("h200"), Compiler()))
+    monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels_made(net))
     module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     run = module._images.run(module._layers(), torch.float16, torch.float16, None, 0)  # type: ignore[arg-type]
     assert isinstance(run, fused_mlp._Run)

@@ -12,15 +12,22 @@ from weakref import ref
 import torch
 from torch import nn
 
+from weft.generate.cuda.training import gradient_problem
+from weft.generate.library.execute import plain_math
 from weft.ir.declined import Declined
+from weft.kernels.measurement import Verdict
 from weft.nn.autograd import by_composite, fused
-from weft.nn.kernels import DTYPES, FAR, VERIFIED, Backward, BackwardCall, ForwardCall, Kernels, kernels_of
+from weft.nn.judge import fallen_back
+from weft.nn.kernels import DTYPES, BackwardCall, ForwardCall, Kernels, kernels_of
 from weft.nn.layered import ByLayers, Memory
 from weft.nn.layers import Layers, layers_of
-from weft.nn.timing import least, make_current, near, normal_like, on_gpu, replays, stream
+from weft.nn.timing import contest, make_current, normal_like, on_gpu, replays, stream
+from weft.tune.verify import Case, build_reference, compare
 
 CONTESTED_ROWS = 1 << 13
 """Rows from which the ways to train wide layers are measured; fewer are trained by one kernel wherever there is one."""
+COMPOSED = 2048
+"""Rows of a step by layers that are judged as a whole; the others are zeros."""
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
 _WIDENED = ("softplus", "formula")
@@ -40,8 +47,9 @@ class FusedMLP(nn.Sequential):
     Parameters that require gradients are read in every call. Changes of others are noticed by their version, as
     autograd does, and all are read again after each replay of a `GraphedStep`; what is written to those through
     `.data`, or by a CUDA graph of your own, is not noticed, and wants `refresh()`. Each number of rows is compiled
-    once, which takes about a second; where many rows are trained with layers of 128 columns and more, the ways to do
-    that are measured, which takes some seconds more.
+    once, verified and measured in a worker, which takes some seconds the first time and is remembered on disk; where
+    many rows are trained with layers of 128 columns and more, the ways to do that are measured besides. Where no kernel
+    is found right the modules are used, with a warning.
 
         net = FusedMLP(nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))).cuda()
         with torch.autocast("cuda", torch.bfloat16):
@@ -475,7 +483,7 @@ class _Run:
             addresses = self.reads(parameters, facts)
             call = self._calls.get(rows)
             if call is None:
-                made = self.kernels.forward(x, addresses, lambda first: [self.composite(first, parameters)])
+                made = self.kernels.forward(x, addresses, lambda x: self.composite(x, parameters))
                 call = None if isinstance(made, Declined) else self._kept(self._calls, rows, made.call())
             if call is not None:
                 stale = call.stamp != self._stamp
@@ -555,13 +563,12 @@ class _Run:
             layers = self.kernels.by_layers()
             if layers is not None and (kept or not self.kernels.in_contest):
                 return None if not kept else self._by_layers(layers, dy, x, parameters, needs, kept, addresses, facts)
-            made = self._made(dy, x, parameters, addresses, inputs=inputs, wanted=wanted, kind=kind)
+            made = self.kernels.backward(key[0], inputs=inputs, parameters=wanted, dtype=DTYPES[kind])
             if isinstance(made, Declined):
                 return None
             if self._blocks is None:
                 self._blocks = made.image()
-            handle = self._begin()  # a pass that was run for comparison may have let another one begin on its stream
-            call = self._kept(self._backs, key, made.call(self.kernels.net, key[0], self._blocks))
+            call = self._kept(self._backs, key, made.call(self._blocks))
         if self._blocks_of[0] != self._stamp or self._blocks_of[1] != addresses:
             call.pack(addresses, handle)
             self._blocks_of = self._stamp, addresses
@@ -580,23 +587,6 @@ class _Run:
             part = sums.as_strided
             return [dx, *[part(*view) for view in self.kernels.views]]
         return self._parts(dx, sums, parameters, needs)
-
-    def _made(
-        self,
-        dy: torch.Tensor,
-        x: torch.Tensor,
-        parameters: Sequence[torch.Tensor],
-        addresses: Sequence[int],
-        *,
-        inputs: bool,
-        wanted: bool,
-        kind: torch.dtype,
-    ) -> Backward | Declined:
-        def reference(first: torch.Tensor) -> list[torch.Tensor]:
-            return self._reference(first, x[: len(first)], parameters, inputs=inputs, wanted=wanted)
-
-        dtype = DTYPES[kind]
-        return self.kernels.backward(x, dy, addresses, reference, inputs=inputs, parameters=wanted, dtype=dtype)
 
     def _room(self, size: int, device: torch.device) -> torch.Tensor:
         """What kernels of a backward pass leave for each other; little of it is kept for the next one.
@@ -628,7 +618,7 @@ class _Run:
         """Kernels for each layer; None where there are none."""
         run = self._passes(layers, x, needs, kept, addresses, facts)
         if layers.unknown(len(x), inputs=needs[0], parameters=any(needs[1:]), dtype=DTYPES[facts.kind]):
-            self._judge(layers, run, dy, x, parameters, needs)
+            self._judge(layers, run, dy, x, parameters, needs, facts.kind)
         if isinstance(layers.refused(len(x)), Declined):
             return None
         found = run(dy)
@@ -689,10 +679,10 @@ class _Run:
                 self.forward(x, parameters, facts)
                 return self._in_kernels(dy, x, parameters, needs, (), facts)
 
-            ours, chain = least(lambda: layered(dy)), math.inf
+            ways = [lambda: layered(dy), lambda: by_composite(self, dy, x, parameters, needs)]
             if not self.kernels.surely_by_layers(len(x)) and chained() is not None:
-                chain = least(chained)
-            theirs = least(lambda: by_composite(self, dy, x, parameters, needs))
+                ways.append(chained)
+            ours, theirs, chain = (*contest(ways), math.inf)[:3]
         except torch.OutOfMemoryError:  # the training under way leaves none for a second pass beside it
             return False
         self.kernels.times[len(x), needs[0], any(needs[1:])] = ours, chain, theirs
@@ -716,12 +706,11 @@ class _Run:
         memory, stamp = self._memory_of_layers, self._stamp
         try:
             found = layers.forward(x, addresses, memory, stamp)
-            if isinstance(found, Declined):
-                return found
-            run = self._passes(layers, x, needs, found[1], addresses, facts)
-            wrong = self._tried(run, found[0], x, parameters, needs)
         except torch.OutOfMemoryError:
-            return Declined("gradients by layers that there is no memory to compare with those of torch")
+            return _NO_MEMORY
+        if isinstance(found, Declined):
+            return found
+        wrong = self._composed(layers, len(x), inputs=needs[0], wanted=any(needs[1:]), kind=facts.kind, device=x.device)
         layers.unknown(len(x), inputs=needs[0], parameters=any(needs[1:]), dtype=DTYPES[facts.kind])
 
         def step(dy: torch.Tensor) -> object:
@@ -739,18 +728,19 @@ class _Run:
         x: torch.Tensor,
         parameters: Sequence[torch.Tensor],
         needs: Sequence[bool],
+        kind: torch.dtype,
     ) -> None:
         """Wrong gradients, and passes that torch's operations are faster at, are refused from now on."""
-        try:
-            wrong = self._tried(run, dy, x, parameters, needs)
-        except torch.OutOfMemoryError:  # what was not compared is not used
-            wrong = Declined("gradients by layers that there is no memory to compare with those of torch")
+        wrong = self._composed(layers, len(x), inputs=needs[0], wanted=any(needs[1:]), kind=kind, device=x.device)
         if wrong is not None:
             return layers.refuse(len(x), wrong)
         addresses, memory = self._addresses, self._memory_of_layers
+        ways = (
+            lambda: (layers.forward(x, addresses, memory, self._stamp), run(dy)),
+            lambda: by_composite(self, dy, x, parameters, needs),
+        )
         try:
-            ours = least(lambda: (layers.forward(x, addresses, memory, self._stamp), run(dy)))
-            theirs = least(lambda: by_composite(self, dy, x, parameters, needs))
+            ours, theirs = contest(ways)
         except torch.OutOfMemoryError:  # there is none for a second pass beside the one under way
             return None
         if theirs < ours:
@@ -758,27 +748,52 @@ class _Run:
             layers.refuse(len(x), Declined(reason))
         return None
 
-    def _tried(
-        self,
-        run: Callable[[torch.Tensor], tuple[torch.Tensor | None, torch.Tensor | None] | Declined],
-        dy: torch.Tensor,
-        x: torch.Tensor,
-        parameters: Sequence[torch.Tensor],
-        needs: Sequence[bool],
+    def _composed(
+        self, layers: ByLayers, rows: int, *, inputs: bool, wanted: bool, kind: torch.dtype, device: torch.device
     ) -> Declined | None:
-        """What is wrong with the gradients of some rows, those of torch beside them; None: nothing."""
-        trial = torch.zeros_like(dy)
-        trial[:VERIFIED] = normal_like(dy[:VERIFIED])
-        found = run(trial)
-        if isinstance(found, Declined):
-            return found
-        own = self._parts(*found, parameters, needs)
-        own[0] = None if own[0] is None else own[0][:VERIFIED]
-        first = trial[:VERIFIED], x[:VERIFIED], parameters, needs
-        # where a network makes much of rounding, results in 16 bits are far from each other and from that in float32
-        if not _all_near(own, by_composite(self, *first)) and not _all_near(own, _in_float32(self.layers, *first)):
-            return Declined("gradients by layers that are not those of torch")
+        """What is wrong with a whole step by layers, by the gate that judges each kernel of it; None: nothing.
+
+        Inputs and parameters are drawn; all rows are there, those behind the first few with zeros.
+        """
+        few = min(rows, COMPOSED)
+        net, dtype = self.kernels.net, DTYPES[kind]
+        problem = gradient_problem(net, few, inputs=inputs, parameters=wanted, dtype=dtype, result=True)
+        try:
+            with torch.no_grad(), torch.autocast("cuda", enabled=False), plain_math(allow_tf32=False):
+                reference = build_reference(problem, seed=0, device=device)
+                for case in reference.cases:
+                    found = self._of_case(layers, case, rows, inputs=inputs, wanted=wanted, kind=kind)
+                    if isinstance(found, Declined):
+                        return found
+                    for number, (got, want) in enumerate(zip(found, case.expected, strict=True)):
+                        finding = compare(got.contiguous(), want, f"{case.kind.value}, output {number}")
+                        if finding.verdict is not Verdict.OK:
+                            return fallen_back(f"a step by layers of {rows} rows", Declined(finding.error))
+        except torch.OutOfMemoryError:  # what was not compared is not used
+            return _NO_MEMORY
         return None
+
+    def _of_case(
+        self, layers: ByLayers, case: Case, rows: int, *, inputs: bool, wanted: bool, kind: torch.dtype
+    ) -> list[torch.Tensor] | Declined:
+        """The outputs of `gradient_problem` by layers."""
+        net = self.kernels.net
+        few, device = len(case.inputs[0]), case.inputs[0].device
+        x, dy = (t.new_zeros(rows, t.shape[1]) for t in case.inputs[:2])
+        x[:few], dy[:few] = case.inputs[0], case.inputs[1]
+        addresses, memory = [p.data_ptr() for p in case.inputs[2:]], Memory()
+        forward = layers.forward(x, addresses, memory, 1)
+        if isinstance(forward, Declined):
+            return forward
+        dx = torch.zeros_like(x) if inputs else None
+        sums = torch.empty(self.kernels.elements, dtype=kind, device=device) if wanted else None
+        refused = layers.backward(dy, x, forward[1], addresses, memory, 1, dx, sums, DTYPES[kind])
+        if refused is not None:
+            return refused
+        parts = net.parts or ((0, net.columns),)
+        found = [forward[0][:few]]
+        found += [] if dx is None else [dx[:few, start : start + width] for start, width in parts]
+        return found if sums is None else [*found, *(sums.as_strided(*view) for view in self.kernels.views)]
 
     def _parts(
         self,
@@ -797,47 +812,13 @@ class _Run:
             found.append(part if part is None or p.dtype is kind else part.to(p.dtype))
         return found
 
-    def _reference(
-        self, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], *, inputs: bool, wanted: bool
-    ) -> list[torch.Tensor]:
-        """Gradients by torch: that of x, and those of the parameters at their places; zeros where none is wanted."""
-        given = [p.detach() for p in parameters]
-        dx, *others = by_composite(self, dy, x, given, [inputs, *([wanted] * len(given))])
-        sums = torch.zeros(self.kernels.elements, dtype=torch.float32, device=x.device)
-        for place, found in zip(self.kernels.places, others, strict=True):
-            if found is not None:
-                sums[place.offset : place.offset + place.size] = found.reshape(-1).float()
-        return [torch.zeros_like(x) if dx is None else dx, sums]
-
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """By torch."""
         with torch.autocast("cuda", enabled=False):
             return self.layers.composite(x, parameters, self.dtype)
 
 
-class _Float32:
-    """A network's composite with products in float32."""
-
-    def __init__(self, layers: Layers) -> None:
-        self.layers = layers
-
-    def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """By torch."""
-        with torch.autocast("cuda", enabled=False):
-            return self.layers.composite(x, parameters, torch.float32)
-
-
-def _in_float32(
-    layers: Layers, dy: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], needs: Sequence[bool]
-) -> list[torch.Tensor | None]:
-    return by_composite(_Float32(layers), dy.float(), x, parameters, needs)
-
-
-def _all_near(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor | None]) -> bool:
-    pairs = zip(found, wanted, strict=True)
-    return all(a is None or b is None or near(a, b, FAR) for a, b in pairs)
-
-
+_NO_MEMORY = Declined("gradients by layers that there is no memory to compare with those of torch")
 KEPT_CALLS = 16
 """Numbers of rows whose launches, and images of the weights, are kept."""
 KEPT_SCRATCH = 16 << 20

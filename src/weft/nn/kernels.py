@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -19,13 +17,14 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda.templates import mlp
-from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training import Gradient, Network, Step, gradient, gradient_problem, layered, shapes, step
+from weft.generate.cuda.training.network import forward_problem
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, Pointer
+from weft.kernels.source import CudaSource, Launch, Number, Pointer
+from weft.nn.judge import Judge, anywhere, fallen_back, trial_of
 from weft.nn.layered import ByLayers
-from weft.nn.timing import least, near, normal_like, stream
+from weft.nn.timing import contest, stream
 from weft.nn.turns import in_turn
 from weft.options import Options
 
@@ -33,10 +32,10 @@ KEPT_FORWARDS = 32
 """Numbers of rows whose kernels are kept per network."""
 KEPT_NETWORKS = 256
 """Whose kernels are kept though no module may be left that has such a network."""
+KEPT_BACKWARDS = 128
+"""Numbers of rows, with what gradients are wanted of them, whose launches are kept per network."""
 KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
-_ALIGNED = 256
-"""Of what stands in one buffer."""
 CONTESTED = 128
 """Columns from which training in one kernel for all layers is measured against a kernel for each product."""
 _CHAINED_RATE, _LAYERED_RATE, _PRODUCT_US, _SURELY = 0.4, 0.65, 5.0, 1.2
@@ -45,13 +44,8 @@ _SPILLED = 64
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
 """Rows from which the shapes of gradients are measured anew."""
-VERIFIED = 2048
-"""Rows whose results are compared with torch's before a kernel is used."""
-FAR = 0.3
-"""Share of their norm by which results may differ: far more than rounding does, far less than a wrong kernel."""
-_T = TypeVar("_T")
-Reference = Callable[[torch.Tensor], Sequence[torch.Tensor]]
-"""First rows of an input, or of the gradient of a result -> what torch's operations give for them."""
+Reference = Callable[[torch.Tensor], object]
+"""An input -> what torch's operations make of it."""
 DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 SHORT = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -136,89 +130,73 @@ class ForwardCall:
 
 @dataclass(eq=False)
 class Backward:
-    """The kernels of gradients."""
+    """The kernels of gradients, loaded, and their launches for one number of rows."""
 
-    plan: Gradient
+    step: Step
     functions: dict[str, Function] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: Gradient, cubin: Path) -> Backward:
+    def of(step: Step, cubin: Path) -> Backward:
         """Loaded.
 
         Raises:
             DeviceError: this device has too little for it [W301].
         """
         module = Module(cubin)
-        entries = [plan.pack, plan.chain]
-        if plan.partial_bytes:
-            entries += [plan.finish] if plan.inside else [plan.sums, plan.finish]
-        made = Backward(plan, {e.name: module.function(e.name) for e in entries})
-        for e in entries:
-            made.functions[e.name].prepare(e.shared_bytes)
+        made = Backward(step)
+        for launch in (*step.source.pack, *step.source.launches):
+            if launch.entry not in made.functions:
+                made.functions[launch.entry] = module.function(launch.entry)
+                made.functions[launch.entry].prepare(launch.shared_bytes)
         return made
 
-    def direct(self, entry: Entry, blocks: int, *words: int) -> Direct:
-        """A launch with these arguments; some are written later."""
-        grid = (max(1, min(entry.blocks, blocks)), 1, 1)
-        function, threads = self.functions[entry.name], (entry.threads, 1, 1)
-        # every kernel of the text waits, before it reads anything, until those before it have ended
-        return Direct(function, grid, threads, words, shared_bytes=entry.shared_bytes, dependent=True)
+    def direct(self, launch: Launch) -> Direct:
+        """A launch whose addresses are written later."""
+        words = [x.value if isinstance(x, Number) else 0 for x in launch.arguments]
+        return Direct(
+            self.functions[launch.entry],
+            launch.grid,
+            launch.block,
+            words,
+            shared_bytes=launch.shared_bytes,
+            dependent=launch.dependent,
+        )
 
     def image(self) -> torch.Tensor:
         """Room for the image of the weights."""
         with torch.inference_mode(mode=False):
-            return torch.empty(self.plan.image_bytes, dtype=torch.uint8, device=torch.cuda.current_device())
+            size = self.step.source.packed_bytes[0]
+            return torch.empty(size, dtype=torch.uint8, device=torch.cuda.current_device())
 
-    def call(self, net: Network, rows: int, image: torch.Tensor, limit: int = KEPT_BYTES) -> BackwardCall:
-        """For so many rows, with that image of the weights."""
-        return BackwardCall(self, net, rows, image, limit)
-
-
-class _Part(NamedTuple):
-    """Some rows of a backward pass."""
-
-    x: int
-    """Bytes before them, in the input and its gradient."""
-    dy: int
-    """The same in the gradient of the result."""
-    chain: Direct
-    sums: Direct | None
+    def call(self, image: torch.Tensor) -> BackwardCall:
+        """With that image of the weights."""
+        return BackwardCall(self, image)
 
 
 class BackwardCall:
     """The kernels of gradients for so many rows and one image of the weights. Not for two threads at once."""
 
-    def __init__(self, backward: Backward, net: Network, rows: int, image: torch.Tensor, limit: int) -> None:
-        """Launches are prepared; `limit`: bytes of values between kernels.
+    def __init__(self, backward: Backward, image: torch.Tensor) -> None:
+        """Launches are prepared.
 
         Raises:
             DeviceError: this device has too little for it [W301].
         """
-        plan = self.plan = backward.plan
-        self.backward, self._image, at = backward, image, image.data_ptr()
+        self.backward, self._image = backward, image
+        source = backward.step.source
+        self.scratch_bytes = backward.step.scratch_bytes
         self._places: list[int] = []
-        self._pack = backward.direct(plan.pack, plan.pack.blocks, *(0 for _ in net.places()), at)
-        wanted = plan.partial_bytes > 0
-        step = 16 * plan.tiles
-        parts = wanted and not plan.inside
-        chunk = max(step, limit // plan.record * 16 // step * step) if parts else rows
-        kept = 0 if plan.inside and wanted else plan.kept_bytes(min(chunk, rows))
-        self._partial = -(-kept // _ALIGNED) * _ALIGNED
-        """Bytes before the shares of sums in the scratch."""
-        self.scratch_bytes = self._partial + plan.partial_bytes
-        row_bytes = (4 if net.given is DType.F32 else 2) * net.columns, 2 * net.widths[-1]
-        self._parts: list[_Part] = []
-        shares = plan.shares
-        for start in range(0, rows, chunk):
-            count = min(chunk, rows - start)
-            groups = plan.count(count) // plan.tiles
-            blocks = max(1, min(plan.chain.blocks, -(-groups * 32 // plan.chain.threads) if plan.inside else groups))
-            shares = blocks if plan.inside else shares
-            chain = backward.direct(plan.chain, blocks, 0, 0, at, 0, 0, count)
-            tiles = plan.count(count)
-            sums = backward.direct(plan.sums, plan.sums.blocks, 0, 0, tiles, int(start > 0)) if parts else None
-            self._parts.append(_Part(start * row_bytes[0], start * row_bytes[1], chain, sums))
-        self._finish = backward.direct(plan.finish, plan.finish.blocks, 0, 0, shares) if wanted else None
+        (pack,) = source.pack
+        self._pack = backward.direct(pack)
+        self._pack.words[len(pack.arguments) - 1] = image.data_ptr()
+        self._launches = [backward.direct(launch) for launch in source.launches]
+        self._moves = [
+            (direct.words, word, *place)
+            for direct, launch in zip(self._launches, source.launches, strict=True)
+            for word, x in enumerate(launch.arguments)
+            if (place := backward.step.place(x)) is not None
+        ]
+        """(arguments, which of them, base, bytes behind it)"""
 
     def pack(self, parameters: Sequence[int], stream: int) -> None:
         """Make the image from parameters at these addresses."""
@@ -233,25 +211,18 @@ class BackwardCall:
 
         `scratch` has `scratch_bytes` bytes.
         """
-        partial = scratch + self._partial
-        for part in self._parts:
-            words = part.chain.words
-            words[0], words[1], words[3] = x + part.x, dy + part.dy, scratch
-            words[4] = dx + part.x if dx else 0
-            part.chain.launch(stream)
-            if part.sums is not None:
-                part.sums.words[0], part.sums.words[1] = scratch, partial
-                part.sums.launch(stream)
-        if self._finish is not None:
-            self._finish.words[0], self._finish.words[1] = partial, gradients
-            self._finish.launch(stream)
+        bases = x, dy, self._image.data_ptr(), scratch, gradients, dx
+        for words, word, base, behind in self._moves:
+            words[word] = bases[base] + behind
+        for direct in self._launches:
+            direct.launch(stream)
 
 
 class Kernels:
     """All kernels of one network on one device; calls are made with that device current, and threads take turns."""
 
-    def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc) -> None:
-        self.net, self.facts, self.nvrtc = net, facts, nvrtc
+    def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc, judge: Judge) -> None:
+        self.net, self.facts, self.nvrtc, self.judge = net, facts, nvrtc, judge
         self.places, self.elements = net.places(), net.elements
         self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
         """(shape, strides, offset) of each parameter among all."""
@@ -269,7 +240,9 @@ class Kernels:
         self._cache = Options().cache
         self._forwards: OrderedDict[int, Forward | Declined] = OrderedDict()
         self._refusals: dict[int, Declined | None] = {}
-        self._backwards: dict[tuple[bool, bool, DType, bool], Backward | Declined] = {}
+        self._backwards: OrderedDict[tuple[int, bool, bool, DType], Backward | Declined] = OrderedDict()
+        self._shapes: dict[tuple[bool, bool, DType, bool], str] = {}
+        """The name of what was fastest for fewer rows, or for many."""
 
     @property
     def changes(self) -> int:
@@ -293,9 +266,9 @@ class Kernels:
 
     @in_turn
     def forward(self, x: torch.Tensor, parameters: Sequence[int], reference: Reference) -> Forward | Declined:
-        """For the rows of x: the fastest schedule whose first rows are those of `reference`.
+        """For the rows of x: the fastest schedule that was found right in a worker.
 
-        `parameters`: their addresses.
+        `parameters`: their addresses. `reference` is what stands against layers that are wide.
         """
         rows = len(x)
         found = self._forwards.get(rows)
@@ -317,61 +290,49 @@ class Kernels:
         sources = [s for x in schedules if isinstance(s := mlp.emit(problem, x, self.net.masters), CudaSource)]
         jobs = [CompileJob(s.text, self.facts.arch, s.flags) for s in sources]
         results = self.nvrtc.compile_many(jobs, cache_dir=self._cache)
-        wanted = reference(x[:VERIFIED])
+        compiled = [(s, r) for s, r in zip(sources, results, strict=True) if isinstance(r, CompiledCubin)]
+        if not compiled:
+            return Declined("no forward kernel compiles")
+        posed = forward_problem(self.net, len(x), self.net.masters)
+        (won,) = self.judge.judged([trial_of(anywhere(posed), compiled)])
+        if isinstance(won, Declined):
+            return fallen_back(f"a forward pass of {len(x)} rows", won)
+        source, made = compiled[won.number]
+        try:
+            forward = Forward.of(source, made.path)
+        except WeftError as error:  # other than in the worker, too little is left
+            return Declined(str(error).splitlines()[0])
+        wide = source.schedule.param("template") == "mlp_wide"
+        return self._or_torch(forward, x, parameters, reference) if wide else forward
 
-        def tried(source: CudaSource, cubin: Path) -> tuple[float, Forward]:
-            forward = Forward.of(source, cubin)
-            return self._time(forward, x, parameters, wanted), forward
-
-        compiled = [(s, r.path) for s, r in zip(sources, results, strict=True) if isinstance(r, CompiledCubin)]
-        best = _fastest((partial(tried, *c) for c in compiled), "no forward kernel compiles and is right")
-        if isinstance(best[1], Forward) and best[1].source.schedule.param("template") == "mlp_wide":
-            columns = max(self.net.widths)
-            if least(lambda: reference(x)) < best[0]:
-                return Declined(f"layers of {columns} columns, which are faster one by one for {len(x)} rows")
-        return best[1]
-
-    def _time(
-        self, forward: Forward, x: torch.Tensor, parameters: Sequence[int], wanted: Sequence[torch.Tensor]
-    ) -> float:
-        """The shortest; infinite for a wrong result."""
+    def _or_torch(
+        self, forward: Forward, x: torch.Tensor, parameters: Sequence[int], reference: Reference
+    ) -> Forward | Declined:
+        """The kernel of wide layers, unless torch takes them faster one by one."""
         call = forward.call()
         y = torch.empty(len(x), self.net.widths[-1], dtype=SHORT[self.net.dtype], device=x.device)
-        ends = x.data_ptr(), y.data_ptr()
         call.pack(parameters, stream())
-        call.run(*ends, stream())
-        return least(lambda: call.run(*ends, stream())) if near(y[:VERIFIED], wanted[0], FAR) else math.inf
+        ours, theirs = contest([lambda: call.run(x.data_ptr(), y.data_ptr(), stream()), lambda: reference(x)])
+        if theirs < ours:
+            return Declined(f"layers of {max(self.net.widths)} columns, which are faster one by one for {len(x)} rows")
+        return forward
 
-    def backward(
-        self,
-        x: torch.Tensor,
-        dy: torch.Tensor,
-        addresses: Sequence[int],
-        reference: Reference,
-        *,
-        inputs: bool,
-        parameters: bool,
-        dtype: DType,
-    ) -> Backward | Declined:
-        """For gradients of these, those of parameters, which lie at `addresses`, in `dtype`.
-
-        The fastest shape for these tensors whose gradients, for the first rows of x and another dy, are those of
-        `reference`: that of x, and those of the parameters at their places.
-        """
-        key = inputs, parameters, dtype
-        known = *key, len(x) >= _MANY
-        found = self._backwards.get(known)
-        if found is not None:
-            return found
-        if torch.cuda.is_current_stream_capturing():
-            return Declined("gradients are met first while a CUDA graph is captured")
-        trial = normal_like(dy[:VERIFIED])
-        wanted = reference(trial)  # before it is our turn: this thread may run other backward passes meanwhile
-        with self.lock:
-            if known not in self._backwards:
-                made = self._backwards[known] = self._built(x, dy, addresses, trial, wanted, key)
-                self._changes += isinstance(made, Declined)
-            return self._backwards[known]
+    @in_turn
+    def backward(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> Backward | Declined:
+        """For gradients of these, those of parameters in `dtype`: the fastest that was found right in a worker."""
+        key = rows, inputs, parameters, dtype
+        found = self._backwards.get(key)
+        if found is None:
+            if torch.cuda.is_current_stream_capturing():
+                return Declined("gradients are met first while a CUDA graph is captured")
+            found = self._built(*key)
+            while len(self._backwards) >= KEPT_BACKWARDS:
+                self._backwards.popitem(last=False)
+                self._changes += 1
+            self._backwards[key] = found
+            self._changes += isinstance(found, Declined)
+        self._backwards.move_to_end(key)
+        return found
 
     @in_turn
     def backward_refused(self) -> Declined | None:
@@ -424,7 +385,7 @@ class Kernels:
         if self.facts.capability >= 80 and (refused is not None or widest >= CONTESTED):
             none = layered.refused(self.net)
             if none is None:
-                self._by_layers = ByLayers(self.net, self.facts, self.nvrtc, self._cache)
+                self._by_layers = ByLayers(self.net, self.facts, self.nvrtc, self._cache, self.judge)
             refused = none if refused is not None else None
         self._backward_refused = refused
         self._asked = True
@@ -442,72 +403,44 @@ class Kernels:
         """Why one kernel does not train all layers."""
         return self.refused(rows) or self.backward_refused()
 
-    def _built(
-        self,
-        x: torch.Tensor,
-        dy: torch.Tensor,
-        addresses: Sequence[int],
-        trial: torch.Tensor,
-        wanted: Sequence[torch.Tensor],
-        key: tuple[bool, bool, DType],
-    ) -> Backward | Declined:
-        inputs, parameters, dtype = key
+    def _built(self, rows: int, inputs: bool, parameters: bool, dtype: DType) -> Backward | Declined:
         plans: list[Gradient] = []
+        names: list[str] = []
         found = shapes(self.net, self.facts, parameters=parameters)
         for shape in found or (None,):
             plan = gradient(self.net, self.facts, shape, inputs=inputs, parameters=parameters, dtype=dtype)
             if isinstance(plan, Declined):
                 return plan
             plans.append(plan)
+            names.append(str(shape))
         results = self.nvrtc.compile_many([CompileJob(p.text, self.facts.arch) for p in plans], cache_dir=self._cache)
-        compiled = [(p, r) for p, r in zip(plans, results, strict=True) if isinstance(r, CompiledCubin)]
-        whole = [(p, r) for p, r in compiled if r.of(p.chain.name).spill_stores <= _SPILLED]
-
-        def tried(plan: Gradient, cubin: CompiledCubin) -> tuple[float, Backward]:
-            made = Backward.of(plan, cubin.path)
-            return self._tried(made, x, dy, addresses, key, trial, wanted), made
-
-        some = (partial(tried, *c) for c in whole or compiled)
-        return _fastest(some, "no kernel of gradients compiles and is right")[1]
-
-    def _tried(
-        self,
-        made: Backward,
-        x: torch.Tensor,
-        dy: torch.Tensor,
-        addresses: Sequence[int],
-        key: tuple[bool, bool, DType],
-        trial: torch.Tensor,
-        wanted: Sequence[torch.Tensor],
-    ) -> float:
-        """The shortest time; infinite if the gradients for `trial` are not those that are wanted."""
-        inputs, parameters, kind = key
-        dtype = torch.float32 if kind is DType.F32 else SHORT[kind]
-        image = made.image()
-        few, call = made.call(self.net, len(trial), image), made.call(self.net, len(x), image)
-        size = max(few.scratch_bytes, call.scratch_bytes)
-        scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
-        call.pack(addresses, stream())
-        dx = torch.zeros_like(x) if inputs else None
-        sums = torch.zeros(self.elements, dtype=dtype, device=x.device) if parameters else None
-        ends = *(0 if t is None else t.data_ptr() for t in (dx, sums)), scratch.data_ptr(), stream()
-        few.run(x.data_ptr(), trial.data_ptr(), *ends)
-        right = dx is None or near(dx[: len(trial)], wanted[0], FAR)
-        right = right and (sums is None or near(sums, wanted[1], FAR))
-        return least(lambda: call.run(x.data_ptr(), dy.data_ptr(), *ends)) if right else math.inf
-
-
-def _fastest(tries: Iterable[Callable[[], tuple[float, _T]]], otherwise: str) -> tuple[float, _T | Declined]:
-    """The shortest time and what takes it; infinite for what is wrong."""
-    best: tuple[float, _T | Declined] = math.inf, Declined(otherwise)
-    for attempt in tries:
-        try:
-            seconds, found = attempt()
-        except WeftError:  # this device has too little for it; the others may do
-            continue
-        if seconds < best[0]:
-            best = seconds, found
-    return best
+        compiled = [(p, n, r) for p, n, r in zip(plans, names, results, strict=True) if isinstance(r, CompiledCubin)]
+        if not compiled:
+            return Declined("no kernel of gradients compiles")
+        whole = [x for x in compiled if x[2].of(x[0].chain.name).spill_stores <= _SPILLED] or compiled
+        asked = {"inputs": inputs, "parameters": parameters, "dtype": dtype}
+        problem = gradient_problem(self.net, rows, **asked)  # type: ignore[arg-type]
+        steps = [
+            (step(p, self.net, rows, KEPT_BYTES, name=n, **asked), r)  # type: ignore[arg-type]
+            for p, n, r in whole
+        ]
+        known = inputs, parameters, dtype, rows >= _MANY
+        first = [x for x in steps if x[0].source.schedule.param("name") == self._shapes.get(known)]
+        why = Declined("nothing was tried")
+        for some in (first, steps):
+            if not some:
+                continue
+            (won,) = self.judge.judged([trial_of(problem, [(s.source, r) for s, r in some])])
+            if isinstance(won, Declined):
+                why = won
+                continue
+            best, made = some[won.number]
+            self._shapes[known] = str(best.source.schedule.param("name"))
+            try:
+                return Backward.of(best, made.path)
+            except WeftError as error:  # other than in the worker, too little is left
+                return Declined(str(error).splitlines()[0])
+        return fallen_back(f"gradients of {rows} rows", why)
 
 
 @cache
@@ -532,4 +465,13 @@ def kernels_of(net: Network, device: int) -> Kernels | Declined:
     nvrtc = _compiler()
     if isinstance(nvrtc, Declined):
         return nvrtc
-    return Kernels(net, facts, nvrtc)
+    return Kernels(net, facts, nvrtc, _judge(device))
+
+
+@lru_cache
+def _judge(device: int) -> Judge:
+    """The one of a GPU in this process."""
+    facts, nvrtc = _facts(device), _compiler()
+    assert not isinstance(facts, Declined)
+    assert not isinstance(nvrtc, Declined)
+    return Judge(facts, nvrtc, Options(device=f"cuda:{device}"))

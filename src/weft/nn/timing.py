@@ -1,18 +1,19 @@
-"""Torch's current stream, and how kernels are compared and timed before they are used."""
+"""Torch's current stream, and whole ways to compute something against each other."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from weft.device.cuda.api import call, driver_api
+from weft.tune.cuda_timing import CUDA_POLICY, time_rounds
 
-LAUNCHES = 4
-"""That `least` times together."""
-_TRIALS = 3
+_LAUNCHES = 4
+"""That a sample of a way takes together."""
 _thread = threading.local()
 
 
@@ -68,16 +69,36 @@ def near(found: torch.Tensor, wanted: torch.Tensor, share: float) -> bool:
     return not math.isfinite(size) or float((found.float() - wanted.float()).norm()) <= share * size + 1e-30
 
 
-def least(call: Callable[[], object]) -> float:
-    """The shortest time of a few rounds."""
-    call()
-    best = math.inf
-    for _ in range(_TRIALS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(LAUNCHES):
-            call()
-        end.record()
-        end.synchronize()
-        best = min(best, float(start.elapsed_time(end)))
-    return best
+class _Way:
+    """A way to compute something, as the rounds of `weft.tune.cuda_timing` sample it."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        run()
+
+    def sample(self) -> float:
+        """Microseconds of a call, the host's share of it included."""
+        self._start.record()
+        for _ in range(_LAUNCHES):
+            self._run()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1e3 / _LAUNCHES
+
+
+def contest(ways: Sequence[Callable[[], object]]) -> list[float]:
+    """Median microseconds of a call of each, in the interleaved rounds in which kernels are timed.
+
+    Every kernel of a way was verified in a worker before: here it is told which way is the fastest on the current
+    stream, with what the framework does in between.
+    """
+    found = time_rounds(
+        dict(enumerate(map(_Way, ways))),
+        policy=CUDA_POLICY,
+        always=(),
+        seed=0,
+        before=lambda number: None,
+        spent_us=lambda number, us: us * _LAUNCHES,
+    )
+    return [statistics.median(found[k]) for k in range(len(ways))]

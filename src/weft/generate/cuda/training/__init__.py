@@ -7,8 +7,9 @@ from weft.generate.cuda.training.chain import Shape
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
 from weft.generate.cuda.training.network import Added, Network, Place, forward_problem
+from weft.generate.cuda.training.step import Step, gradient_problem, step
 
 __all__ = [
-    "IDENTITY", "KINDS", "Activation", "Added", "Formula", "Gradient", "Network", "Place", "Shape", "formula",
-    "forward_problem", "gradient", "shapes",
+    "IDENTITY", "KINDS", "Activation", "Added", "Formula", "Gradient", "Network", "Place", "Shape", "Step", "formula",
+    "forward_problem", "gradient", "gradient_problem", "shapes", "step",
 ]  # fmt: skip

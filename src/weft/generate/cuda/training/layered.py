@@ -37,13 +37,14 @@ from weft.generate.cuda.templates.tma_end import sum_rows
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.generate.cuda.training.gradient import Entry, training_header
 from weft.generate.cuda.training.network import ALIGNMENT, Network
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.source import CudaArgument, CudaSource, Left, Pointer, Schedule
 
 WIDEST, WIDEST_INPUT = 512, 4096
 """Columns of layers, and of the input."""
@@ -284,7 +285,7 @@ def _bounded(b: GraphBuilder, x: NodeId, width: int) -> NodeId:
     return b.add(Prim.SELECT, b.broadcast(real, shape), x, zero)
 
 
-def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: Role) -> Problem:
+def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: Role, *, sums: bool = False) -> Problem:
     n, k = padded(net.widths[layer + 1]), padded(net.of(value)) if value > 0 else net.of(value)
     b = GraphBuilder()
     dz = b.input(TensorType(net.dtype, (rows, n)))
@@ -302,7 +303,10 @@ def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: 
         held = b.input(TensorType(net.dtype, (rows, k)))
         wide = net.dtype if act.whole else DType.F32  # fewer steps leave more registers for what is read ahead
         g = b.cast(act.slope(b, b.cast(g, wide), b.cast(held, wide)), net.dtype)
-    return _problem(b, [g, whole] if act.keeps and added is not None and not added.before else [g])
+    outputs = [g, whole] if act.keeps and added is not None and not added.before else [g]
+    if sums:
+        outputs.append(b.add(Prim.REDUCE_SUM, b.cast(g, DType.F32), attrs=a.ReduceAttrs((0,))))
+    return _problem(b, outputs)
 
 
 def _weights(net: Network, rows: int, layer: int, dtype: DType) -> Problem:
@@ -327,6 +331,22 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
     matched = replace(matched, column_sums=True)
     source = tma.emit(matched, schedule, entry)
     return source if isinstance(source, Declined) else (source, sum_rows(matched, Shape.of(schedule)))
+
+
+def summed(net: Network, p: Product, source: CudaSource, rows: int) -> tuple[Problem, CudaSource]:
+    """A kernel of `with_sums` as a problem: its last output are the sums of all rows, whose shares it leaves."""
+    types = [p.problem.graph.type_of(i) for i in p.problem.graph.inputs]
+    problem = _below(net, types[0].shape[0], p.layer, p.value, len(p.addends), p.role, sums=True)
+    last, at = len(problem.graph.outputs) - 1, -(-source.workspace_bytes // _LINE) * _LINE
+    columns = problem.graph.type_of(problem.graph.outputs[last]).shape[1]
+
+    def placed(x: CudaArgument) -> CudaArgument:
+        return Pointer("work", at) if x == Pointer("out", last) else x
+
+    launches = tuple(replace(x, arguments=tuple(map(placed, x.arguments))) for x in source.launches)
+    size = at + -(-4 * rows * columns // _LINE) * _LINE
+    left = Left(last, at, (columns, 1), terms=rows, step=columns)
+    return problem, replace(source, launches=launches, workspace_bytes=size, left=(left,))
 
 
 @dataclass(frozen=True, slots=True)

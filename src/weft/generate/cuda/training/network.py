@@ -160,23 +160,24 @@ class Network:
         return padded(self.of(value))
 
 
-def forward_problem(net: Network, rows: int) -> Problem:
-    """The forward pass: inputs are x and the parameters in the order of `places`."""
+def forward_problem(net: Network, rows: int, masters: DType | None = None) -> Problem:
+    """The forward pass: inputs are x and the parameters in the order of `places`, these in `masters` if it is given."""
+    kind = masters or net.dtype
     if not net.plain:
-        return _forward_with_skips(net, rows)
+        return _forward_with_skips(net, rows, kind)
     b = GraphBuilder()
     h = b.cast(b.input(TensorType(net.given, (rows, net.widths[0]))), net.dtype)
     for k, n, bias, act in zip(net.widths, net.widths[1:], net.biases, net.acts, strict=False):
-        w = b.input(TensorType(net.dtype, (n, k)), is_weight=True)
+        w = b.cast(b.input(TensorType(kind, (n, k)), is_weight=True), net.dtype)
         h = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
         if bias:
-            h = b.apply(Prim.ADD, h, b.input(TensorType(net.dtype, (n,)), is_weight=True))
+            h = b.apply(Prim.ADD, h, b.cast(b.input(TensorType(kind, (n,)), is_weight=True), net.dtype))
         h = act.apply(b, h)
     graph = b.build([h])
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,))
 
 
-def _forward_with_skips(net: Network, rows: int) -> Problem:
+def _forward_with_skips(net: Network, rows: int, kind: DType) -> Problem:
     b = GraphBuilder()
     whole = b.input(TensorType(net.given, (rows, net.columns)))
     values: dict[int, NodeId] = {}
@@ -188,10 +189,10 @@ def _forward_with_skips(net: Network, rows: int) -> Problem:
     for layer, (n, bias, act) in enumerate(zip(net.widths[1:], net.biases, net.acts, strict=True)):
         read = [values[v] for v in net.reads(layer)]
         h = b.add(Prim.CONCAT, *read, attrs=a.ConcatAttrs(1)) if len(read) > 1 else read[0]
-        w = b.input(TensorType(net.dtype, (n, b.type_of(h).shape[1])), is_weight=True)
+        w = b.cast(b.input(TensorType(kind, (n, b.type_of(h).shape[1])), is_weight=True), net.dtype)
         h = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
         if bias:
-            h = b.apply(Prim.ADD, h, b.input(TensorType(net.dtype, (n,)), is_weight=True))
+            h = b.apply(Prim.ADD, h, b.cast(b.input(TensorType(kind, (n,)), is_weight=True), net.dtype))
         added = net.adds(layer)
         if added is not None and added.before:
             h = b.apply(Prim.ADD, h, values[added.value])
