@@ -11,6 +11,8 @@ import pytest
 from tests import alone
 
 from weft.device.cuda.api import call, driver_api
+from weft.device.cuda.nvrtc import Nvrtc
+from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError
 
 try:
@@ -25,6 +27,8 @@ else:
     )  # fmt: skip
     hypothesis.settings.load_profile("weft")
 
+COMPILER_S = 900.0
+"""How long a compiler may take where nobody says: on a busy machine the usual minute is not enough for every text."""
 DREW = pytest.StashKey[list[str]]()
 """Test files that drew from a generator of the process while they were imported."""
 FOR_GPU = pytest.StashKey[set[str]]()
@@ -120,6 +124,8 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CONFIG", "")  # what the user has chosen is not what is tested
         patch.setenv("WEFT_CACHE_DIR", str(folder / "shared"))
+        for compiler in (Nvrtc.compile, Nvrtc.compile_many, HostCompiler.compile):
+            patch.setitem(compiler.__kwdefaults__, "timeout_s", COMPILER_S)
         yield folder
 
 

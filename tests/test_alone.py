@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import random
 import re
@@ -18,7 +19,10 @@ import numpy as np
 import pytest
 import torch
 from tests import alone
-from tests.conftest import DREW
+from tests.conftest import COMPILER_S, DREW
+
+from weft.device.cuda.nvrtc import Nvrtc
+from weft.device.toolchain import HostCompiler
 
 TESTS = Path(__file__).parent
 MAKES = {"default_rng", "Generator", "RandomState", "Random", "SystemRandom", "PCG64", "MT19937", "Philox", "SFC64"}
@@ -192,6 +196,11 @@ def test_numbers_come_from_the_name() -> None:
     assert other not in (first, second)
     alone.seed("b")
     assert numbers() == other
+
+
+def test_compilers_have_time_on_a_busy_machine() -> None:
+    for compiler in (Nvrtc.compile, Nvrtc.compile_many, HostCompiler.compile):
+        assert inspect.signature(compiler).parameters["timeout_s"].default == COMPILER_S >= 600
 
 
 def test_what_is_left_behind_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_waiting_for_what_is_measured_can_be_broken_off() -> None:
             yield None
 
     feeder = _Feeder(trials(), 4)
-    feeder.close()
+    feeder.close(600.0)
     assert time.monotonic() < given_up
     emission.close()
 
