@@ -9,7 +9,7 @@ Right: its error against float64 is at most `FACTOR` times that of eager, or bel
 Faults: `--count` of every kind in library calls, through tuners as a compilation uses them; `--count` of every kind
 that leaves the GPU alone in steps of whole plans, through linking and judging; and one compilation in which a third of
 all library calls is broken, some so that whoever runs them can use the GPU no more. This process, or the one that
-compiles, must be able to use it afterwards.
+compiles, must be able to use it afterwards. A run of one part keeps the records of the other.
 """
 
 from __future__ import annotations
@@ -601,14 +601,17 @@ def main() -> None:
             child(given.child, given.batch, given.budget)
         return
     record = Record(torch.cuda.get_device_name().lower().replace(" ", "-"), "attention-models")
+    names = [(n, b) for n, batches in BATCHES.items() for b in batches if given.case in (None, n)]
+    of_models = [f"{n} batch {b}" for n, b in names] if given.only != "faults" else []
+    faults = given.only != "models" and given.case is None
+    record.keep([*of_models, *(x for x in record.known() if faults and x.startswith("faults"))])
     found: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="weft-trust-") as place, torch.no_grad():
         folder = Path(place)
         os.chmod(folder, 0o700)
-        if given.only != "faults":
-            names = [(n, b) for n, batches in BATCHES.items() for b in batches if given.case in (None, n)]
+        if of_models:
             found += models(record, names, given.budget, given.jobs, folder)
-        if given.only != "models" and given.case is None:
+        if faults:
             parts: list[Callable[[], Iterator[dict[str, object]]]] = [
                 lambda: call_faults(given.count, 2 * given.jobs, folder / "calls"),
                 lambda: plan_faults(given.count, folder / "plans"),
@@ -627,7 +630,7 @@ def main() -> None:
                     }  # fmt: skip
                     found.append(line)
                     record.add(line)
-    total = summary(found)
+    total = summary([x for x in record.lines if x.get("record") == "case"])
     record.add(total)
     print(table(found))
     good = total["alive"] == total["right"] == total["total"] and total["fault_cases"] == total["fault_cases_right"]
