@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import numpy as np
 import torch
 
+from weft.device.room import free_bytes
 from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
 from weft.ir.declined import Declined
@@ -353,7 +354,10 @@ def _compile_onnx(
 
     bounds = limits or Limits()
     most = max(bounds.primitives, options.max_primitives)  # whoever raised it
-    bounds, options = replace(bounds, primitives=most), replace(options, max_primitives=most)
+    # a file may be all holes: what would not fit is refused before it is read
+    room = min(bounds.external_bytes, options.compile_memory_bytes or free_bytes())
+    bounds = replace(bounds, primitives=most, external_bytes=room)
+    options = replace(options, max_primitives=most)
     source = _OnnxModel(model if isinstance(model, bytes) else Path(model), options, dims, bounds, name, say)
     first, imported = source.build(inputs)
     return Compiled(first, imported, source, options=options)
@@ -483,6 +487,8 @@ class _OnnxModel:
         """Compiled for the shapes of these inputs."""
         self._say("import", "")
         imported = self.imported(examples)
+        for note in imported.notes:
+            warnings.warn(f"Weft: {note}", stacklevel=2)
         label = self._name if isinstance(self._model, bytes) else self._model.stem
         # ONNX Runtime has the file's own weights
         timed = self._options.device == "cpu" and not self._data

@@ -194,3 +194,40 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported():
     error = RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1)")
     found = opaque_onnx._refused(error, "")
     assert isinstance(found, UnsupportedError) and "Could not find" in str(found)
+
+
+def unsorted(inner=False):
+    nodes = [helper.make_node("Neg", ["b"], ["y"]), helper.make_node("Relu", ["x"], ["b"])]
+    if not inner:
+        return files.model(nodes)
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["c"], ["r"]), helper.make_node("Relu", ["x"], ["c"])], "b", [], [value("r")]
+    )
+    always = helper.make_node("Constant", [], ["t"], value=array("", True, np.bool_))
+    return files.model([helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body), always])
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_nodes_that_are_not_sorted_are_sorted(inner):
+    imported = import_onnx(files.raw(unsorted(inner)))
+    assert "not sorted" in imported.notes[0]
+    (y,) = evaluate(imported.graph, [np.array([-3, 5], np.float32)])
+    assert y.tolist() == [0, -5]
+
+
+def test_the_order_of_the_file_stays_where_it_is_one():
+    assert not import_onnx(files.raw(files.model([files.relu()]))).notes
+
+
+@pytest.mark.parametrize("declared", [(3,), (2, 1), ()])
+def test_a_declared_shape_that_does_not_hold_is_a_warning(declared):
+    m = files.raw(files.model([files.relu()], outputs=[value("y", declared)]))
+    with pytest.warns(UserWarning, match=r"output 'y' has shape \[2\], not .* as the model declares"):
+        compiled = weft.compile(m, options=weft.Options(budget_s=0))
+    assert compiled(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
+
+
+def test_sizes_that_nobody_gave_are_told_in_one_line():
+    m = files.model([files.relu()], inputs=[value("x", ("N", "M", None))], outputs=[value("y", ("N", "M", None))])
+    (note,) = import_onnx(files.raw(m)).notes
+    assert "'N'" in note and "'M'" in note and "unnamed" in note and "set to 1" in note

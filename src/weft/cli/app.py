@@ -92,8 +92,8 @@ def _show_warning(
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
     """One line for people, without the place in our source."""
-    ours = category is UserWarning and str(message).startswith("Weft ")
-    text = f"weft: warning: {visible(str(message), 400)}\n" if ours else None
+    ours = category is UserWarning and str(message).startswith("Weft")
+    text = f"weft: warning: {visible(str(message).removeprefix('Weft: '), 400)}\n" if ours else None
     (file or sys.stderr).write(text or warnings.formatwarning(message, category, filename, lineno, line))
 
 

@@ -5,10 +5,12 @@ ONNX's own checker is C++ that walks untrusted recursion; it is not called on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from weft.errors import LimitError
@@ -56,6 +58,8 @@ class Checked:
     model: onnx.ModelProto
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, onnx.FunctionProto]
+    notes: tuple[str, ...] = ()
+    """What was mended."""
 
 
 def parse(data: bytes | memoryview, limits: Limits) -> onnx.ModelProto:
@@ -113,7 +117,9 @@ def check_model(model: onnx.ModelProto, limits: Limits) -> Checked:
             )
     _check_calls(functions, limits)
     _check_graph(model.graph, set(), "graph", 0, counter, functions, opsets)
-    return Checked(model, opsets, functions)
+    notes = tuple(f"the nodes of {where} were not sorted; they are taken in the order of what they read"
+                  for where in dict.fromkeys(counter.sorted))  # fmt: skip
+    return Checked(model, opsets, functions, notes)
 
 
 def _opsets(
@@ -148,6 +154,8 @@ class _Counter:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.nodes = 0
+        self.sorted: list[str] = []
+        """Graphs whose nodes were brought into order."""
 
     def add(self, n: int) -> None:
         self.nodes += n
@@ -213,7 +221,7 @@ def _check_graph(
 
 
 def _check_nodes(
-    nodes: Sequence[onnx.NodeProto],
+    nodes: RepeatedCompositeFieldContainer[onnx.NodeProto],
     scope: set[str],
     where: str,
     depth: int,
@@ -224,6 +232,8 @@ def _check_nodes(
 ) -> None:
     """Adds the outputs of the nodes to `scope`. `local`: names of this graph, which may not be defined again."""
     counter.add(len(nodes))
+    if _sort(nodes, scope):
+        counter.sorted.append(where)
     defined = set(scope) if local is None else local
     later: set[str] | None = None
     for i, node in enumerate(nodes):
@@ -234,7 +244,7 @@ def _check_nodes(
                 if later is None:
                     later = {o for n in nodes for o in n.output}
                 why = (
-                    "is made by this node or a later one: the graph has a cycle or is not sorted"
+                    "is made by this node or a later one: the graph has a cycle"
                     if name in later
                     else "is never defined"
                 )
@@ -258,6 +268,54 @@ def _check_nodes(
                     )
                 defined.add(name)
                 scope.add(name)
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Names that a node reads, those captured by its subgraphs included."""
+    found = {name for name in node.input if name}
+    for a in node.attribute:
+        for sub in subgraphs(a):
+            for inner in walk_nodes(sub.node):
+                found.update(name for name in inner.input if name)
+            found.update(o.name for o in sub.output)
+    return found
+
+
+def _sort(nodes: RepeatedCompositeFieldContainer[onnx.NodeProto], scope: set[str]) -> bool:
+    """Bring nodes into an order in which each reads what is there, if there is one and they are not; was it needed?
+
+    Among those that could come next it is the file's order. Cost: linear but for a heap.
+    """
+    known = set(scope)
+    for node in nodes:
+        if not all(name in known or not name for name in node.input):
+            break
+        known.update(node.output)
+    else:
+        return False
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    waits = [{maker[name] for name in reads(node) if name in maker and name not in scope} for node in nodes]
+    readers: dict[int, list[int]] = {}
+    for i, before in enumerate(waits):
+        for j in before:
+            readers.setdefault(j, []).append(i)
+    left = [len(before) for before in waits]
+    ready = [i for i, n in enumerate(left) if n == 0]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for j in readers.get(i, ()):
+            left[j] -= 1
+            if left[j] == 0:
+                heapq.heappush(ready, j)
+    if len(order) < len(nodes):
+        return False  # a cycle: told where it is met
+    ordered = [nodes[i] for i in order]
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in ordered]
+    del nodes[:]
+    nodes.extend(copies)
+    return True
 
 
 def _check_operator(

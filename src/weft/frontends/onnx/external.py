@@ -142,8 +142,8 @@ class ExternalFiles:
             if self._total > self._limits.external_bytes:
                 raise ExternalRangeError(
                     where=where,
-                    problem=f"external data are over the limit of {self._limits.external_bytes} bytes",
-                    remedy=raised_by("external_bytes"),
+                    problem=f"external data are over the limit of {self._limits.external_bytes} bytes, or what is free",
+                    remedy=f"{raised_by('external_bytes')}, and WEFT_COMPILE_MEMORY_BYTES",
                 )
             if status.st_size == 0:
                 return memoryview(b"")

@@ -22,7 +22,7 @@ from weft import fission
 from weft.errors import InvalidGraphError, LimitError, UserError
 from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
 from weft.frontends.onnx import opaque as fallback
-from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_where, subgraphs, walk_nodes
+from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_where, reads
 from weft.frontends.onnx.errors import (
     BadAttributeError,
     BadFunctionError,
@@ -218,7 +218,9 @@ class Importer:
         self.operators = 0
         self.work = 0
         self.opaque: Counter[tuple[str, str]] = Counter()
-        self.notes: list[str] = []
+        self.notes: list[str] = list(checked.notes)
+        self.set_to_1: list[str] = []
+        """Symbolic dimensions that nobody gave a size."""
         self.guards: dict[int, str] = {}
         self._depends: list[int] = []
         self._known: dict[NodeId, Array] = {}
@@ -272,6 +274,9 @@ class Importer:
             for i, reason in sorted(self.guards.items())
         )
         uses = tuple(OpaqueUse(op, reason, n) for (op, reason), n in self.opaque.most_common())
+        if self.set_to_1:
+            listed = ", ".join(self.set_to_1[:8]) + (", ..." if len(self.set_to_1) > 8 else "")
+            self.notes.append(f"symbolic dimensions are set to 1: {listed}; pass dims or example inputs for others")
         return Imported(built, self.operators, uses, guards, tuple(dict.fromkeys(self.notes)))
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope, wanted: set[str]) -> None:
@@ -684,9 +689,8 @@ class Importer:
                 shape.append(int(self.dims[dim.dim_param]))
             else:
                 shape.append(1)
-                self.notes.append(
-                    f"dimension {k} of {where} ('{shown(dim.dim_param)}') is symbolic, set to 1: pass dims or examples"
-                )
+                name = f"'{shown(dim.dim_param)}'" if dim.dim_param else "unnamed"
+                self.set_to_1.append(f"{name} (dimension {k} of {where})")
         if len(shape) > MAX_RANK:
             raise too_many(len(shape), where)
         result = TensorType(dtype, tuple(shape))
@@ -718,8 +722,9 @@ class Importer:
             if len(declared) != made.rank or any(
                 d is not None and d != n for d, n in zip(declared, made.shape, strict=True)
             ):
-                raise MismatchError(
-                    where=where, problem=f"declared shape {declared[:8]}, computed {made.shape[:8]}", remedy=_EXPORT
+                told = ["?" if d is None else d for d in declared[:8]]
+                self.notes.append(
+                    f"{where} has shape {list(made.shape[:8])}, not {told} as the model declares".replace("'?'", "?")
                 )
 
     # Values that are known while importing
@@ -851,17 +856,6 @@ def required(op: str, version: int, domain: str) -> tuple[int, ...]:
 def contiguous(x: Array) -> Array:
     """Row-major; unlike NumPy's own function it leaves a scalar a scalar."""
     return x if x.flags.c_contiguous else x.copy(order="C")
-
-
-def reads(node: onnx.NodeProto) -> set[str]:
-    """Names that a node reads, those captured by its subgraphs included."""
-    found = {name for name in node.input if name}
-    for a in node.attribute:
-        for sub in subgraphs(a):
-            for inner in walk_nodes(sub.node):
-                found.update(name for name in inner.input if name)
-            found.update(o.name for o in sub.output)
-    return found
 
 
 def prune(graph: Graph) -> Graph:
