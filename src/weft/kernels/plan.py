@@ -9,7 +9,7 @@ from weft.kernels.candidate import Kind
 from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, Schedule
 
-MOST_BRANCHES = 16
+MOST_BRANCHES, MOST_THREADS = 16, 4096
 """Of one plan."""
 
 
@@ -72,6 +72,8 @@ class Plan:
     branches: int = 1
     """On a GPU: chains of kernels that may run side by side, at most."""
     checks: tuple[IndexCheck, ...] = ()
+    threads: int = 0
+    """On a CPU: threads that its steps may use, at most; 0: as many as the machine gives."""
 
     @property
     def predicted_us(self) -> float:

@@ -78,6 +78,8 @@ STARTS_S, START_SHARE = 5.0, 0.2
 """A framework that must be started is, with a budget of so many seconds, in this share of it."""
 BLAME_S = 1.5
 """At least so long the steps of a plan that was refused are looked at, whatever is left of the budget."""
+ALONE_US = 2000.0
+"""On a CPU, plans that are predicted to take at most so long are also timed on one thread."""
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -658,8 +660,8 @@ def link_all(
         gc.collect()
     contenders: list[finish.Contender] = []
     seen: set[tuple[object, ...]] = set()
-    for plan in branched(graph, plans) if setting.on_gpu else plans:
-        identity = (plan.branches, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
+    for plan in branched(graph, plans) if setting.on_gpu else alone(plans, setting.facts):
+        identity = (plan.branches, plan.threads, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
         if identity in seen:
             continue
         seen.add(identity)
@@ -712,6 +714,18 @@ def branched(graph: Graph, plans: Sequence[Plan]) -> list[Plan]:
                 widths.add(width)
                 found.append(replace(plan, name=f"{plan.name}/{width}", branches=most))
     return found
+
+
+def alone(plans: Sequence[Plan], facts: DeviceFacts) -> list[Plan]:
+    """The plans, and those of small networks also on one thread: waking a team may take longer than they do.
+
+    On a machine where others run it takes much longer: the team waits for a thread that does not run.
+    """
+    found = list(plans)
+    if isinstance(facts, GpuFacts) or facts.threads <= 1:
+        return found
+    small = [p for p in plans if p.predicted_us <= ALONE_US]
+    return [*found, *(replace(p, name=f"{p.name}/1 thread", threads=1) for p in small)]
 
 
 def record_eager(

@@ -35,7 +35,7 @@ from weft.ir.types import Array
 from weft.kernels.candidate import Kind
 from weft.kernels.codec import Json, kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
 from weft.kernels.formats import Format
-from weft.kernels.plan import MOST_BRANCHES, IndexCheck, Plan, SolverReport, Step
+from weft.kernels.plan import MOST_BRANCHES, MOST_THREADS, IndexCheck, Plan, SolverReport, Step
 from weft.kernels.source import CudaSource, KernelSource
 from weft.runtime.admitted import needs_trust
 from weft.runtime.any import AnyExecutable
@@ -63,6 +63,7 @@ def plan_to_json(plan: Plan) -> Json:
         "solver": None if solver is None else {f: getattr(solver, f) for f in SolverReport.__dataclass_fields__},
         "steps": [_step_to_json(s) for s in plan.steps],
         **({"branches": plan.branches} if plan.branches != 1 else {}),
+        **({"threads": plan.threads} if plan.threads else {}),
         **({"checks": [list(astuple(c)) for c in plan.checks]} if plan.checks else {}),
     }
 
@@ -96,6 +97,7 @@ def plan_from_json(data: Json) -> Plan:
             steps=tuple(_step_from_json(s) for s in cast("Sequence[Json]", record["steps"])),
             solver=None if solver is None else SolverReport(**cast("dict[str, object]", solver)),  # type: ignore[arg-type]
             branches=_branches(record.get("branches", 1)),
+            threads=_threads(record.get("threads", 0)),
             checks=tuple(_check(c) for c in cast("Sequence[Json]", record.get("checks", ()))),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -108,6 +110,12 @@ def _check(data: Json) -> IndexCheck:
     if len(numbers) != 4 or not isinstance(operator, str) or numbers[0] < 0:
         raise ValueError("a check of indices")
     return IndexCheck(numbers[0], numbers[1], numbers[2], operator, numbers[3])
+
+
+def _threads(data: Json) -> int:
+    if type(data) is not int or not 0 <= data <= MOST_THREADS:
+        raise ValueError(f"{data!r} threads")
+    return data
 
 
 def _branches(data: Json) -> int:

@@ -12,9 +12,9 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, final
@@ -44,6 +44,21 @@ from weft.runtime.values import Key, survey
 def without_autocast(kind: str) -> AbstractContextManager[None]:
     """Library calls compute in the types of a plan, whatever the caller's autocast is set to for `cpu` or `cuda`."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+@contextmanager
+def _limited(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_of(count: int) -> AbstractContextManager[None]:
+    """The framework's operators use that many threads inside; 0, or the number that is set: as they would."""
+    return _limited(count) if count and torch.get_num_threads() != count else nullcontext()
 
 
 def check_count(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> None:
@@ -115,7 +130,7 @@ class Executable:
         """What `run_steps` was given and makes, while it runs."""
         self.check_indices = True
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
-        self._threads = linked.threads or torch.get_num_threads()
+        self._threads = linked.plan.threads or linked.threads or torch.get_num_threads()
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
         self._values = survey(self.graph, self.plan)
@@ -289,8 +304,9 @@ class Executable:
         """Run once."""
         with self._lock, torch.no_grad(), without_autocast("cpu"):
             fresh = self._point_at(tensors)
-            for launch in self._launches:
-                launch()
+            with threads_of(self.plan.threads):
+                for launch in self._launches:
+                    launch()
             found = tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
         return checked(found, self.plan.checks, look=self.check_indices) if self.plan.checks else found
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from weft.generate.cpp.templates.direct import FLAGS, GATHER, finish
 from weft.generate.cpp.templates.match import Contraction, Walk
-from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics
+from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics, team
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import KernelSource, Schedule
@@ -203,7 +203,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
         lines.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {walk.offset};")
     lines.extend(f"float* const o{k} = (float*)outputs[{k}] + {w.offset};" for k, (_, w) in enumerate(c.outputs))
     if threads > 1:
-        lines.append(f"#pragma omp parallel for schedule(dynamic, 1) num_threads({threads})")
+        lines.append(f"#pragma omp parallel for schedule(dynamic, 1) {team(threads)}")
     lines.append(f"for (i64 t = 0; t < {tasks}; ++t) {{")
     lines.append(f"const i64 cg = t % {slices}, br = t / {slices} % {bands}, d0 = t / {slices * bands};")
     lines.append(f"const i64 r1 = (br + 1) * {s.bh} < {tall} ? (br + 1) * {s.bh} : {tall};")

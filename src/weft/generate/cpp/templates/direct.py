@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from weft.generate.cpp.templates.match import Contraction, Pack, Walk
-from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics
+from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics, team
 from weft.generate.shape import Parameters
 from weft.kernels.source import KernelSource, Schedule
 
@@ -519,7 +519,7 @@ def _entry(
     for k, (_, walk) in enumerate(c.outputs):
         lines.append(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};")
     if threads > 1:
-        lines.append(f"#pragma omp parallel num_threads({threads})")
+        lines.append(f"#pragma omp parallel {team(threads)}")
     lines.append("{")
     if scratch:
         at = "omp_get_thread_num()" if threads > 1 else "0"

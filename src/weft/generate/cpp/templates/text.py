@@ -15,6 +15,12 @@ from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
+
+def team(threads: int) -> str:
+    """The clause of a parallel region: at most `threads`, and no more than whoever runs the kernel allows."""
+    return f"num_threads((int)w_least(omp_get_max_threads(), {threads}))"
+
+
 _PRELUDE = """
 typedef long i64;
 typedef w_f32v vf;

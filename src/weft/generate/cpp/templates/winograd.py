@@ -21,7 +21,7 @@ from typing import cast
 
 from weft.generate.cpp.templates import direct
 from weft.generate.cpp.templates.match import Contraction, Walk
-from weft.generate.cpp.templates.text import cost, indices, leaves, pointer, prelude, statics
+from weft.generate.cpp.templates.text import cost, indices, leaves, pointer, prelude, statics, team
 from weft.generate.expr.ctype import literal
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
@@ -304,7 +304,7 @@ st(y + (i * {s.m} + j) * {lanes}, sum);
         body.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {leaf.step.walk.offset};")
     body.extend(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};" for k, (_, walk) in enumerate(c.outputs))
     if threads > 1:
-        body.append(f"#pragma omp parallel for schedule(dynamic, 1) num_threads({threads})")
+        body.append(f"#pragma omp parallel for schedule(dynamic, 1) {team(threads)}")
     number = "omp_get_thread_num()" if threads > 1 else "0"
     walks = [(leaf.name, cast("Walk", leaf.step.walk)) for leaf in leaves(c)]
     walks += [(f"o{k}", walk) for k, (_, walk) in enumerate(c.outputs)]
