@@ -164,6 +164,18 @@ def test_masks_that_kernels_cannot_read_are_declined(keys: int, dtype: torch.dty
     assert isinstance(emit(problem, "efficient"), Declined)
 
 
+def test_operands_that_were_changed_are_declined() -> None:
+    """-2 stands for an operand that the clean-ups replaced: neither there nor absent."""
+    problem = attention(torch.float16, mask=torch.zeros(16, 16, dtype=torch.float16))
+    for position in range(4):
+        operands = list(problem.origin_operand_nodes)
+        operands[position] = -2
+        changed = replace(problem, origin_operand_nodes=tuple(operands))
+        for name in ("flash", "efficient", "cudnn"):
+            call = emit(changed, name)
+            assert isinstance(call, Declined) and "changed by the clean-ups" in call.reason
+
+
 def test_attention_without_elements_is_left_to_primitives() -> None:
     problem = attention(torch.float16, heads=0)
     for name in ("flash", "efficient", "cudnn"):

@@ -113,6 +113,8 @@ def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     operands = problem.origin_operand_nodes
     if problem.origin_rule != "sdpa" or len(graph.outputs) != 1 or -1 in operands[:3]:
         return Declined("no attention")
+    if min(operands) < -1:
+        return Declined("an operand of the attention was changed by the clean-ups")
     if bool(params.get("enable_gqa", False)) or graph.type_of(operands[0]).rank != 4:
         return Declined("grouped heads, or not four dimensions")
     if params.get("softcap", 0.0) or params.get("causal_offset", 0):
