@@ -150,7 +150,7 @@ def test_a_race_has_times_of_both_sides_and_a_wrong_kernel_is_refused(
     other = emit(replace(g, m=256).problem(), schedule)  # computes half of the rows
     assert isinstance(other, CudaSource)
     refused = against_cublas(g, other, facts, nvrtc, tmp_path)["refused"]
-    assert any("wrong" in why for why in refused.values())  # type: ignore[attr-defined]
+    assert any(why.startswith(("unwritten", "wrong")) for why in refused.values())  # type: ignore[attr-defined]
 
 
 def test_a_search_finds_verified_kernels_and_knows_them_again(tools: tuple[GpuFacts, Nvrtc], tmp_path: Path) -> None:

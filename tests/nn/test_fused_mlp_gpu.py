@@ -25,7 +25,7 @@ from weft.device.cuda.facts import gpu_facts
 from weft.generate.cuda.training import Activation, Network, shapes
 from weft.ir.types import DType
 from weft.nn import FusedMLP, fused_mlp, kernels
-from weft.nn.kernels import Backward, kernels_of
+from weft.nn.kernels import kernels_of
 
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
@@ -351,7 +351,8 @@ def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "shapes", lambda *a, **k: outside[:1])
     x = torch.randn(5000, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     whole = torch.autograd.grad(net(x).float().square().sum(), [x, *net.parameters()])
-    monkeypatch.setattr(Backward.call, "__defaults__", (1 << 20,))
+    monkeypatch.setattr(kernels, "KEPT_BYTES", 1 << 20)
+    run.kernels._backwards.clear()
     run._backs.clear()
     parts = torch.autograd.grad(net(x).float().square().sum(), [x, *net.parameters()])
     assert torch.equal(whole[0], parts[0])
