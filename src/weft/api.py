@@ -32,6 +32,7 @@ from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline import Compilation, compile_imported, record_eager, survey
 from weft.pipeline.collector import put_off
+from weft.pipeline.deadline import Deadline
 from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
@@ -363,6 +364,11 @@ def _compile_onnx(
     return Compiled(first, imported, source, options=options)
 
 
+def _clock(options: Options) -> Deadline | None:
+    """The budget begins to be spent before the model is taken in; None: there is none to spend on that."""
+    return Deadline.of(options.budget_s) if options.budget_s > 0 else None
+
+
 @final
 class _Runtime:
     """An ONNX file by ONNX Runtime: one session for all shapes, held as long as it answers calls."""
@@ -485,6 +491,7 @@ class _OnnxModel:
 
     def build(self, examples: Sequence[torch.Tensor] | None) -> Made:
         """Compiled for the shapes of these inputs."""
+        clock = _clock(self._options)
         self._say("import", "")
         imported = self.imported(examples)
         for note in imported.notes:
@@ -494,7 +501,7 @@ class _OnnxModel:
         timed = self._options.device == "cpu" and not self._data
         made = compile_imported(
             imported, self._options, example_inputs=examples, model=label, say=self._say, framework="onnxruntime",
-            start=partial(self._runtime.start, imported) if timed else None,
+            start=partial(self._runtime.start, imported) if timed else None, clock=clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
         return made, imported
@@ -591,12 +598,13 @@ class _TorchModel:
 
     def build(self, examples: Sequence[torch.Tensor]) -> Made:
         """Compiled for the shapes of these inputs."""
+        clock = _clock(self._options)
         self._say("import", "")
         imported = self.imported(examples)
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
-                model=self._label, say=self._say,
+                model=self._label, say=self._say, clock=clock,
             )  # fmt: skip
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers

@@ -21,6 +21,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+class BudgetWarning(UserWarning):
+    """The budget ended before the problems of the best plan were measured; the same command goes on where it ended."""
+
+
 class WeftError(Exception):
     """The root; `str(error)` is the text shown to the user."""
 

@@ -151,10 +151,10 @@ def test_a_remembered_plan_that_is_refused_is_made_anew(
     weft.compile(model, x, options=options)
     real, refusals = pipeline.link, [ArtifactError(problem="an algorithm of another library", remedy="")]
 
-    def link(*given: object) -> object:
+    def link(*given: object, **named: object) -> object:
         if refusals:
             raise refusals.pop()
-        return real(*given)  # type: ignore[arg-type]
+        return real(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "link", link)
     with pytest.warns(UserWarning, match="tunes anew, the plan it remembers does not run: an algorithm of another"):
@@ -346,10 +346,10 @@ def test_a_plan_that_does_not_run_is_left_out(
     setting = pipeline.survey(weft.Options(cache_dir=compiled._options.cache_dir))
     link = pipeline.link
 
-    def refuse(graph: Graph, plan: Plan, setting: pipeline.Setting) -> object:
+    def refuse(graph: Graph, plan: Plan, setting: pipeline.Setting, left_s: float) -> object:
         if plan.name.startswith("bad"):
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type\nmore")
-        return link(graph, plan, setting)
+        return link(graph, plan, setting, left_s)
 
     monkeypatch.setattr(pipeline, "link", refuse)
     bad = replace(plan, name="bad", steps=plan.steps[:-1])

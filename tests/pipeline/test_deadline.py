@@ -16,7 +16,10 @@ def test_shares_of_a_budget() -> None:
     deadline = Deadline.of(30.0, clock=lambda: now[0])
     assert (deadline.end, deadline.by(1 / 3), deadline.left_s, deadline.spent) == (130.0, 110.0, 30.0, 0.0)
     now[0] = 115.0
-    assert (deadline.left_s, deadline.spent, deadline.passed(), deadline.until(115.0)()) == (15.0, 0.5, False, True)
+    assert (deadline.left_s, deadline.spent, deadline.passed()) == (15.0, 0.5, False)
+    stop, later = deadline.until(115.0), deadline.until(120.0)
+    assert (stop(), stop.fired, later(), later.fired) == (True, True, False, False)
+    assert deadline.ready_by == 120.0, "two thirds at most"
     now[0] = 131.0
     assert deadline.left_s == 0.0 and deadline.passed() and not deadline.passed(deadline.last)
 
@@ -26,7 +29,10 @@ def test_what_runs_is_given_up_within_the_slack(budget_s: float) -> None:
     deadline = Deadline(0.0, budget_s, clock=lambda: 0.0)
     slack_s = max(0.1 * budget_s, 2.0)
     assert deadline.end < deadline.last < budget_s + slack_s, "some of the slack is left for what follows"
-    assert deadline.share_of_rest(0.25) == pytest.approx(0.25 * deadline.last)
+    assert deadline.at_last(0.25) == pytest.approx(0.25 * deadline.last)
+    assert deadline.within(0.5) == pytest.approx(0.5 * budget_s)
+    assert deadline.ready_by == pytest.approx(budget_s / 3)
+    assert deadline.seconds_to(deadline.end) == budget_s and deadline.seconds_to(-1.0) == 0.0
 
 
 def test_there_is_a_clock_that_never_ends() -> None:

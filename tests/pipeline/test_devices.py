@@ -28,7 +28,7 @@ def test_kernels_are_measured_on_the_gpu_that_runs_them(
     device: str, index: int, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The measuring process knows nothing of which GPU is current here."""
-    monkeypatch.setattr(gpu, "survey", lambda options: (GpuFacts(), None, {}))
+    monkeypatch.setattr(gpu, "survey", lambda options, calibrate: (GpuFacts(), None, {}))
     monkeypatch.setattr(gpu, "device_of", lambda options: torch.device("cuda", index))
     setting = pipeline.survey(Options(device=device, cache_dir=tmp_path))
     assert setting.device == torch.device("cuda", index)

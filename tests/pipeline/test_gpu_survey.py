@@ -18,7 +18,8 @@ from weft.runtime import streams
 def test_the_survey_lets_the_framework_measure_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 
-    def facts(cache: Path, *, device: int, matmul: gpu.Products, stream: int) -> GpuFacts:
+    def facts(cache: Path, *, device: int, calibrate: bool, matmul: gpu.Products, stream: int) -> GpuFacts:
+        assert calibrate
         asked.update(stream=stream, cache=cache, device=device, matmul=matmul, other=matmul("i8", 64))
         return GpuFacts()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +22,7 @@ from weft.kernels.source import LibraryCall
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline.deadline import Deadline
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
 from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, Pace, stream
@@ -160,14 +160,14 @@ class OneAhead:
 
 def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems]) -> None:
     alternatives, problems = posed
-    options = Options(device="cuda", budget_s=60.0)
+    options = Options(device="cuda", budget_s=600.0)
     tuner = OneAhead()
     setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", 0))
     emission = Emission(generators(device="cuda"), FACTS, options, count=0)
     bench = pipeline.Bench(cast("Tuner", tuner), emission)
     lines: list[str] = []
-    deadline = time.monotonic() + 60.0
-    known = pipeline.measure(bench, alternatives, problems, setting, deadline, lambda stage, line: lines.append(line))
+    clock = Deadline.of(600.0)
+    known = pipeline.measure(bench, alternatives, problems, setting, clock, lambda stage, line: lines.append(line))
     assert known.complete
     assert [line for line in lines if line.startswith("batch 1: ")]
     kernels = [(t.problem.key, s) for t in tuner.trials for s, _, _ in t.kernels]
@@ -185,10 +185,10 @@ def test_libraries_are_asked_for_the_gpu_that_runs_them(
     """A thread's current GPU is the first, whatever its parent's is."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    options = Options(device=f"cuda:{index}", budget_s=60.0)
+    options = Options(device=f"cuda:{index}", budget_s=600.0)
     setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", index))
     bench = pipeline.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
-    pipeline.measure(bench, *posed, setting, time.monotonic() + 60.0, lambda stage, line: None)
+    pipeline.measure(bench, *posed, setting, Deadline.of(600.0), lambda stage, line: None)
     assert set(current) == set(named)
 
 

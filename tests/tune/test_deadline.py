@@ -27,7 +27,7 @@ from weft.tune.transport import Fault, WorkerFault
 from weft.tune.tuner import ProblemTrial, Tuner
 
 PAIR = [Schedule("library"), Schedule("cpp")]
-AT_ONCE_S = 1.0
+AT_ONCE_S = 15.0
 """More than what is done after the time is up, on a busy machine too; much less than any time-out of a worker."""
 
 

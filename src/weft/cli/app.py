@@ -441,6 +441,8 @@ def explain(
     if screen.json:
         screen.data([to_json(s) for s in steps])
         return
+    if not record.is_tuned:
+        screen.out.print(f"[bold]{plain(record.verdict, 200)}[/bold]")
     for s in steps:
         screen.out.print(f"[bold]kernel {s.position}[/bold] {plain(s.schedule, 160)}")
         print_pairs(
@@ -448,7 +450,7 @@ def explain(
             {
                 "  operators": ", ".join(plain(o) for o in s.operators) or "-",
                 "  primitives": plain(", ".join(s.primitives), 400),
-                "  time": microseconds(s.cost_us),
+                "  time": microseconds(s.cost_us) if s.measured else "not measured",
                 "  model": f"{microseconds(s.predicted_us)}, bound {microseconds(s.bound_us)}",
                 "  runner-up": f"{plain(s.runner_up, 120)} {microseconds(s.runner_up_us)}" if s.runner_up else "none",
                 "  tried": f"{s.alternatives} kernels, {s.rejected} rejected",

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weft.kernels.dataclass_json import to_json
-from weft.kernels.record import CompileRecord
+from weft.kernels.record import CompileRecord, Tuning
 
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the order of the text around them, so that a name could show as another."""
@@ -108,15 +108,16 @@ def summary(screen: Screen, record: CompileRecord) -> None:
             "operators": str(r.operators),
             "primitives": f"{r.primitives_before} after fission, {r.primitives} after the clean-ups",
             "candidates": f"{r.candidates_raw} sets visited, {r.candidates} candidates, {r.problems} distinct problems",
-            "pruned": f"{r.pruned} problems never measured (no plan would use them at their optimistic price)",
+            "pruned": f"{r.pruned} problems never measured" + pruned_because(r),
             "measured": f"{r.measured} kernels now, {r.reused} known from the database",
             "rejected": ", ".join(f"{n} {plain(k, 90)}" for k, n in r.rejected_kernels[:8]) or "none",
             "fallbacks": ", ".join(f"{n} {plain(op)} ({plain(why, 90)})" for op, why, n in r.opaque) or "none",
-            "solver": f"{plain(r.solver_status)} in {r.solver_seconds:.2f} s, gap {r.solver_gap:.2%}",
+            "solver": f"{plain(r.solver_status) if r.is_tuned else 'ran'} in {r.solver_seconds:.2f} s, {r.optimality}",
+            "verdict": plain(r.verdict, 200),
             "plan": plain(next((s.detail for s in r.stages[-1:] if s.name == "link"), "")) or "made now",
             "kernels": f"{len(r.steps)} for {r.operators} operators",
             "memory": f"arena {memory(r.arena_bytes)}, largest live set {memory(r.live_bytes)}",
-            "predicted": microseconds(r.objective_us),
+            "predicted": microseconds(r.objective_us) if r.is_tuned else "-",
             "chosen": f"{plain(r.chosen)} ({microseconds(r.median_us)})",
             "time": ", ".join(stages) or "less than 0.1 s",
         },
@@ -130,6 +131,13 @@ def summary(screen: Screen, record: CompileRecord) -> None:
         rows.append([name, count, predicted, microseconds(p.median_us), verified, f"{p.worst_error:.1e}"])
     screen.out.print()
     screen.table("", ["plan", "kernels", "predicted", "measured", "verified", "error"], rows)
+
+
+def pruned_because(record: CompileRecord) -> str:
+    """Why problems were not measured, in brackets."""
+    if record.tuning == Tuning.COMPLETE.value:
+        return " (no plan would use them at their optimistic price)"
+    return " (no plan wanted them so far)"
 
 
 def print_pairs(screen: Screen, pairs: Mapping[str, str]) -> None:

@@ -141,12 +141,10 @@ def cpu_facts(
 
     A record that was made beside other work is taken only while the machine has other work.
 
-    Without a compiler, or with `calibrate=False`, what is not stated by the system is a default, and nothing is
-    cached. `root` is where `proc` and `sys` are found (tests use a copy). Never raises for lack of a file.
+    Without a compiler, or with `calibrate=False` and no record, what is not stated by the system is a default, and
+    nothing is cached. `root` is where `proc` and `sys` are found (tests use a copy). Never raises for lack of a file.
     """
     stated = _stated(root)
-    if not calibrate:
-        return stated
     chosen: HostCompiler | Declined = compiler or find_compiler()
     if isinstance(chosen, Declined):
         return stated
@@ -156,6 +154,8 @@ def cpu_facts(
     home = None if cache_dir is None else cache_dir / "facts" / f"{identity[:32]}.json"
     if (found := _read(home)) is not None and found.is_plausible:
         return found
+    if not calibrate:
+        return stated
     aside = None if home is None else home.with_suffix(".busy.json")
     if (found := _read(aside)) is not None and _runnable(root) > 1:
         return found

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Tuning(Enum):
+    """How far the search for the best plan came."""
+
+    COMPLETE = "complete"
+    """More time would change nothing: no plan is better even if what nobody measured is as fast as it may be."""
+    MEASURED = "measured"
+    """The budget ended; every kernel of the best plan was measured, others that might be better were not."""
+    CUT_SHORT = "cut short"
+    """The budget ended before all kernels of the best plan were measured: it hangs on guesses."""
+    UNTUNED = "untuned"
+    """Nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,8 @@ class StepRecord:
     neighbours: tuple[Neighbour, ...]
     source: str
     """Generated text, or the library call as text."""
+    measured: bool = True
+    """False: `cost_us` is a guess, made unattractive; nobody measured this kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,35 @@ class CompileRecord:
     live_bytes: int
     weight_bytes: int
     seconds: float
+    tuning: str = "complete"
+    """See `Tuning`."""
+    unmeasured: int = 0
+    """Distinct problems of the best plan that nobody measured."""
+    wanted: int = 0
+    """Distinct problems of the best plan."""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the best plan is made of measurements alone, as far as measuring goes."""
+        return self.tuning in (Tuning.COMPLETE.value, Tuning.MEASURED.value)
+
+    @property
+    def verdict(self) -> str:
+        """How far the search came, in one sentence."""
+        open_ = f"{self.unmeasured} of the {self.wanted} problems of the best plan were not measured"
+        return {
+            Tuning.COMPLETE.value: "more time would change nothing: no plan is better by what was measured or may be",
+            Tuning.MEASURED.value: "the budget ended: the best plan is measured throughout, others were not",
+            Tuning.CUT_SHORT.value: f"cut short: {open_}, so it hangs on guesses; compiling again goes on from here",
+            Tuning.UNTUNED.value: f"untuned: nothing was measured, {open_}",
+        }.get(self.tuning, self.tuning)
+
+    @property
+    def optimality(self) -> str:
+        """What the solver's gap is worth, in a few words."""
+        if not self.is_tuned:
+            return "over guesses, which says nothing of the plan"
+        return f"gap {100 * self.solver_gap:.2f} %" + ("" if self.tuning == "complete" else " among what was measured")
 
     @property
     def median_us(self) -> float:

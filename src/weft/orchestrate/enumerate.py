@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
@@ -39,7 +39,7 @@ class Enumeration:
     rejected: Counter[str]
     """Reasons, with how often."""
     capped: bool
-    """True when a limit on counts (not on legality) was hit, so that the list is not complete."""
+    """True when a limit on counts (not on legality) or the time was hit, so that the list is not complete."""
     seconds: float
 
 
@@ -64,9 +64,13 @@ class _Found:
 
 
 def enumerate_candidates(
-    graph: Graph, limits: EnumerationLimits | None = None, alternatives: Alternatives | None = None
+    graph: Graph,
+    limits: EnumerationLimits | None = None,
+    alternatives: Alternatives | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Enumeration:
-    """Every candidate within the limits.
+    """Every candidate within the limits. Once `stop` says so no further groups are looked for: see `capped`.
 
     With `alternatives` (whose graph must be `graph`) each way to compute a value is enumerated in turn, its readers
     reading that one; inputs are named by the class, outputs by the member that computes them.
@@ -88,15 +92,21 @@ def enumerate_candidates(
         _add_singles(found, stored, grows if version else stored.work)
         if version == 0:
             _add_origins(found, stored, rejected)
+        if stop():
+            capped = True
+            continue  # what no plan can do without is there; an alternative needs its primitives to be one
         sinks = _near(stored, legality, grows) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored)
-        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected)
+        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, stop)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
         for sink, result in grown.items():
             raw += result.raw
             unique += len(result.sets)
             capped |= result.capped
             groups[sink] = _add_groups(found, stored, legality, sink, result, rejected, grows, cuts)
+        if stop():
+            capped = True
+            continue
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
         if limits.attention:
@@ -140,7 +150,7 @@ def _near(stored: Stored, legality: Legality, extra: Mask) -> Mask:
 
 
 def _grow_all(
-    graph: Graph, stored: Stored, legality: Legality, sinks: Mask, rejected: Counter[str]
+    graph: Graph, stored: Stored, legality: Legality, sinks: Mask, rejected: Counter[str], stop: Callable[[], bool]
 ) -> dict[NodeId, Grown]:
     limits = legality.limits
     nbytes = [n.type.nbytes for n in graph.nodes]
@@ -153,11 +163,14 @@ def _grow_all(
         barriers = legality.linear | legality.alone | legality.reductions | legality.windows
         forbidden = legality.linear | legality.alone
         reentry = Reentry.of(stored.dag, barriers, forbidden, limits.reentrant_slack)
-    return {
-        v: grow(stored.dag, v, legality.admit, weight=weight, cap=limits.per_sink, reentry=reentry, rejected=rejected)
-        for v in bits(sinks)
-        if not legality.alone >> v & 1
-    }
+    found = {}
+    for v in bits(sinks & ~legality.alone):
+        if stop():
+            break
+        found[v] = grow(
+            stored.dag, v, legality.admit, weight=weight, cap=limits.per_sink, reentry=reentry, rejected=rejected
+        )
+    return found
 
 
 def sensible_cuts(graph: Graph, stored: Stored) -> Mask:

@@ -7,13 +7,12 @@ import gc
 import importlib
 import math
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +23,7 @@ from weft.device.room import free_bytes
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import (
     ArtifactError,
+    BudgetWarning,
     DeviceError,
     InvalidGraphError,
     NoPlanError,
@@ -50,12 +50,14 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, collector, finish, preflight, qualify, reference, summary, warm
+from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, overseen
 from weft.pipeline.emission import Emission
 from weft.pipeline.indices import with_checks
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
-from weft.pipeline.stream import ON_CPU, ON_GPU, Inline, stream
+from weft.pipeline.stream import ON_CPU, ON_GPU, Inline, Learning, stream
+from weft.pipeline.verdict import judged
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -63,11 +65,13 @@ from weft.runtime.streams import Lease
 from weft.runtime.values import survey as survey_values
 from weft.tune.keys import GPU_WORDS, PACKAGE, PLAN_PARTS, source_hash
 from weft.tune.store import Database
-from weft.tune.tuner import ProblemTrial, Progress, Tuner
+from weft.tune.tuner import GRACE_S, ProblemTrial, Progress, Tuner
 
 if TYPE_CHECKING:
     from weft.device.cuda.nvrtc import Nvrtc
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Tensors = Sequence[torch.Tensor]
 USES_AT_ONCE = 4000
 """On a GPU, places of kernels in formats of which all are cut out before the first plan is made (0.2 ms each); where
@@ -77,7 +81,17 @@ Start = Callable[[float], Callable[..., Tensors] | None]
 STARTS_S, START_SHARE = 5.0, 0.2
 """A framework that must be started is, with a budget of so many seconds, in this share of it."""
 BLAME_S = 1.5
-"""At least so long the steps of a plan that was refused are looked at, whatever is left of the budget."""
+"""At least so long the steps of a plan that was refused are looked at, if that ends before all is given up."""
+CALIBRATE_FROM_S = 20.0
+"""The device is measured, which takes seconds, where the budget is at least so many; else what is known of it does."""
+ENUMERATE_SHARE, EXTRACT_SHARE, SELECT_SHARE, REFERENCE_SHARE, LINK_SHARE = 0.15, 0.2, 0.35, 0.35, 0.5
+"""Of the time that is left when a stage begins: what it may take before it ends with what it has."""
+SOLVES = 6
+"""Programs that are solved at the end, at most: the time is shared among them, and some is for writing them down."""
+QUALIFY_GRACE_S = 0.3
+"""How long an answer is waited for when the time of verifying what was not measured is up."""
+GRACE_SHARE = 0.3
+"""Of what is reserved for whole plans: how long an answer of the worker is waited for when measuring ends."""
 ALONE_US = 2000.0
 """On a CPU, plans that are predicted to take at most so long are also timed on one thread."""
 BRANCHES = (2, 4)
@@ -149,6 +163,25 @@ class Setting:
 
         return gpu.is_sound(self.device)
 
+    def bounded(self, run: Callable[..., Tensors], clock: Deadline) -> Callable[..., Tensors]:
+        """On a CPU, a run that is left to itself when the time is up: OutOfTime is raised then.
+
+        On a GPU a run is only enqueued, on the stream of the thread that asks; what runs there was run by a worker.
+        """
+        if self.on_gpu or math.isinf(clock.last):
+            return run
+
+        def watched(*inputs: torch.Tensor) -> Tensors:
+            return overseen(clock.seconds_to(clock.last), run, *inputs)
+
+        return watched
+
+    def there(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """A call in a thread of its own: libraries are asked for the current GPU, there the first."""
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
+        return call(*args, **kwargs)
+
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What is done inside runs on a stream of the compilation, so that the caller's takes no workspaces."""
         if self.lease is None:
@@ -169,8 +202,11 @@ def compile_imported(
     framework: str = "eager",
     model: str = "model",
     say: Say = silent,
+    clock: Deadline | None = None,
 ) -> Compilation:
     """Primitives -> the fastest verified executable: one line per stage.
+
+    `clock` began to run when the model was taken in; None: it does now. Every stage keeps to it.
 
     `eager` runs the framework's own model on the example inputs; it is timed as a baseline. `settle` is called when it
     has won: from then on it must not depend on what others hold.
@@ -179,6 +215,8 @@ def compile_imported(
     `framework` names it in the record.
     """
     stages = Stages(options, say)
+    clock = clock or Deadline.of(options.budget_s)
+    tunes = options.budget_s > 0
     stages.run("preflight", preflight.check, imported.graph, options, room_bytes(options))
     setting = stages.run("survey", survey, options)
     if setting.on_gpu:
@@ -209,34 +247,39 @@ def compile_imported(
         if won is not None and example_inputs is not None:
             won = record_eager(won, [x.to(setting.device) for x in example_inputs], setting, alone=True)
         return Compilation(executable.graph, executable, record, won)
-    end = time.monotonic() + options.budget_s
     if start is not None and options.budget_s >= STARTS_S:
         eager = stages.run("framework", start, START_SHARE * options.budget_s)
-    with opened(setting) as bench:
-        found = stages.run("enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives)
+    with opened(setting, clock) as bench:
+        enough = clock.until(clock.within(ENUMERATE_SHARE))
+        found = stages.run(
+            "enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives, stop=enough
+        )
         stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
         most = USES_AT_ONCE if setting.on_gpu and not options.memory_limit_bytes else math.inf
+        cut = clock.until(clock.within(EXTRACT_SHARE))
         problems = stages.run(
-            "extract", collect, graph, found.candidates, alternatives, setting.facts, most_at_once=most
+            "extract", collect, graph, found.candidates, alternatives, setting.facts, most_at_once=most, stop=cut
         )
         left_out = " before the first plan" if problems.rest is not None else ""
         stages.note(f"{len(problems.entries)} distinct problems{left_out}")
-        known = stages.run(
-            "measure", measure, bench, alternatives, problems, setting, end - finish.reserve_s(options.budget_s), say
-        )
+        known = stages.run("measure", measure, bench, alternatives, problems, setting, clock, say)
+        known.complete = known.complete and not (enough.fired or cut.fired)
         clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
         waits = waited(known, bench.tuner) if bench is not None else ""
         stages.note(
             f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured{at_clocks(clocks)}{waits}"
         )
         lost = [known.failed] if known.failed else []
-        again = partial(select_plans, alternatives, problems, known, setting, lost)
+        again = partial(select_in_time, alternatives, problems, known, setting, lost, clock)
         plans = stages.run("select", again)
+        verdict = judged(known, plans, options)
         if bench is not None:
             has_baseline = eager is not None
-            plans = stages.run("qualify", qualified, bench, plans, problems, known, again, end, has_baseline, lost)
+            plans = stages.run("qualify", qualified, bench, plans, problems, known, again, clock, has_baseline, lost)
             stages.note(f"{len(known.right)} calls verified without being timed, {len(known.refused)} refused")
     plans = [replace(plan, checks=checks) for plan in plans]
+    if verdict.warning:
+        warnings.warn(verdict.warning, BudgetWarning, stacklevel=2)
     inputs = (
         list(example_inputs)
         if example_inputs is not None
@@ -246,11 +289,19 @@ def compile_imported(
     if not plans and eager is None and start is not None:  # with a budget it was asked
         eager = stages.run("framework", start, START_SHARE * STARTS_S) if options.budget_s < STARTS_S else None
     with setting.aside():
+        own = None if eager is None else setting.bounded(eager, clock)
         expected = stages.run(
-            "reference", reference.outputs, imported.graph, inputs, eager, allow_tf32=options.allow_tf32
+            "reference",
+            reference.outputs_in_time,
+            imported.graph,
+            inputs,
+            own,
+            allow_tf32=options.allow_tf32,
+            stop=clock.until(clock.at_last(REFERENCE_SHARE)),
+            precise=tunes,
         )
         baseline = stages.run("baseline", record_eager, eager, inputs, setting)
-        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost, framework)
+        contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost, framework, clock)
         if not any(c.eligible for c in contenders):  # with a limit on memory, the framework's own is only compared with
             raise NoPlanError(reason=_reason(lost))
         chosen, timed = stages.run(
@@ -260,15 +311,18 @@ def compile_imported(
             expected,
             working_dtype(graph),
             seed=options.seed,
-            budget_s=max(1.0, min(20.0, end - time.monotonic())),
+            budget_s=min(20.0, max(1.0, clock.left_s)) if tunes else 0.0,
             sample=setting.sample,
             lives=setting.is_sound,
+            left_s=lambda: clock.seconds_to(clock.last),
         )
         drawn = example_inputs is None and not imported.integers
-        timed = stages.run(
-            "blame", _blamed, timed, contenders, imported.graph, alternatives, inputs, setting, end, drawn=drawn
-        )
-    executable = chosen.executable or finish.fastest(contenders, timed)
+        if not clock.passed(clock.last):
+            timed = stages.run(
+                "blame", _blamed, timed, contenders, imported.graph, alternatives, inputs, setting, clock, drawn=drawn
+            )
+    # without a budget the calls of the library's plan may stand as they are, where the framework answers for it
+    executable = chosen.executable or finish.fastest(contenders, timed, unjudged=not tunes)
     in_place: Sequence[float] = ()
     if executable is None:
         lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != framework and not p.verified]
@@ -277,15 +331,15 @@ def compile_imported(
     else:
         executable.check_indices = True
         plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
-        in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
+        if tunes and not clock.passed():
+            in_place = stages.run("walk", finish.walk, executable, inputs, plan_us)
     parts = summary.Parts(
-        imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, graph, executable, in_place
+        imported, cleaned.graph, found, problems, known, plans, timed, chosen.name, graph, executable, in_place, verdict
     )
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
     if executable is not None:
-        warm.remember(
-            options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=options.budget_s
-        )
+        spent_s = 0.0 if verdict.again else options.budget_s
+        warm.remember(options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=spent_s)
     won = eager if chosen.executable is None else None
     if won is not None and settle is not None:
         settle()
@@ -305,7 +359,7 @@ def _blamed(
     alternatives: Alternatives,
     inputs: Tensors,
     setting: Setting,
-    end: float,
+    clock: Deadline,
     *,
     drawn: bool,
 ) -> tuple[PlanRecord, ...]:
@@ -315,10 +369,10 @@ def _blamed(
     found = list(timed)
     for k, (about, contender) in enumerate(zip(timed, contenders, strict=True)):
         executable = contender.executable
-        if about.verified or executable is None or not setting.is_sound():
+        if about.verified or about.note == finish.NOT_JUDGED or executable is None or not setting.is_sound():
             continue
         case = Case(model, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
-        seconds = max(end - time.monotonic(), BLAME_S)
+        seconds = min(max(clock.left_s, BLAME_S), clock.seconds_to(clock.last))
         warn = partial(warnings.warn, stacklevel=2)
         try:
             note = blame(executable, case, about.note, setting.options, setting.environment, warn, seconds=seconds)
@@ -383,13 +437,13 @@ def survey(options: Options) -> Setting:
     if options.device != "cpu":
         from weft.pipeline import gpu
 
-        found, nvrtc, around = gpu.survey(options)
+        found, nvrtc, around = gpu.survey(options, calibrate=options.budget_s >= CALIBRATE_FROM_S)
         around["weft"] = source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda"))
         device = gpu.device_of(options)
         if device.index:  # who measures is another process, whose current GPU is the first
             options = replace(options, device=str(device))
         return Setting(options, found, nvrtc, around, device)
-    facts = cpu_facts(options.cache)
+    facts = cpu_facts(options.cache, calibrate=options.budget_s >= CALIBRATE_FROM_S)
     if options.threads or torch.get_num_threads() != facts.threads:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
     compiler = find_compiler()
@@ -425,11 +479,13 @@ class Bench:
 
     tuner: Tuner
     emission: Emission
+    ready_by: float = math.inf
+    """When the tuner's worker, which was started, is not waited for any longer."""
 
 
 @contextlib.contextmanager
-def opened(setting: Setting) -> Iterator[Bench | None]:
-    """A bench, on a GPU with its processes loading while the caller goes on; None where nothing is to be measured."""
+def opened(setting: Setting, clock: Deadline) -> Iterator[Bench | None]:
+    """A bench with its processes loading while the caller goes on; None where nothing is to be measured."""
     options = setting.options
     if options.budget_s <= 0:
         yield None
@@ -444,37 +500,44 @@ def opened(setting: Setting) -> Iterator[Bench | None]:
         Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
         contextlib.closing(Emission(makers, setting.facts, options)) as emission,
     ):
+        tuner.start_early()
         if setting.on_gpu:
-            tuner.start_early()
             # read from the disk meanwhile: the first plan needs it
             threading.Thread(target=importlib.import_module, args=("scipy.optimize",), daemon=True).start()
-        yield Bench(tuner, emission)
+        yield Bench(tuner, emission, clock.ready_by)
 
 
 def measure(
-    bench: Bench | None, alternatives: Alternatives, problems: Problems, setting: Setting, deadline: float, say: Say
+    bench: Bench | None, alternatives: Alternatives, problems: Problems, setting: Setting, clock: Deadline, say: Say
 ) -> Known:
-    """Build, verify and time what an optimal plan may need (see `search`), until `deadline` on the monotonic clock."""
+    """Build, verify and time what an optimal plan may need (see `search`), as long as the budget allows."""
     options = setting.options
     if bench is None:
         return _unmeasured(problems, setting)
     lookups = 0
     asked_s = measured_s = 0.0
     done: set[tuple[str, Schedule]] = set()
-    began = time.monotonic()
+    began = clock.clock()
+    reserved_s = finish.reserve_s(options.budget_s, problems.run_us)
+    deadline = max(began, clock.end - reserved_s)
+    grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
+    learned = Learning()
 
     failed: list[str] = []
 
     def out_of_time() -> bool:
-        return bool(failed) or time.monotonic() > deadline
+        return bool(failed) or clock.passed(deadline) or bool(bench.tuner.gave_up)
+
+    def left_s() -> float:
+        return clock.seconds_to(deadline + grace_s)
 
     def spent() -> float:
-        return (time.monotonic() - began) / max(deadline - began, 1e-3)
+        return (clock.clock() - began) / max(deadline - began, 1e-3)
 
     def listen(progress: Progress) -> None:
         nonlocal lookups
         lookups = progress.lookups
-        say("measure", progress_line(progress))
+        say("measure", search_line(progress, learned, clock.seconds_to(deadline)))
 
     def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
         nonlocal measured_s
@@ -482,7 +545,7 @@ def measure(
         def asked() -> Iterator[Sequence[Entry]]:
             nonlocal asked_s
             for batch in batches:
-                asked_s = asked_s or time.monotonic() - began
+                asked_s = asked_s or clock.clock() - began
                 yield batch
 
         def trials() -> Iterator[ProblemTrial | None]:
@@ -498,9 +561,11 @@ def measure(
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
         try:
-            for found in bench.tuner.measure(trials(), progress=listen, deadline=deadline):
+            for found in bench.tuner.measure(
+                trials(), progress=listen, deadline=deadline, ready_by=bench.ready_by, grace_s=grace_s
+            ):
                 done.add((found.problem_key, found.schedule))
-                measured_s = measured_s or time.monotonic() - began
+                measured_s = measured_s or clock.clock() - began
                 yield found
         except NoWorkerError as error:
             failed.append(str(error.details["problem"]))
@@ -516,6 +581,8 @@ def measure(
         say=partial(say, "measure"),
         pace=ON_GPU if setting.on_gpu else ON_CPU,
         solver=None if setting.on_gpu else Inline(),
+        left_s=left_s,
+        known=learned,
     )
     known.reused, known.asked_s, known.measured_s = lookups, asked_s, measured_s
     known.failed = failed[0] if failed else bench.tuner.gave_up
@@ -528,23 +595,22 @@ def qualified(
     problems: Problems,
     known: Known,
     again: Callable[[], Sequence[Plan]],
-    end: float,
+    clock: Deadline,
     has_baseline: bool,
     lost: list[str],
 ) -> list[Plan]:
-    """The plans whose steps a worker has verified, see `qualify`; `end`: of the budget, on the monotonic clock."""
-    now = time.monotonic()
-    until = now + max(qualify.LEAST_S, qualify.SHARE * (end - now))
+    """The plans whose steps a worker has verified, see `qualify`."""
+    until = max(clock.clock() + qualify.LEAST_S, clock.within(qualify.SHARE))
 
     def verify(trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
         try:
-            yield from bench.tuner.measure(trials, deadline=until)
+            yield from bench.tuner.measure(trials, deadline=until, grace_s=QUALIFY_GRACE_S)
         except NoWorkerError as error:
             known.failed = str(error.details["problem"])
             lost.append(known.failed)
 
     return qualify.qualify(
-        plans, problems, known, verify, again, lambda: time.monotonic() > until, has_baseline=has_baseline, lost=lost
+        plans, problems, known, verify, again, lambda: clock.passed(until), has_baseline=has_baseline, lost=lost
     )
 
 
@@ -555,12 +621,47 @@ def progress_line(progress: Progress) -> str:
     return line + (f", rejected: {refused}" if refused else "")
 
 
+def search_line(progress: Progress, known: Learning, left_s: float) -> str:
+    """How many problems are expected, the best plan so far and the time that is left, before the counter."""
+    done = len(known.best_us)
+    line = f"{done} of about {done + known.open} problems, {left_s:.0f} s left, "
+    if known.whole_us:
+        line += f"best plan so far {known.whole_us / 1e3:.3g} ms; "
+    elif known.plan_us:
+        line += f"best plan about {known.plan_us / 1e3:.3g} ms, with guesses; "
+    return line + progress_line(progress)
+
+
 def _unmeasured(problems: Problems, setting: Setting) -> Known:
     makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
         if entry.essential:
             make_kernels(entry, problems, makers, setting.facts, setting.options)
     return Known()
+
+
+def select_in_time(
+    alternatives: Alternatives, problems: Problems, known: Known, setting: Setting, lost: list[str], clock: Deadline
+) -> list[Plan]:
+    """`select_plans`; the library plan alone, made without a solver, where that takes too long or nothing has a price.
+
+    Raises:
+        OptionError: no plan was found within the limit on memory [W001].
+    """
+    _library_calls(problems, known, setting)
+    options = setting.options
+    if options.memory_limit_bytes or (options.budget_s > 0 and known.measurements):
+        limit_s = clock.seconds_to(clock.at_last(SELECT_SHARE))
+        share_s = max(0.1, limit_s / SOLVES)
+        bounded = replace(setting, options=replace(options, solver_s=min(options.solver_s, share_s)))
+        with contextlib.suppress(OutOfTime):
+            return overseen(limit_s, setting.there, select_plans, alternatives, problems, known, bounded, lost)
+    calls = choose.rank(problems, known, library_only=True, stands=_stands(setting))
+    try:
+        return [choose.library_plan(alternatives.graph, calls, alternatives, replace(options, budget_s=0.0))]
+    except InvalidGraphError as error:  # an operator of the framework was found wrong
+        lost.append(str(error.details["problem"]))
+        return []
 
 
 def select_plans(
@@ -573,15 +674,8 @@ def select_plans(
     Raises:
         OptionError: none of the first was found within it [W001].
     """
-    makers = generators(library=True, generated=False, device=setting.device.type)
-    for entry in problems.entries.values():
-        if entry.essential and entry.kernels is None:
-            make_kernels(entry, problems, makers, setting.facts, setting.options)
-    if not setting.options.allow_library:
-        _stand_in(problems, known, makers, setting)
-    stands = None
-    if setting.options.budget_s <= 0:  # nobody will measure them either
-        stands = partial(_is_covered, device=setting.device.type)
+    _library_calls(problems, known, setting)
+    stands = _stands(setting)
     ranked = choose.rank(problems, known, library_only=False, stands=stands)
     try:
         found = choose.plans(alternatives.graph, choose.offers(ranked), alternatives, setting.options)
@@ -606,8 +700,23 @@ def select_plans(
     return found
 
 
+def _stands(setting: Setting) -> Callable[[Entry, LibraryCall], bool] | None:
+    """Without a budget: which calls may stand though nobody will measure them; None: see `choose.rank`."""
+    return partial(_is_covered, device=setting.device.type) if setting.options.budget_s <= 0 else None
+
+
 def _is_covered(entry: Entry, call: LibraryCall, *, device: str) -> bool:
     return is_covered(entry.problem, call, device)
+
+
+def _library_calls(problems: Problems, known: Known, setting: Setting) -> None:
+    """Make the calls that no plan can do without, where that was not done; each is made once."""
+    makers = generators(library=True, generated=False, device=setting.device.type)
+    for entry in problems.entries.values():
+        if entry.essential and entry.kernels is None:
+            make_kernels(entry, problems, makers, setting.facts, setting.options)
+    if not setting.options.allow_library:
+        _stand_in(problems, known, makers, setting)
 
 
 def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], setting: Setting) -> None:
@@ -621,13 +730,15 @@ def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], set
                 entry.kernels = [*(entry.kernels or ()), *new]
 
 
-def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
-    """Compile (or find) the plan's kernels and make it runnable."""
+def link(graph: Graph, plan: Plan, setting: Setting, left_s: float = math.inf) -> AnyExecutable:
+    """Compile (or find) the plan's kernels, in the seconds that are left, and make it runnable."""
     if isinstance(setting.facts, GpuFacts):
         from weft.pipeline import gpu
 
         nvrtc = None if isinstance(setting.compiler, HostCompiler) else setting.compiler
-        return gpu.link(graph, plan, setting.facts, nvrtc, setting.options, setting.environment, setting.lease)
+        return gpu.link(
+            graph, plan, setting.facts, nvrtc, setting.options, setting.environment, setting.lease, left_s=left_s
+        )
     compiler = setting.compiler if isinstance(setting.compiler, HostCompiler) else None
     objects: dict[str, Path] = {}
     for step in plan.steps:
@@ -635,7 +746,8 @@ def link(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable:
             if compiler is None:
                 raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs a compiler")
             kernel = step.kernel
-            made = compiler.compile(kernel.text, kernel.flags, cache_dir=setting.options.cache)
+            limit_s = min(setting.options.compile_timeout_s, left_s)
+            made = compiler.compile(kernel.text, kernel.flags, cache_dir=setting.options.cache, timeout_s=limit_s)
             objects[kernel.sha256] = made.path
     linked = Linked(graph, plan, objects, compiler, setting.options.cache, setting.facts.threads, setting.environment)
     return Executable(linked)
@@ -649,8 +761,11 @@ def link_all(
     eager: Callable[..., Tensors] | None,
     lost: list[str],
     framework: str = "eager",
+    clock: Deadline = FOREVER,
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once. `lost` is told of the others.
+
+    When its share of the time is up, only what an answer needs still is: some plan, if it is the library's.
 
     Raises:
         DeviceError: a plan took the GPU's context with it, which nothing in this process can use any more [W301].
@@ -659,17 +774,25 @@ def link_all(
         # garbage that is found while weights are placed would leave room for them in the middle of larger segments
         gc.collect()
     contenders: list[finish.Contender] = []
+    late = clock.until(clock.at_last(LINK_SHARE))
+    tunes = setting.options.budget_s > 0
     seen: set[tuple[object, ...]] = set()
     for plan in branched(graph, plans) if setting.on_gpu else alone(plans, setting.facts):
         identity = (plan.branches, plan.threads, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
         if identity in seen:
             continue
         seen.add(identity)
+        if late() and (contenders or plan.name != "library"):
+            continue
         try:
             with collector.put_off():
-                executable = link(graph, plan, setting)
+                executable = link(graph, plan, setting, clock.seconds_to(clock.last))
             executable.check_indices = False  # until it is given out
-            executable(*inputs)
+            if tunes:  # else it is run where it is judged, and time is short
+                setting.bounded(executable, clock)(*inputs)
+        except OutOfTime:
+            lost.append(f"the plan {plan.name} did not end in time")
+            continue
         except finish.FAULTS as error:
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             if not setting.is_sound():
@@ -683,22 +806,25 @@ def link_all(
                 plan.name,
                 executable.replay if setting.on_gpu else (lambda e=executable: e(*inputs)),  # type: ignore[misc,union-attr]
                 executable.kernels,
-                plan.predicted_us,
+                plan.predicted_us if all(s.measured for s in plan.steps) else 0.0,
                 plan.name == "library",
                 executable,
             )
         )
-    if eager is not None and (_takes(eager, inputs) or not contenders):
+    if eager is not None and (not tunes or _takes(setting.bounded(eager, clock), inputs) or not contenders):
         free = not setting.options.memory_limit_bytes
         contenders.append(finish.Contender(framework, lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
     return contenders
 
 
 def _takes(eager: Callable[..., Tensors], inputs: Tensors) -> bool:
-    """False where only the framework refuses: drawn indices outside of what they index, a view of other strides."""
+    """False where only the framework refuses: drawn indices outside of what they index, a view of other strides.
+
+    Or where it did not end in time.
+    """
     try:
         eager(*inputs)
-    except (IndexError, RuntimeError):
+    except (IndexError, RuntimeError, OutOfTime):
         return False
     return True
 

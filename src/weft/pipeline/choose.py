@@ -196,6 +196,8 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     As few calls as possible, changes of format counted; images lie channels-last where that spares libraries more of
     these inside their convolutions.
 
+    Without a budget it is made without a solver, whose loading alone takes a second.
+
     Raises:
         OptionError: no such plan was found within the limit on memory [W001].
     """
@@ -205,6 +207,8 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
         if not (o.candidate.members & alternatives.extra)
     ]
     priced = [replace(o.priced, cost_us=_calls(o, options)) for o in available]
+    if options.budget_s <= 0 and not options.memory_limit_bytes:
+        return assemble("library", available, heuristic(graph, priced, alternatives=alternatives), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
 

@@ -22,12 +22,28 @@ SLACK_SHARE, SLACK_S = 0.1, 2.0
 """By how much a compilation may overrun its budget: the larger of the two."""
 GIVE_UP = 0.6
 """The part of that after which what runs is given up; the rest is for what must be done still."""
-READY_SHARE = 1 / 3
-"""Of the budget: a measuring process that is not ready by then is not waited for."""
+NO_BUDGET_S = 2.4
+"""The same in seconds where there is no budget, once the model was taken in."""
+READY_SHARE, READY_BY = 1 / 3, 2 / 3
+"""Of the budget: how long a measuring process that was started is waited for, and until when at most."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - an answer, not an error
     """What was asked for was given up, because the budget is spent."""
+
+
+@final
+class Stop:
+    """Says whether a moment is over, and keeps whether it ever said so."""
+
+    def __init__(self, moment: float, clock: Callable[[], float]) -> None:
+        self._moment, self._clock = moment, clock
+        self.fired = False
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        self.fired = self.fired or self._clock() >= self._moment
+        return self.fired
 
 
 @final
@@ -52,7 +68,8 @@ class Deadline:
     @property
     def last(self) -> float:
         """When what still runs is given up."""
-        return self.end + GIVE_UP * max(SLACK_SHARE * self.budget_s, SLACK_S)
+        slack_s = max(SLACK_SHARE * self.budget_s, SLACK_S)
+        return self.end + (GIVE_UP * slack_s if self.budget_s > 0 else NO_BUDGET_S)
 
     def by(self, share: float) -> float:
         """When that share of the budget is spent."""
@@ -72,14 +89,27 @@ class Deadline:
         """Whether that moment (None: the end) is over."""
         return self.clock() >= (self.end if moment is None else moment)
 
-    def until(self, moment: float) -> Callable[[], bool]:
+    def until(self, moment: float) -> Stop:
         """What says whether to stop because that moment is over."""
-        return lambda: self.clock() >= moment
+        return Stop(moment, self.clock)
 
-    def share_of_rest(self, share: float) -> float:
-        """The moment at which that share of what is left from now to `last` is gone."""
+    def within(self, share: float) -> float:
+        """The moment at which that share of what is left of the budget is gone."""
+        return self.clock() + share * self.left_s
+
+    def at_last(self, share: float) -> float:
+        """The moment at which that share of what is left until what runs is given up is gone."""
         now = self.clock()
         return now + share * max(0.0, self.last - now)
+
+    @property
+    def ready_by(self) -> float:
+        """When a measuring process that is started now is not waited for any longer."""
+        return min(self.clock() + READY_SHARE * self.budget_s, self.by(READY_BY))
+
+    def seconds_to(self, moment: float) -> float:
+        """Seconds until then, at least 0."""
+        return max(0.0, moment - self.clock())
 
 
 FOREVER = Deadline(0.0, math.inf)

@@ -33,6 +33,8 @@ Sample = Callable[[Callable[[], object], int], float]
 FAULTS = (RuntimeError, ArtifactError, DeviceError, TypeError, ValueError, IndexError, MemoryError)
 """What a plan may raise while it is linked, run or judged; it is dropped then."""
 ROUNDS = 15
+LEAST_ROUNDS = 2
+"""Below which nothing is said about which of two contenders is faster."""
 MARGIN = 0.02
 PART = 1 << 27
 """Elements of an output that are compared at a time: each takes some ten float64 numbers meanwhile."""
@@ -40,9 +42,13 @@ HOPELESS = 1.5
 """Whole plans so many times as slow as the fastest after two rounds are timed no further."""
 
 
-def reserve_s(budget_s: float) -> float:
-    """The part of a compilation's budget that is left for judging and timing whole plans."""
-    return min(20.0, 0.15 * budget_s)
+RESERVED_RUNS, RESERVED_SHARE = 12.0, 0.4
+"""Runs of the model that judging and timing whole plans take about, and the share of the budget they get at most."""
+
+
+def reserve_s(budget_s: float, run_us: float = 0.0) -> float:
+    """The part of a compilation's budget that is left for judging and timing whole plans that take about so long."""
+    return max(min(20.0, 0.15 * budget_s), min(RESERVED_SHARE * budget_s, RESERVED_RUNS * run_us / 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,11 @@ class Contender:
     """None for the framework's own eager execution."""
     eligible: bool = True
     """False: only compared with, because nothing is known of the memory it takes and there is a limit."""
+
+    @property
+    def is_framework(self) -> bool:
+        """Whether this is the framework's own execution."""
+        return self.baseline and self.executable is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +88,11 @@ class Expected:
     """What a model must give, and how far the framework's own arithmetic is from it."""
 
     exact: Sequence[Array]
-    """The model as it was imported, in float64."""
+    """The model as it was imported, in float64; what `note` says where there was no time for that."""
     plain: Sequence[Array]
     """The same primitives, one library call each, in the model's own types."""
+    note: str = ""
+    """What stands for float64, if that was not computed."""
 
 
 def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
@@ -177,25 +190,37 @@ def interleave(
     sample: Sample | None = None,
     drop: bool = False,
     keep: Collection[str] = (),
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> dict[str, list[float]]:
     """Microseconds per call in `rounds` rounds, fewer if the budget ends (but at least 5, or 2 of long runs).
 
     Each sample repeats the call until about 2 ms have passed; two untimed calls go first. `sample` measures so many
     calls (default: by the host's clock). With `drop`, what is more than `HOPELESS` times as slow as the fastest after
     two rounds takes no part in the others; the fastest of `keep` always does.
+
+    `left_s` is a bound: what would not end within it is not begun, be it the first round, for which the untimed calls
+    then stand, or a contender, which has no samples then.
     """
     sample = sample or host_sample
     repeats: dict[str, int] = {}
+    first: dict[str, float] = {}
+    longest_s = 0.0
     for name, run in runs.items():
+        if left_s() < 2 * longest_s:
+            break
         run()
-        repeats[name] = max(1, min(200, round(2e3 / max(sample(run, 1), 0.1))))
-    order = list(runs)
+        first[name] = sample(run, 1)
+        longest_s = max(longest_s, first[name] / 1e6)
+        repeats[name] = max(1, min(200, round(2e3 / max(first[name], 0.1))))
+    order = list(first)
     chance = random.Random(seed)
     samples: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
     for done in range(rounds):
         spent = time.perf_counter() - began
         if done >= (5 if spent < 1.5 * budget_s else 2) and spent > budget_s:
+            break
+        if left_s() < sum(first[name] * repeats[name] for name in order) / 1e6:
             break
         if drop and done == 2 and order:
             least = {name: min(samples[name]) for name in order}
@@ -205,7 +230,7 @@ def interleave(
         chance.shuffle(order)
         for name in order:
             samples[name].append(sample(runs[name], repeats[name]))
-    return samples
+    return samples if any(samples.values()) or not rounds else {n: [first[n]] if n in first else [] for n in runs}
 
 
 def host_sample(run: Callable[[], object], repeats: int) -> float:
@@ -227,16 +252,54 @@ def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:
     return gain > MARGIN * statistics.median(incumbent) and median_interval(differences)[0] > 0
 
 
-def fastest(contenders: Sequence[Contender], timed: Sequence[PlanRecord]) -> AnyExecutable | None:
-    """The fastest plan that was found right; None: there is none."""
-    right = {p.name: p.median_us for p in timed if p.verified}
+def _beats(samples: Mapping[str, Sequence[float]], plan: Contender, base: Contender) -> bool:
+    """The margin rule, which needs some rounds of both."""
+    mine, theirs = samples.get(plan.name, ()), samples.get(base.name, ())
+    return min(len(mine), len(theirs)) >= LEAST_ROUNDS and wins(mine, theirs)
+
+
+def fastest(
+    contenders: Sequence[Contender], timed: Sequence[PlanRecord], *, unjudged: bool = False
+) -> AnyExecutable | None:
+    """The fastest plan that was found right, or with `unjudged` not found wrong; None: there is none."""
+    right = {p.name: p.median_us for p in timed if p.verified or (unjudged and p.note == NOT_JUDGED)}
     plans = [c for c in contenders if c.executable is not None and c.name in right]
     return min(plans, key=lambda c: right[c.name]).executable if plans else None
 
 
+NOT_JUDGED = "not judged: the time was up"
+
+
+def _judge(
+    contenders: Sequence[Contender],
+    expected: Expected | None,
+    dtype: DType,
+    lives: Callable[[], bool],
+    left_s: Callable[[], float],
+    *,
+    all_of_them: bool,
+) -> dict[str, Check]:
+    """All contenders, or up to the first that is right.
+
+    Where time is short, those first that matter most: the first plan and the framework's own.
+    """
+    found: dict[str, Check] = {}
+    longest_s = 0.0
+    for c in sorted(contenders, key=lambda c: c is not contenders[0] and not c.is_framework):  # stable
+        enough = not all_of_them and any(check.ok for check in found.values())
+        if expected is None or enough or left_s() <= 2 * longest_s:
+            found[c.name] = Check(ok=False, worst=math.inf, note=NOT_JUDGED)
+            continue
+        began = time.perf_counter()
+        found[c.name] = _checked(c, expected, dtype, lives)
+        longest_s = max(longest_s, time.perf_counter() - began)
+    return found
+
+
 def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Callable[[], bool]) -> Check:
     try:
-        return verify(contender, expected, dtype)
+        found = verify(contender, expected, dtype)
+        return replace(found, note="; ".join(filter(None, (found.note, expected.note))))
     except FAULTS as error:
         said = f"does not run: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
         if not lives():
@@ -247,13 +310,14 @@ def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Call
 
 def decide(
     contenders: Sequence[Contender],
-    expected: Expected,
+    expected: Expected | None,
     dtype: DType,
     *,
     seed: int,
     budget_s: float = 20.0,
     sample: Sample | None = None,
     lives: Callable[[], bool] = lambda: True,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> tuple[Contender, tuple[PlanRecord, ...]]:
     """The fastest verified contender by the margin rule, and what was found of each.
 
@@ -261,32 +325,49 @@ def decide(
     limit), the framework's own operators are right by definition; without them the last contender that ran is taken,
     with a warning. `lives` says whether the device still computes in this process: it is asked when a contender raised.
 
+    Without a budget nothing is timed: the first plan that is right is taken. `left_s` is a bound: what would not end
+    within it is neither judged nor timed. Where no plan is judged (`expected` is None: there is nothing to judge by),
+    the framework's own execution is the answer, if there is one; a plan that could not be timed beside a baseline is
+    not taken instead of it.
+
     Raises:
         DeviceError: a contender took the device's context with it [W301].
         OptionError: some contender is not eligible, and none that is was right [W001].
     """
-    checked = {c.name: _checked(c, expected, dtype, lives) for c in contenders}
+    checked = _judge(contenders, expected, dtype, lives, left_s, all_of_them=budget_s > 0)
     sound = [c for c in contenders if checked[c.name].ok]
+    first = sorted(sound, key=lambda c: c is not sound[0] and not c.baseline)  # stable
     samples = interleave(
-        {c.name: c.run for c in sound},
+        {c.name: c.run for c in (first if budget_s > 0 else ())},
         rounds=ROUNDS,
         seed=seed,
         budget_s=budget_s,
         sample=sample,
         drop=True,
         keep=[c.name for c in sound if c.baseline],
+        left_s=left_s,
     )
-    median = {name: statistics.median(s) for name, s in samples.items()}
-    ranked = sorted((c for c in sound if c.eligible), key=lambda c: median[c.name])
+    median = {name: statistics.median(s) for name, s in samples.items() if s}
+    ranked = sorted((c for c in sound if c.eligible), key=lambda c: median.get(c.name, math.inf))  # stable
     plans = [c for c in ranked if not c.baseline]
     bases = [c for c in ranked if c.baseline]
-    if not ranked and not all(c.eligible for c in contenders):
+    judged = [c for c in contenders if checked[c.name].note != NOT_JUDGED]
+    if judged and not ranked and not all(c.eligible for c in contenders):
         raise OptionError(option="memory_limit_bytes", problem="no plan within it computes what the model does")
-    best = plans[0] if plans and (not bases or wins(samples[plans[0].name], samples[bases[0].name])) else None
-    left = [c for c in contenders if checked[c.name].ran or c.executable is None] or contenders
+    if budget_s <= 0:
+        best = next((c for c in ranked if c.executable is not None), None)
+    else:
+        # the framework's own execution, which is right by definition, is not replaced by what was not timed beside it
+        bases = bases or [c for c in contenders if c.is_framework and c.eligible and c not in judged]
+        best = plans[0] if plans and (not bases or _beats(samples, plans[0], bases[0])) else None
+    left = [c for c in contenders if c.eligible and (checked[c.name].ran or c.executable is None)] or contenders
     chosen = best or (bases[0] if bases else left[-1])
     if not sound and chosen.executable is not None:
         text = f"no plan agrees with a float64 evaluation of the model on these inputs: {checked[chosen.name].note}"
+        if not judged:
+            text = (
+                f"the plan {chosen.name} is given back unjudged: the time was up before there was anything to judge by"
+            )
         warnings.warn(text, stacklevel=2)
     records = tuple(
         PlanRecord(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
@@ -27,12 +27,15 @@ from weft.options import Options
 from weft.runtime.cuda_executable import CudaExecutable, Turns
 from weft.runtime.executable import InputError, Linked
 from weft.runtime.streams import Lease
+from weft.tune.crew import Crew
 
 Tensors = Sequence[torch.Tensor]
 
 
-def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
+def survey(options: Options, *, calibrate: bool = True) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     """Facts about the GPU that `options.device` names, the run-time compiler, and what a plan depends on.
+
+    `calibrate`: what is not known of the GPU may be measured, which takes seconds.
 
     Raises:
         DeviceError: torch sees no such GPU [W301].
@@ -41,7 +44,7 @@ def survey(options: Options) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
     products = Products(device)
     lease = Lease(device)
     stream = lease.streams(1)[0].cuda_stream
-    measured = gpu_facts(options.cache, device=device.index or 0, matmul=products, stream=stream)
+    measured = gpu_facts(options.cache, device=device.index or 0, calibrate=calibrate, matmul=products, stream=stream)
     facts = replace(measured, tf32=options.allow_tf32, fast_f8=options.allow_fast_f8)
     products.close()
     found = find_nvrtc()
@@ -130,8 +133,13 @@ def link(
     options: Options,
     environment: Mapping[str, str],
     lease: Lease | None = None,
+    *,
+    left_s: float = math.inf,
 ) -> CudaExecutable:
-    """Compile (or find) the plan's kernels, all at once, and record its graphs on those streams (None: of its own)."""
+    """Compile (or find) the plan's kernels, all at once, and record its graphs on those streams (None: of its own).
+
+    A compiler that takes more seconds than are left is ended.
+    """
     sources = {s.kernel.sha256: s.kernel for s in plan.steps if isinstance(s.kernel, CudaSource)}
     if sources and compiler is None:
         raise ToolchainError(tool="none", status=-1, log="a plan with generated kernels needs NVRTC")
@@ -144,11 +152,13 @@ def link(
             flags=source.flags,
             max_registers=source.max_registers,
             cache_dir=options.cache,
+            timeout_s=min(options.compile_timeout_s, left_s),
         )
         return made.path
 
-    with ThreadPoolExecutor(options.build_jobs or len(os.sched_getaffinity(0))) as pool:
-        objects = dict(zip(sources, pool.map(build, sources.values()), strict=True))
+    with Crew(options.build_jobs or len(os.sched_getaffinity(0)), lambda: min(left_s, threading.TIMEOUT_MAX)) as pool:
+        made = {sha256: pool.submit(build, source) for sha256, source in sources.items()}
+        objects = {sha256: future.result(None if math.isinf(left_s) else left_s) for sha256, future in made.items()}
     linked = Linked(graph, plan, objects, None, options.cache, 0, environment)
     # what stays shall not lie in segments that libraries took for a moment: those could not be given back
     torch.cuda.empty_cache()

@@ -150,9 +150,22 @@ class Problems:
     entries: dict[str, Entry]
     declined: Counter[str] = field(default_factory=Counter)
     dropped_schedules: int = 0
+    uncut: int = 0
+    """Places of groups that there was no time to cut out."""
     rest: Callable[[Callable[[], bool]], Problems] | None = None
     """Collects what was left out so far, to be adopted; gives up where its argument says so. It may be called in a
     thread of its own."""
+
+    @property
+    def run_us(self) -> float:
+        """About what the model takes, by the estimates of its primitives one by one."""
+        alone: dict[int, float] = {}
+        for entry in self.entries.values():
+            for candidate, _ in entry.uses:
+                if candidate.kind is Kind.SINGLE:
+                    known = alone.get(candidate.members, math.inf)
+                    alone[candidate.members] = min(known, entry.estimate_us)
+        return sum(alone.values())
 
     def adopt(self, others: Problems) -> None:
         """Take in what `rest` found. No `Entry.formats` of before may be in use."""
@@ -171,8 +184,11 @@ def collect(
     facts: DeviceFacts,
     *,
     most_at_once: float = math.inf,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Problems:
     """Cut every candidate out in each of its format choices; equal ones become one entry.
+
+    Once `stop` says so, no further groups are; what no plan can do without always is.
 
     Above `most_at_once` uses, groups of images that do not lie channels-last throughout are left for later: seldom is
     one in the best plan, and a first plan is there sooner.
@@ -187,7 +203,9 @@ def collect(
         later += [(candidate, choice) for choice in choices if choice not in first]
     found = Problems({})
     with without_collection():
-        _collect(found, now, graph, alternatives, facts, {})
+        wanted = (use for use in now if use[0].kind is not Kind.GROUP or not stop())
+        _collect(found, wanted, graph, alternatives, facts, {})
+        found.uncut = len(now) - sum(len(e.uses) for e in found.entries.values())
     if later:
         before = dict(found.entries)
 

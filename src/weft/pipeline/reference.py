@@ -16,11 +16,14 @@ from weft.ir.graph import Graph
 from weft.ir.prims import Prim
 from weft.ir.types import Array
 from weft.kernels.source import Schedule
+from weft.pipeline.deadline import OutOfTime
 from weft.pipeline.finish import Expected, as_array
 from weft.runtime.executable import to_torch
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import Mode, evaluate
 
+OWN = "against the framework's own result: there was no time for float64"
+PLAIN = "against its primitives one by one: there was no time for float64"
 NO_INTEGERS: Mapping[int, Array] = MappingProxyType({})
 
 
@@ -51,17 +54,69 @@ def outputs(
             plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32)]
         except RefusedError as error:
             raise _placed(error, graph) from error
-        device = inputs[0].device if inputs else "cpu"
+        return _precise(graph, inputs, plain, eager, lambda: None)
+
+
+def outputs_in_time(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    eager: Callable[..., Sequence[torch.Tensor]] | None,
+    *,
+    allow_tf32: bool = False,
+    stop: Callable[[], bool],
+    precise: bool,
+) -> Expected | None:
+    """`outputs` where there is time for that, and `precise` asks for it.
+
+    Once `stop` says so, between two primitives, the framework's own result stands for float64, else that of the
+    primitives, and either for the other. None: there is not even that.
+    """
+    check = _raising(stop)
+    with torch.no_grad():
+        plain: list[Array] = []
         try:
-            found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0, device=device)
-        except torch.OutOfMemoryError:
-            found = Declined("no memory for float64")
-        if not isinstance(found, Declined):
-            return Expected([as_array(x) for x in found.outputs], plain)
+            plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32, check=check)]
+            if precise:
+                return _precise(graph, inputs, plain, eager, check)
+        except RefusedError as error:
+            raise _placed(error, graph) from error
+        except OutOfTime:
+            pass  # what is known by now must do
         try:
-            return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
-        except (IndexError, RuntimeError):  # the framework cannot run it, or refuses drawn indices
-            return Expected(plain, plain)
+            own = [as_array(x) for x in eager(*inputs)] if eager is not None else plain
+        except (IndexError, RuntimeError, OutOfTime):
+            own = plain
+        if not own:
+            return None
+        return Expected(own, plain or own, PLAIN if own is plain else OWN)
+
+
+def _raising(stop: Callable[[], bool]) -> Callable[[], None]:
+    def check() -> None:
+        if stop():
+            raise OutOfTime
+
+    return check
+
+
+def _precise(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    plain: Sequence[Array],
+    eager: Callable[..., Sequence[torch.Tensor]] | None,
+    check: Callable[[], None],
+) -> Expected:
+    device = inputs[0].device if inputs else "cpu"
+    try:
+        found = evaluate(graph, list(inputs), Mode.PRECISE, seed=0, device=device, check=check)
+    except torch.OutOfMemoryError:
+        found = Declined("no memory for float64")
+    if not isinstance(found, Declined):
+        return Expected([as_array(x) for x in found.outputs], plain)
+    try:
+        return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
+    except (IndexError, RuntimeError):  # the framework cannot run it, or refuses drawn indices
+        return Expected(plain, plain)
 
 
 def _placed(error: RefusedError, graph: Graph) -> RefusedError:
@@ -75,9 +130,13 @@ def _placed(error: RefusedError, graph: Graph) -> RefusedError:
 
 
 def primitive_by_primitive(
-    graph: Graph, inputs: Sequence[torch.Tensor], *, allow_tf32: bool = False
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    *,
+    allow_tf32: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> list[torch.Tensor]:
-    """Every primitive of the graph as its own library call, in its own types."""
+    """Every primitive of the graph as its own library call, in its own types. `check` is called before each."""
     program = Program(graph)
     device = inputs[0].device if inputs else torch.device("cpu")
     weights: dict[int, torch.Tensor] = {}
@@ -88,4 +147,4 @@ def primitive_by_primitive(
             weights[position] = to_torch(graph.constant(node), n.type.dtype).to(device)
     call = program.finish(Schedule("library", (("form", "primitives"),)))
     with plain_math(allow_tf32=allow_tf32):
-        return BoundCall(call, weights, device=device).run(list(inputs))
+        return BoundCall(call, weights, device=device).run(list(inputs), check=check)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar, final
 
@@ -30,6 +30,7 @@ from weft.orchestrate.select import Priced, select
 from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
+from weft.tune.crew import Crew
 
 PRIOR_WEIGHT = 4.0
 """Of the estimate as it is, in measurements of a sort."""
@@ -102,6 +103,12 @@ class Learning(Known):
     """Factor on predictions."""
     coming: frozenset[str] = frozenset()
     """Problems on their way to be measured that plans are to stay with: dearer weights are not for them."""
+    plan_us: float = 0.0
+    """What the last plan costs, at what is known and predicted."""
+    whole_us: float = 0.0
+    """What the best plan costs that was measured throughout; 0: none was yet."""
+    open: int = 0
+    """Problems that the last plan wants measured, as far as they are not."""
     means: dict[str, float] = field(default_factory=dict)
     """Per family and sort the predicted logarithm; emptied when something is learned."""
 
@@ -152,23 +159,28 @@ def stream(
     say: Callable[[str], None],
     pace: Pace = ON_GPU,
     solver: Executor | None = None,
-) -> Known:
+    left_s: Callable[[], float] = lambda: math.inf,
+    known: Learning | None = None,
+) -> Learning:
     """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
 
-    `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread.
+    `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread. A plan that is not made in
+    the seconds that are left is not waited for. `known` is learned into, for who wants to see how far this is.
 
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
-    with ThreadPoolExecutor(1) as thread:
-        asking = Asking(graph, problems, alternatives, options, out_of_time, spent, say, pace, solver or thread)
+    with Crew(1, left_s) as thread:
+        asking = Asking(
+            graph, problems, alternatives, options, out_of_time, spent, say, pace, solver or thread, left_s, known
+        )
         while not out_of_time():
             before = asking.number
             for m in measure(asking.batches()):
                 asking.known.measurements[m.problem_key, m.schedule] = m
             asking.settle(drained=True)
             if asking.number == before:
-                asking.known.complete = not out_of_time()
+                asking.known.complete = not out_of_time() and not problems.uncut
                 break
         return asking.known
 
@@ -212,8 +224,11 @@ class Asking:
         say: Callable[[str], None],
         pace: Pace,
         solver: Executor,
+        left_s: Callable[[], float] = lambda: math.inf,
+        known: Learning | None = None,
     ) -> None:
-        self.known = Learning()
+        self.known = Learning() if known is None else known
+        self._left_s = left_s
         self.number = 0
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
@@ -325,7 +340,7 @@ class Asking:
             offers,
             alternatives=self._alternatives,
             gap=GAP if self._options.budget_s >= SHORT_S else SHORT_GAP,
-            seconds=SOLVER_S,
+            seconds=min(SOLVER_S, self._left_s()),
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
@@ -336,15 +351,22 @@ class Asking:
         """The plan that was begun, and what to ask for it: unmeasured problems, then long ones that may get faster."""
         assert self._solving is not None
         future, offers, owners = self._solving
-        found, self._solving = future.result(), None
+        try:
+            found = future.result(None if math.isinf(left := self._left_s()) else left)
+        except TimeoutError:
+            return  # and then the time is up
+        self._solving = None
         self._plan_us = found.cost_us
         self._last = [place(offers[i]) for i in found.chosen]
         known = self.known
         wanted = unmeasured(found.chosen, owners, known)
+        known.plan_us, known.open = found.cost_us, len(wanted)
+        if not wanted:
+            known.whole_us = min(found.cost_us, known.whole_us or math.inf)
         saving = savings(known, offers, owners)
         dear = math.isinf(known.weight)
         first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
-        hurried = self._pace.overlaps and self._left_s < HURRIED * TRIAL_S * len(wanted)
+        hurried = self._pace.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
         self._queue = [_Wish(e, self._depth(e, hurried=hurried)) for e in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
@@ -370,7 +392,7 @@ class Asking:
         return ONE if hurried and (entry.problem.key, ONE) not in self._asked else FEW
 
     @property
-    def _left_s(self) -> float:
+    def _search_s(self) -> float:
         return (1.0 - self._spent()) * self._options.budget_s
 
     def _all_known(self) -> bool:
@@ -379,6 +401,10 @@ class Asking:
             return True
         if not self._rest.done() and self._ready():
             return False
-        self._problems.adopt(self._rest.result())
+        try:
+            rest = self._rest.result(None if math.isinf(left := self._left_s()) else left)
+        except TimeoutError:
+            return False  # and then the time is up
+        self._problems.adopt(rest)
         self._rest, self._stale = None, True
         return True

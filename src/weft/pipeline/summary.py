@@ -6,17 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from weft.frontends.imported import Imported
-from weft.ir.graph import Graph, NodeId, bits
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import FREE
-from weft.kernels.measurement import Verdict
+from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
 from weft.kernels.source import CallStep, CallValue, CudaSource, KernelSource, LibraryCall, Ref
 from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import Known
+from weft.pipeline.verdict import UNTUNED, Judged
 from weft.runtime.any import AnyExecutable
 from weft.runtime.memory import MemoryPlan
 
@@ -41,6 +44,7 @@ class Parts:
     """The best plan; None: none is left."""
     in_place_us: Sequence[float] = ()
     """Of each step of the executable's plan, where it stands; empty: not measured."""
+    verdict: Judged = UNTUNED
 
 
 def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tuple[StageRecord, ...]) -> CompileRecord:
@@ -48,6 +52,7 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     plan = parts.executable.plan if parts.executable is not None else Plan("none", ())
     memory = parts.executable.memory if parts.executable is not None else MemoryPlan((), 0, 0)
     graph = parts.union
+    around = _Around.of(parts, plan)
     solver = next((p.solver for p in parts.plans if p.solver is not None), None)
     refused = Counter(m.verdict.value for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
     made = sum(len(e.kernels or ()) for e in parts.problems.entries.values())
@@ -77,12 +82,15 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
         objective_us=solver.objective_us if solver else 0.0,
         plans=parts.timed,
         chosen=parts.chosen,
-        steps=tuple(_step(i, s, plan, parts) for i, s in enumerate(plan.steps)),
+        steps=tuple(_step(i, s, plan, parts, around) for i, s in enumerate(plan.steps)),
         graph=_nodes(graph, plan),
         arena_bytes=memory.arena_bytes,
         live_bytes=memory.live_bytes,
         weight_bytes=sum(x.nbytes for x in graph.constants.values()),
         seconds=sum(s.seconds for s in stages),
+        tuning=parts.verdict.tuning.value,
+        unmeasured=parts.verdict.unmeasured,
+        wanted=parts.verdict.wanted,
     )
 
 
@@ -113,10 +121,42 @@ def _operators(graph: Graph, step: Step) -> tuple[str, ...]:
     return tuple(dict.fromkeys(graph.origins[o].source or graph.origins[o].rule for o in sorted(origins)))
 
 
-def _step(position: int, step: Step, plan: Plan, parts: Parts) -> StepRecord:
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What stands around the steps of a plan, so that each of them need not look at everything."""
+
+    tried: Mapping[str, Sequence[Measurement]]
+    """By problem key."""
+    over: Mapping[NodeId, Sequence[tuple[Entry, Mask]]]
+    """By a step's first primitive: problems with the members of their first use, several of them, that compute it."""
+    steps: Mapping[NodeId, Sequence[tuple[int, Mask]]]
+    """By primitive: positions of the steps that compute it, with their members."""
+
+    @staticmethod
+    def of(parts: Parts, plan: Plan) -> _Around:
+        """One pass over measurements, problems and steps."""
+        tried: dict[str, list[Measurement]] = {}
+        for (key, _), m in parts.known.measurements.items():
+            tried.setdefault(key, []).append(m)
+        first = mask_of(min(s.members) for s in plan.steps if s.members)
+        over: dict[NodeId, list[tuple[Entry, Mask]]] = {}
+        for entry in parts.problems.entries.values():
+            for candidate, _ in entry.uses[:1]:
+                members = candidate.members
+                for node in bits(members & first) if members & (members - 1) else ():
+                    over.setdefault(node, []).append((entry, members))
+        computed: dict[NodeId, list[tuple[int, Mask]]] = {}
+        for position, step in enumerate(plan.steps):
+            mine = mask_of(step.members)
+            for node in step.members:
+                computed.setdefault(node, []).append((position, mine))
+        return _Around(tried, over, computed)
+
+
+def _step(position: int, step: Step, plan: Plan, parts: Parts, around: _Around) -> StepRecord:
     graph = parts.union
     entry = parts.problems.entries.get(step.problem_key)
-    tried = [m for (key, _), m in parts.known.measurements.items() if key == step.problem_key]
+    tried = around.tried.get(step.problem_key, ())
     return StepRecord(
         position=position,
         schedule=str(step.kernel.schedule),
@@ -134,7 +174,8 @@ def _step(position: int, step: Step, plan: Plan, parts: Parts) -> StepRecord:
         runner_up_us=step.runner_up_us,
         alternatives=len(tried),
         rejected=sum(m.verdict is not Verdict.OK for m in tried),
-        neighbours=_neighbours(step, plan, parts),
+        measured=step.measured,
+        neighbours=_neighbours(step, plan, parts, around),
         source=step.kernel.text if isinstance(step.kernel, KernelSource | CudaSource) else call_text(step.kernel),
     )
 
@@ -160,34 +201,35 @@ def _value_text(value: CallValue) -> str:
     return str(value)
 
 
-def _neighbours(step: Step, plan: Plan, parts: Parts) -> tuple[Neighbour, ...]:
+def _neighbours(step: Step, plan: Plan, parts: Parts, around: _Around) -> tuple[Neighbour, ...]:
     """Larger candidates around a chosen kernel, with what they would cost against the kernels they replace."""
     graph = parts.union
-    mine = frozenset(step.members)
-    if not mine:
+    if not step.members:
         return ()
-    steps = plan.steps
+    mine = mask_of(step.members)
     found = []
-    for entry in parts.problems.entries.values():
-        for candidate, _ in entry.uses[:1]:
-            members = frozenset(bits(candidate.members))
-            if not mine < members:
-                continue
-            replaced = [s for s in steps if s.members and frozenset(s.members) <= members]
-            if frozenset().union(*(s.members for s in replaced)) != members:
-                continue
-            parts_us = sum(s.cost_us for s in replaced)
-            cost, reason = _why_not(entry, parts, parts_us)
-            added = ", ".join(graph.nodes[n].prim.value for n in sorted(members - mine))
-            found.append(Neighbour(f"+ {added}", cost, parts_us, reason))
-    found.sort(key=lambda n: n.cost_us - n.parts_us)
-    return tuple(found[:MAX_NEIGHBOURS])
+    for entry, members in around.over.get(min(step.members), ()):
+        if mine & ~members or mine == members:
+            continue
+        replaced = {at: mask for n in bits(members) for at, mask in around.steps.get(n, ()) if not mask & ~members}
+        if reduce(or_, replaced.values(), 0) != members:
+            continue  # of some kernel it would replace a part only
+        parts_us = sum(plan.steps[at].cost_us for at in sorted(replaced))
+        cost, reason = _why_not(entry, parts, parts_us)
+        found.append((cost - parts_us, cost, parts_us, reason, members))
+    found.sort(key=lambda n: n[0])
+    return tuple(
+        Neighbour(f"+ {', '.join(graph.nodes[n].prim.value for n in bits(members & ~mine))}", cost, parts_us, reason)
+        for _, cost, parts_us, reason, members in found[:MAX_NEIGHBOURS]
+    )
 
 
 def _why_not(entry: Entry, parts: Parts, parts_us: float) -> tuple[float, str]:
     best = parts.known.best_us.get(entry.problem.key)
     if best is None:
         price = parts.known.price(entry)
+        if not parts.known.complete:
+            return price, "not measured: the time was up before it was known whether a better plan uses it"
         return price, "not measured: even at its optimistic price no better plan uses it"
     if math.isinf(best):
         return best, "no generator makes it, or every kernel was refused"

@@ -21,7 +21,7 @@ from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.runtime.artifact import plan_from_json, plan_to_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def plan_key(graph: Graph, options: Options, facts: Mapping[str, str]) -> str:
@@ -63,7 +63,10 @@ def recall(cache: Path | None, key: str, budget_s: float) -> tuple[Plan, Json] |
 
 
 def remember(cache: Path | None, key: str, plan: Plan, record: Json, *, complete: bool, budget_s: float) -> None:
-    """Store a plan; a cache that cannot be written is passed over. `complete`: the search ended by itself."""
+    """Store a plan; a cache that cannot be written is passed over. `complete`: the search ended by itself.
+
+    `budget_s`: what the search had; 0 for a plan that hangs on guesses, so that whoever has a budget tunes.
+    """
     if cache is None:
         return
     content = {"key": key, "complete": complete, "budget_s": budget_s, "plan": plan_to_json(plan), "record": record}

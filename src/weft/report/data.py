@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -44,7 +45,8 @@ def page_data(record: CompileRecord, source_budget: int) -> dict[str, Json]:
     """Everything that the script draws; texts of kernels beyond `source_budget` characters in all are left out."""
     strings = Strings()
     steps = record.steps[:MAX_STEPS]
-    total = sum(s.cost_us for s in record.steps) or 1.0
+    # shares of a sum of which some is guessed say nothing
+    total = (sum(s.cost_us for s in record.steps) or 1.0) if all(s.measured for s in record.steps) else math.nan
     texts, source_of = _sources(steps, source_budget)
     nodes = record.graph
     return {
@@ -89,7 +91,8 @@ def _step(s: StepRecord, total_us: float, strings: Strings, source: int) -> dict
         "operators": names(s.operators),
         "inputs": names(s.inputs),
         "outputs": names(s.outputs),
-        "cost": finite(s.cost_us),
+        "cost": finite(s.cost_us) if s.measured else None,
+        "measured": s.measured,
         "share": finite(s.cost_us / total_us),
         "bound": finite(s.bound_us),
         "predicted": finite(s.predicted_us),

@@ -91,7 +91,7 @@ def _steps(record: CompileRecord | None) -> dict[int, Facts]:
             "name": clean(", ".join(s.operators) or "+".join(s.primitives)),
             "schedule": clean(s.schedule, 300),
             "primitives": clean(", ".join(s.primitives), 400),
-            "alone_us": s.cost_us if math.isfinite(s.cost_us) else None,
+            "alone_us": s.cost_us if s.measured and math.isfinite(s.cost_us) else None,
         }
         for s in (record.steps if record is not None else ())
     }

@@ -108,13 +108,15 @@ def evaluate(
     exactness: bool = True,
     device: torch.device | str = "cpu",
     undecided: float = 0.0,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
 
     `undecided`: units of rounding of their RMS by which operands of comparisons are off in PLAIN, evenly spread.
 
     `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
-    everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32.
+    everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32. `check` is
+    called before each primitive: what it raises ends the run.
 
     Declined: the graph has opaque primitives, which have no meaning outside their framework.
     Cost: one run of each primitive through torch; intermediate values are dropped after their last use.
@@ -134,6 +136,7 @@ def evaluate(
     undefined: dict[int, bool] = {}
     exact: dict[int, bool] = {}
     for i in live:
+        check()
         node = graph.nodes[i]
         state.undefined = False
         if node.prim is Prim.CONSTANT and i not in results:

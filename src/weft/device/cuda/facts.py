@@ -81,16 +81,17 @@ def gpu_facts(
 ) -> GpuFacts:
     """Facts about GPU number `device`: the cached record, or a new one (some seconds of probes if `calibrate`).
 
-    Without NVRTC, or with `calibrate=False`, what the driver does not state is that of the nearest shipped profile, and
-    nothing is cached. `matmul` lets a framework's products be measured (see `calibrate.Matmul`), on the stream of that
-    handle (0: on one of ours). Works in the device's primary context and leaves the current context as it was.
+    Without NVRTC, or with `calibrate=False` and no record, what the driver does not state is that of the nearest
+    shipped profile, and nothing is cached. `matmul` lets a framework's products be measured (see `calibrate.Matmul`),
+    on the stream of that handle (0: on one of ours). Works in the device's primary context and leaves the current
+    context as it was.
 
     Raises:
         DeviceError: no driver, no such GPU, or a GPU that does not work [W301, W302].
     """
     with primary_context(device):
         stated = _stated()
-        chosen: Nvrtc | Declined = (compiler or find_nvrtc()) if calibrate else Declined("not asked for")
+        chosen: Nvrtc | Declined = compiler or find_nvrtc()
         if isinstance(chosen, Declined):
             return stated
         identity = "\0".join([stated.to_json(), chosen.version, PROBE_TEXT, str(matmul is not None)])
@@ -98,6 +99,8 @@ def gpu_facts(
         home = cache_dir / "facts" / f"gpu-{digest[:32]}.json" if cache_dir is not None else None
         if (found := _read(home)) is not None:
             return found
+        if not calibrate:
+            return stated
         try:
             facts, alone = _calibrated(stated, chosen, cache_dir, matmul, stream)
         except (ToolchainError, OSError):

@@ -194,11 +194,20 @@ class BoundCall:
             return _FORMATS[v[7:]]
         return v
 
-    def run(self, inputs: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """Call once and give the results back as they come (any strides); `out`: what an `out_variant` call writes."""
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:
+        """Call once and give the results back as they come (any strides); `out`: what an `out_variant` call writes.
+
+        `check` is called before each step: what it raises ends the run.
+        """
         tmp: list[Any] = []
         last = len(self._call.run) - 1
         for number, step in enumerate(self._call.run):
+            check()
             function, args, kwargs = self._bind(step, inputs, tmp, self._weights)
             if number == last and out is not None:
                 kwargs["out"] = out

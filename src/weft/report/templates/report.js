@@ -28,6 +28,7 @@
     if (us >= 1e6) return (us / 1e6).toFixed(2) + " s";
     return us >= 1e3 ? (us / 1e3).toFixed(3) + " ms" : us.toFixed(us < 10 ? 2 : 1) + " µs";
   }
+  const alone = (k) => (k.measured ? time(k.cost) : "not measured");
   const percent = (x, digits = 1) => (x === null ? "–" : (100 * x).toFixed(digits) + " %");
   const margin = (k) => (positive(k.runnerUs) && positive(k.cost) ? k.runnerUs / k.cost - 1 : null);
   const ofBound = (k) => (positive(k.bound) && positive(k.cost) ? k.bound / k.cost : null);
@@ -56,7 +57,7 @@
   const rows = new Map();
   const COLUMNS = [
     { head: "Kernel", key: (k) => k.n, number: false },
-    { head: "Time", key: (k) => k.cost, show: (k) => time(k.cost), number: true },
+    { head: "Time", key: (k) => k.cost, show: (k) => alone(k), number: true },
     { head: "Share", key: (k) => k.share, show: (k) => percent(k.share), number: true, bar: true },
     { head: "Primitives", key: (k) => say(k.prims), show: (k) => say(k.prims), cut: true },
     { head: "Operators", key: operators, show: operators, cut: true },
@@ -148,6 +149,7 @@
     return dl;
   }
   function whyChosen(k) {
+    if (!k.measured) return "Nobody measured this kernel in this compilation: it is the framework's own call, which stands in at a price that is a guess.";
     if (!k.tried && k.runner < 0) return "Nothing was measured for this kernel in this compilation: it is the framework's own call or a plan that was known.";
     const first = k.tried
       ? `${k.tried} ${k.tried === 1 ? "kernel was" : "kernels were"} measured for this problem, ${k.rejected} of them rejected as wrong or failing.`
@@ -162,10 +164,10 @@
     if (!k) { panel.replaceChildren(make("p", "dim", "Select a kernel in the table or the graph.")); return; }
     const all = [make("h3", "", `Kernel ${k.n}`), make("p", "code", `${say(k.kind)} · ${say(k.schedule)}`)];
     all.push(pairs([
-      ["Time alone", `${time(k.cost)}, ${percent(k.share)} of the plan`],
+      ["Time alone", k.measured && k.share !== null ? `${time(k.cost)}, ${percent(k.share)} of the plan` : alone(k)],
       ["In the plan", positive(k.inPlace) ? time(k.inPlace) : ""],
-      ["Lower bound", positive(k.bound) ? `${time(k.bound)}: it runs at ${percent(ofBound(k), 0)} of that speed` : ""],
-      ["Predicted", positive(k.predicted) ? `${time(k.predicted)}, ${ratio(k).toFixed(2)} of measured` : ""],
+      ["Lower bound", ofBound(k) !== null ? `${time(k.bound)}: it runs at ${percent(ofBound(k), 0)} of that speed` : positive(k.bound) ? time(k.bound) : ""],
+      ["Predicted", ratio(k) !== null ? `${time(k.predicted)}, ${ratio(k).toFixed(2)} of measured` : positive(k.predicted) ? time(k.predicted) : ""],
       ["Primitives", `${k.count}: ${say(k.prims)}`],
     ]));
     all.push(make("h4", "", "Why this kernel"), make("p", "", whyChosen(k)));
@@ -231,7 +233,7 @@
   function describe(i) {
     if (name === "kernels") {
       const k = kernels[i];
-      return [`kernel ${k.n}: ${say(k.prims)}`, `${time(k.cost)}, ${percent(k.share)} of the plan`, operators(k)];
+      return [`kernel ${k.n}: ${say(k.prims)}`, k.measured && k.share !== null ? `${time(k.cost)}, ${percent(k.share)} of the plan` : alone(k), operators(k)];
     }
     const id = view.ids[i], n = nodes[id], found = kernelsOf(i);
     const by = found.length ? `kernel ${found.map((k) => kernels[k].n).join(", ")}` : "no kernel: it costs nothing";

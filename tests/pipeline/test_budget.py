@@ -1,0 +1,366 @@
+"""A budget bounds the whole of a compilation, whatever is slow or hangs, and what was not measured is called so."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.faults.fake import FakeTransport
+from torch import nn
+
+import weft
+from weft import pipeline
+from weft.api import Compiled
+from weft.device.toolchain import HostCompiler
+from weft.errors import BudgetWarning
+from weft.ir.types import DType
+from weft.kernels.candidate import Kind
+from weft.kernels.measurement import Measurement, Verdict
+from weft.kernels.plan import Plan, Step
+from weft.kernels.record import Tuning
+from weft.kernels.source import LibraryCall, Schedule
+from weft.options import Options
+from weft.pipeline import choose, finish, reference, search_line
+from weft.pipeline.deadline import Deadline
+from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
+from weft.pipeline.search import Known
+from weft.pipeline.stream import Learning
+from weft.pipeline.verdict import judged
+from weft.report import render
+from weft.tune.messages import Message
+from weft.tune.site import HostSite
+from weft.tune.transport import Fault, WorkerFault
+from weft.tune.tuner import Progress
+
+BUDGET_S = 2.0
+BUSY_S = 20.0
+"""Beyond the budget, for what Python does on a machine with much other work. What hangs here does so for a minute."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(32, 32, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.tanh(x @ self.weight) * 0.5 + x, dim=-1)
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, 32, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture(autouse=True)
+def _warm(x: torch.Tensor, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What Python imports at the first compilation of a process is not what these tests are about."""
+    weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path_factory.mktemp("warm")))
+
+
+class NeverReady:
+    """A worker that starts and never says a word."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def start(self) -> None:
+        pass
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        pass
+
+    def receive(self, timeout_s: float) -> Message:
+        time.sleep(timeout_s)
+        raise WorkerFault(Fault.HANG, "no answer in time")
+
+    def running(self) -> int:
+        return -1
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+class HangsAtWork(NeverReady):
+    """A worker that greets and is never heard of again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        self.asked = message["op"] == "trial"
+
+    def receive(self, timeout_s: float) -> Message:
+        return super().receive(timeout_s) if self.asked else {"event": "ready"}
+
+
+class Hang:
+    """Whoever calls it waits until the test is over."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.calls = 0
+
+    def __call__(self, *_: object, **__: object) -> object:
+        self.calls += 1
+        self.release.wait(60)
+        raise RuntimeError("released")
+
+
+@pytest.fixture
+def hang() -> object:
+    found = Hang()
+    yield found
+    found.release.set()
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, transport: object) -> None:
+    monkeypatch.setattr(HostSite, "transport", lambda _: transport)
+
+
+def in_time(x: torch.Tensor, cache: Path, *, budget_s: float = BUDGET_S) -> tuple[Compiled, list[str]]:
+    """A compilation that waited for nothing and is right, and what it warned of."""
+    net = Net().eval()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        began = time.monotonic()
+        compiled = weft.compile(net, x, options=Options(budget_s=budget_s, cache_dir=cache, keep_per_problem=1))
+        seconds = time.monotonic() - began
+    assert seconds < budget_s + BUSY_S
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+    return compiled, [str(w.message) for w in caught if issubclass(w.category, BudgetWarning)]
+
+
+# --- what hangs or is slow ---
+
+
+def test_a_worker_that_never_starts(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = NeverReady()
+    worker(monkeypatch, transport)
+    monkeypatch.setenv("WEFT_CXX", "none")  # else the time may be up before anything is built for it
+    compiled, said = in_time(x, tmp_path)
+    assert compiled.record.tuning == Tuning.UNTUNED.value and compiled.record.measured == 0
+    (warning,) = said
+    assert "no measuring process was ready in time" in warning and transport.killed >= 1
+    assert f"{compiled.record.unmeasured} of the {compiled.record.wanted} problems" in warning
+
+
+def test_a_worker_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(monkeypatch, HangsAtWork())
+    compiled, said = in_time(x, tmp_path)
+    assert compiled.record.tuning == Tuning.UNTUNED.value and len(said) == 1
+    assert not compiled.record.rejected_kernels or "hang" not in dict(compiled.record.rejected_kernels)
+
+
+def test_a_compiler_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
+    worker(monkeypatch, FakeTransport({}))
+    monkeypatch.setattr(HostCompiler, "compile", hang)
+    compiled, said = in_time(x, tmp_path)
+    assert hang.calls > 0 and not compiled.record.is_tuned and len(said) == 1
+
+
+def test_a_solver_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
+    worker(monkeypatch, FakeTransport({}))
+    monkeypatch.setenv("WEFT_CXX", "none")  # calls alone, so that something is measured at once
+    monkeypatch.setattr(pipeline, "select_plans", hang)
+    compiled, _ = in_time(x, tmp_path)
+    assert hang.calls == 1 and compiled.record.measured > 0
+    assert {p.name for p in compiled.record.plans} <= {"library", "eager"}
+
+
+@pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])
+def test_a_reference_that_is_slow(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float
+) -> None:
+    """Between two primitives it is seen that the time is up; the framework's own result is judged by then."""
+    worker(monkeypatch, NeverReady())
+    real = reference.primitive_by_primitive
+
+    def slow(*args: object, check: Callable[[], None], **named: object) -> object:
+        def slowly() -> None:
+            time.sleep(0.4)
+            check()
+
+        return real(*args, check=slowly, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reference, "primitive_by_primitive", slow)
+    compiled, _ = in_time(x, tmp_path, budget_s=budget_s)
+    notes = {p.name: p.note for p in compiled.record.plans}
+    assert all(reference.OWN in note or note == NOT_JUDGED for note in notes.values())
+
+
+def test_a_plan_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
+    worker(monkeypatch, NeverReady())
+    real = pipeline.link
+
+    class Executable:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+        def __call__(self, *inputs: torch.Tensor) -> object:
+            return hang(*inputs)
+
+    monkeypatch.setattr(pipeline, "link", lambda *args: Executable(real(*args)))
+    compiled, _ = in_time(x, tmp_path)
+    assert compiled.record.chosen == "eager" and hang.calls >= 1
+
+
+def test_stages_that_take_their_time_leave_the_rest_out(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every stage is told when to stop, and that moment lies before the end of the budget."""
+    worker(monkeypatch, NeverReady())
+    seen: dict[str, float] = {}
+    clock = Deadline.of(BUDGET_S)
+    for name in ("enumerate_candidates", "collect"):
+        real = getattr(pipeline, name)
+
+        def watched(*args: object, name: str = name, real: Callable[..., object] = real, **named: object) -> object:
+            seen[name] = named["stop"]._moment  # type: ignore[attr-defined]
+            return real(*args, **named)
+
+        monkeypatch.setattr(pipeline, name, watched)
+    in_time(x, tmp_path)
+    assert clock.began < seen["enumerate_candidates"] < seen["collect"] < clock.end + BUSY_S
+
+
+def test_without_a_budget_only_what_is_needed_is_done(x: torch.Tensor, tmp_path: Path) -> None:
+    compiled, said = in_time(x, tmp_path, budget_s=0.0)
+    record = compiled.record
+    assert said == [], "nobody asked for measurements"
+    assert [p.name for p in record.plans] == ["library", "eager"] and record.tuning == Tuning.UNTUNED.value
+    assert all(not p.samples_us for p in record.plans), "nothing is timed"
+    assert record.candidates_raw == 0, "no group is looked for"
+    assert all(not s.measured for s in record.steps)
+
+
+# --- what is said of it ---
+
+
+def test_a_plan_of_guesses_is_not_remembered_as_tuned(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command on an idle machine tunes; without a budget the plan is taken as it is."""
+    with monkeypatch.context() as busy:
+        worker(busy, NeverReady())
+        first, _ = in_time(x, tmp_path)
+    assert first.record.tuning == Tuning.UNTUNED.value
+    worker(monkeypatch, HangsAtWork())
+    again, said = in_time(x, tmp_path)
+    assert "measure" in [s.name for s in again.record.stages] and said
+    last, _ = in_time(x, tmp_path, budget_s=0.0)
+    assert "measure" not in [s.name for s in last.record.stages]
+
+
+def test_guesses_are_not_shown_as_measurements(x: torch.Tensor, tmp_path: Path) -> None:
+    record = in_time(x, tmp_path, budget_s=0.0)[0].record
+    page = render(record)
+    assert "untuned: nothing was measured" in page and "which says nothing of the plan" in page
+    assert "gap 0.00 %" not in page and '"measured":false' in page.replace(" ", "")
+    assert all(p.predicted_us == 0.0 for p in record.plans), "a sum of guesses is no prediction"
+    assert not any("no better plan" in n.reason for s in record.steps for n in s.neighbours)
+
+
+def steps(*measured: bool) -> Plan:
+    call = LibraryCall(Schedule("library"), (), (), ())
+    return Plan(
+        "solution-1",
+        tuple(Step(call, (), (), (k,), Kind.SINGLE, str(k), 1.0, m, None, 0.0) for k, m in enumerate(measured)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "complete", "best", "tuning", "again"),
+    [
+        ((True, True), True, 2, Tuning.COMPLETE, False),
+        ((True, True), False, 2, Tuning.MEASURED, False),
+        ((True, False), False, 1, Tuning.CUT_SHORT, True),
+        ((False, False), False, 0, Tuning.UNTUNED, True),
+    ],
+)
+def test_verdicts(measured: Sequence[bool], complete: bool, best: int, tuning: Tuning, again: bool) -> None:
+    timed = Measurement("k", Schedule("library"), Verdict.OK, (1.0,))
+    known = Known({(str(k), timed.schedule): timed for k in range(best)}, complete=complete)
+    found = judged(known, [steps(*measured)], Options(budget_s=7))
+    assert (found.tuning, found.again, found.unmeasured) == (tuning, again, sum(not m for m in measured))
+    assert bool(found.warning) == again
+    if again:
+        assert f"{found.unmeasured} of the 2 problems" in found.warning and "7 s" in found.warning
+
+
+def test_progress_says_how_far_it_is() -> None:
+    progress = Progress(3, 9, 2, {}, 0, 1.0, 0.0)
+    known = Learning(best_us={"a": 1.0, "b": 2.0}, open=5, plan_us=2500.0)
+    assert search_line(progress, known, 31.4).startswith(
+        "2 of about 7 problems, 31 s left, best plan about 2.5 ms, with"
+    )
+    known.whole_us = 2000.0
+    assert "best plan so far 2 ms; 9 kernels measured, 2 known" in search_line(progress, known, 3.0)
+
+
+# --- whole plans against a bound ---
+
+
+def contender(name: str, seconds: float, calls: list[str], clock: list[float], *, baseline: bool = False) -> Contender:
+    def run() -> list[torch.Tensor]:
+        calls.append(name)
+        clock[0] += seconds
+        return [torch.ones(2)]
+
+    return Contender(name, run, 1, 1.0, baseline, None)
+
+
+@pytest.mark.parametrize("left_s", [0.5, 3.0, 8.0, 30.0, 400.0])
+def test_timing_keeps_to_a_bound(left_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a run takes: at most a run or two more than there was time for."""
+    calls: list[str] = []
+    clock = [0.0]
+    monkeypatch.setattr("weft.pipeline.finish.time.perf_counter", lambda: clock[0])
+    runs = [contender(f"solution-{k}", 1.0, calls, clock) for k in range(5)] + [
+        contender("eager", 1.0, calls, clock, baseline=True)
+    ]
+    ones = [np.ones(2, np.float32)]
+
+    def sample(run: Callable[[], object], repeats: int) -> float:
+        before = clock[0]
+        for _ in range(repeats):
+            run()
+        return (clock[0] - before) / repeats * 1e6
+
+    chosen, records = finish.decide(
+        runs, Expected(ones, ones), DType.F32, seed=0, budget_s=20.0, sample=sample, left_s=lambda: left_s - clock[0]
+    )
+    assert clock[0] <= left_s + 3.0
+    judged_ = [r.name for r in records if r.note != NOT_JUDGED]
+    assert not judged_ or judged_[0] == "solution-0", "the best plan is the first to be judged"
+    if left_s < 20:
+        assert chosen.name == "eager", "a plan that was not timed beside it does not replace it"
+
+
+def test_with_nothing_to_judge_by_the_framework_answers() -> None:
+    calls: list[str] = []
+    clock = [0.0]
+    plan, eager = contender("solution-1", 0.0, calls, clock), contender("eager", 0.0, calls, clock, baseline=True)
+    chosen, records = finish.decide([plan, eager], None, DType.F32, seed=0)
+    assert chosen is eager and calls == [] and {r.note for r in records} == {NOT_JUDGED}
+
+
+def test_the_library_plan_needs_no_solver_without_a_budget(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> object:
+        raise AssertionError("a solver was asked")
+
+    monkeypatch.setattr(choose, "_solve", never)
+    assert in_time(x, tmp_path, budget_s=0.0)[0].executable.plan.name == "library"
