@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish, qualify
+from weft.pipeline.deadline import Deadline
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Problems, collect, make_kernels
 from weft.pipeline.search import Known
@@ -175,12 +175,11 @@ def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems])
     setting = pipeline.Setting(options, FACTS, None, {})
     emission = Emission(generators(), FACTS, options, count=0)
     bench = pipeline.Bench(cast("Tuner", Sick()), emission)
-    known = pipeline.measure(bench, alternatives, problems, setting, time.monotonic() + 30.0, lambda stage, line: None)
+    known = pipeline.measure(bench, alternatives, problems, setting, Deadline.of(30.0), lambda stage, line: None)
     assert known.failed == "the measuring worker does not start: exit status 1"
     lost: list[str] = []
     plans = pipeline.select_plans(alternatives, problems, known, setting, lost)
-    end = time.monotonic() + 30.0
-    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, end, True, lost)
+    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, Deadline.of(30.0), True, lost)
     assert found == [] and known.failed in lost
 
 
@@ -214,9 +213,9 @@ def test_nothing_is_linked_that_no_worker_has_verified(
                 right.add((found.problem_key, found.schedule))
             yield found
 
-    def linking(graph: Graph, plan: Plan, setting: pipeline.Setting) -> object:
+    def linking(graph: Graph, plan: Plan, setting: pipeline.Setting, left_s: float = 60.0) -> object:
         linked.extend((s.problem_key, s.kernel.schedule) for s in plan.steps)
-        return link(graph, plan, setting)
+        return link(graph, plan, setting, left_s)
 
     monkeypatch.setattr(Tuner, "measure", listening)
     monkeypatch.setattr(pipeline, "link", linking)
