@@ -175,7 +175,7 @@ def test_a_solver_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pipeline, "select_plans", hang)
     compiled, _ = in_time(x, tmp_path)
     assert hang.calls == 1 and compiled.record.measured > 0
-    assert {p.name for p in compiled.record.plans} <= {"library", "eager"}
+    assert {p.name.partition("/")[0] for p in compiled.record.plans} <= {"library", "eager"}
 
 
 @pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])

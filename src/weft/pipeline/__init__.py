@@ -777,7 +777,8 @@ def link_all(
     late = clock.until(clock.at_last(LINK_SHARE))
     tunes = setting.options.budget_s > 0
     seen: set[tuple[object, ...]] = set()
-    for plan in branched(graph, plans) if setting.on_gpu else alone(plans, setting.facts):
+    variants = branched(graph, plans) if setting.on_gpu else alone(plans, setting.facts) if tunes else plans
+    for plan in variants:  # on one thread only where that is timed
         identity = (plan.branches, plan.threads, *((s.kernel, s.inputs, s.outputs) for s in plan.steps))
         if identity in seen:
             continue
