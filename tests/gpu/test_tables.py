@@ -48,7 +48,7 @@ def checked(problems: Iterable[Iterator[Problem]], stated: GpuFacts, gpu: CudaGp
                     raise  # the context is gone: nothing after this says anything
                 except Exception as error:
                     found = classify(error)
-                if not cases.is_right(entry, found):
+                if not cases.is_right(entry, found, cases.ODD_ON_GPU):
                     formats = [f.value for f in problem.input_formats + problem.output_formats]
                     wrong.append(f"{entry} {problem.graph} {formats}: {found}")
     assert not wrong, f"{len(wrong)} calls are not right, such as {wrong[0]}"
