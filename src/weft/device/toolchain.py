@@ -115,7 +115,7 @@ class HostCompiler:
                 return CompiledObject(home, digest, seconds, log)
         try:
             private = self._private() / f"{key}.so"
-            private.write_bytes(data)
+            publish(private, data, private=False)  # never in place: this process may have loaded it before
         except OSError as error:
             raise _no_room(self.path, error) from error
         return CompiledObject(private, digest, seconds, log)
