@@ -150,6 +150,11 @@ def refs(line: Line) -> list[Ref]:
     return found
 
 
+CREATORS = frozenset({"torch.arange"})
+"""Functions that make a tensor out of nothing: they are told where."""
+FIRST_INPUT = Ref(~0)
+
+
 def evaluate(line: Line, value: Callable[[Ref], torch.Tensor], *, wide: bool) -> torch.Tensor:
     """The value of one line; `wide`: every float type that it names is f64."""
 
@@ -159,9 +164,12 @@ def evaluate(line: Line, value: Callable[[Ref], torch.Tensor], *, wide: bool) ->
         return torch.float64 if wide and isinstance(x, torch.dtype) and x.is_floating_point else x
 
     args = [_mapped(x, change) for x in line.args]
+    kwargs = {k: _mapped(v, change) for k, v in line.kwargs}
+    if line.call in CREATORS:
+        kwargs["device"] = value(FIRST_INPUT).device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a program does is its own affair
-        found = function(line.call)(*args, **{k: _mapped(v, change) for k, v in line.kwargs})
+        found = function(line.call)(*args, **kwargs)
     found = found if line.item < 0 else found[line.item]
     assert isinstance(found, torch.Tensor)
     return found

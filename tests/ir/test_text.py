@@ -62,7 +62,9 @@ def test_without_origins_only_the_program_is_printed() -> None:
 def test_any_name_survives(name: str, source: str) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, ()), name)
-    with b.origin(Origin("r", (("s", source), ("t", (1, -2)), ("f", 1e-5), ("b", True)), (x, -1, -2), (x,), source, name)):
+    with b.origin(
+        Origin("r", (("s", source), ("t", (1, -2)), ("f", 1e-5), ("b", True)), (x, -1, -2), (x,), source, name)
+    ):
         y = b.add(Prim.NEG, x)
     graph = b.build([y], [source])
     text = print_graph(graph, origins=True)

@@ -223,7 +223,7 @@ def test_the_framework_s_own_execution_takes_them_over_too(cache: Path, monkeypa
     monkeypatch.setattr(
         finish, "interleave", lambda runs, **_: {name: [1.0 if name == "eager" else 9.0] * 5 for name in runs}
     )
-    compiled = weft.compile(first, _drawn(6, 24), options=weft.Options(budget_s=0, cache_dir=cache))
+    compiled = weft.compile(first, _drawn(6, 24), options=weft.Options(budget_s=60, cache_dir=cache))
     assert compiled.record.chosen == "eager"
     compiled.refit(second.state_dict())
     with torch.no_grad():

@@ -45,7 +45,7 @@ class FrameworkSubject:
                 program.bind_weight(node, position)
                 data = torch.tensor(graph.constant(node))
                 self._weights[position] = data.to(torch.bfloat16) if n.type.dtype is DType.BF16 else data
-        self._call = program.finish(Schedule("library"), in_place=False)
+        self._call = program.finish(Schedule("library"))
 
     def bind(self, arena: Arena, poison: int) -> Binding:
         bound = BoundCall(self._call, self._weights)

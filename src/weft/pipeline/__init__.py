@@ -805,7 +805,8 @@ def link_all(
         contenders.append(
             finish.Contender(
                 plan.name,
-                executable.replay if setting.on_gpu else (lambda e=executable: e(*inputs)),  # type: ignore[misc,union-attr]
+                # a replay runs on what the first run above has put in place
+                executable.replay if setting.on_gpu and tunes else (lambda e=executable: e(*inputs)),  # type: ignore[misc,union-attr]
                 executable.kernels,
                 plan.predicted_us if all(s.measured for s in plan.steps) else 0.0,
                 plan.name == "library",

@@ -330,7 +330,7 @@ class CudaExecutable:
             self._turns.take()
             for segment in (*self._launches, *self._ends) if captured else self._segments:
                 segment()
-        return self.static_outputs
+        return checked(self.static_outputs, self.plan.checks, look=False)
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""

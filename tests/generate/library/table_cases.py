@@ -111,8 +111,8 @@ ODD = frozenset(
 )
 """The framework's own operators, and oneDNN's, that make NaN of an infinity, or of what overflows inside, elsewhere
 than the primitives do: allowed on the inputs made for that, as it is for steps of plans."""
-ODD_ON_GPU = ODD | {"primitives conv", "operator conv", "cudnn"}
-"""cuDNN multiplies infinite weights with padding."""
+ODD_ON_GPU = ODD | {"primitives conv", "operator conv", "cudnn", "cublaslt"}
+"""cuDNN multiplies infinite weights with padding; cuBLASLt's relu makes 0 of NaN."""
 
 
 def calls_of(problem: Problem, facts: GpuFacts | None = None) -> Iterator[LibraryCall]:
