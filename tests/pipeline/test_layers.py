@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import weft
 from weft.errors import ArtifactError
 from weft.frontends.torch import import_exported
 from weft.ir.passes import clean_up
+from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
 from weft.kernels.source import KernelSource
 from weft.orchestrate.alternatives import find_alternatives
@@ -198,7 +200,7 @@ def test_only_the_newest_bundles_stay(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def test_a_compilation_that_refuses_a_plan_names_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verify, refused = finish.verify, []
+    verify, refused, broken = finish.verify, [], []
 
     def refuses(contender, expected, dtype):
         found = verify(contender, expected, dtype)
@@ -206,23 +208,26 @@ def test_a_compilation_that_refuses_a_plan_names_the_kernel(tmp_path: Path, monk
             return found
         refused.append(contender.name)
         # its kernels become wrong by the time they are looked at
-        launches = contender.executable._launches
-        node = contender.executable.plan.steps[0].outputs[0]
-        first = launches[0]
+        launches, steps = contender.executable._launches, contender.executable.plan.steps
+        at = next(i for i, s in enumerate(steps) if s.kind is not Kind.CONVERT)
+        right = launches[at]
 
         def off() -> None:
-            first()
-            contender.executable._static[node].add_(1)
+            right()
+            contender.executable._static[steps[at].outputs[0]].add_(1)
 
-        launches[0] = off
+        launches[at] = off
+        broken.append(at)
         return finish.Check(False, 1.0, "output 0: 100.00% outside, cosine 0.000000")
 
     monkeypatch.setattr(finish, "verify", refuses)
     options = weft.Options(budget_s=0, cache_dir=tmp_path)
-    with pytest.warns(UserWarning, match=r"refuses the plan .*kernel 0 .*is wrong.*weft repro"):
+    with warnings.catch_warnings(record=True, action="always") as told:  # that no plan is left, too
         compiled = weft.compile(_Net().eval(), X, options=options)
+    said = f"refuses the plan .*kernel {broken[0]} .*is wrong.*weft repro"
+    assert any(re.search(said, str(w.message)) for w in told)
     record = next(p for p in compiled.record.plans if p.name == refused[0])
-    assert "kernel 0" in record.note
+    assert f"kernel {broken[0]} " in record.note
     assert not record.verified
 
 
