@@ -22,7 +22,7 @@ Verify = Callable[[Sequence[ProblemTrial]], Iterator[Measurement]]
 """Verifies kernels in a worker; those that there was no time for have no outcome."""
 AGAIN = 2
 """How often plans are made anew, where each of them had a step of which every call was refused."""
-SHARE = 0.5
+SHARE = 0.7
 """Of the time that is left when plans are there, for verifying their steps; the rest is for whole plans."""
 LEAST_S = 0.5
 """So many seconds at least."""
@@ -87,11 +87,13 @@ def _settled(
         others = [p for p in left if p.name != "library"]
         spared = has_baseline and any(is_verified(p, known) for p in others)
         asked: dict[str, ProblemTrial] = {}
-        for plan in others if spared else left:
-            for step in plan.steps:
-                key = step.problem_key, step.kernel.schedule
-                if not known.is_right(*key) and key not in known.refused:
-                    asked.setdefault(step.problem_key, _trial(step, problems, known))
+        # one plan after another, first the one that lacks least: time may end, and one whole plan is an answer
+        for plan in sorted(others if spared else left, key=lambda p: len(_unknown(p, known))):
+            if _is_dead(plan, known):
+                continue
+            asked = {s.problem_key: _trial(s, problems, known) for s in _unknown(plan, known).values()}
+            if asked:
+                break
         if not asked:
             break
         answers = 0
@@ -102,6 +104,16 @@ def _settled(
         if answers < len(asked):
             break  # there was no time, or there is no worker
     return [_swapped(p, problems, known) for p in left]
+
+
+def _unknown(plan: Plan, known: Known) -> dict[str, Step]:
+    """A step for each problem whose call nobody has verified or refused."""
+    found: dict[str, Step] = {}
+    for step in plan.steps:
+        key = step.problem_key, step.kernel.schedule
+        if not known.is_right(*key) and key not in known.refused:
+            found.setdefault(step.problem_key, step)
+    return found
 
 
 def _trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
