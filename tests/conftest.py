@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -26,6 +28,9 @@ else:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )  # fmt: skip
     hypothesis.settings.load_profile("weft")
+
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("rich.style")  # draws while it is imported: not on behalf of the first file that needs it
 
 COMPILER_S = 900.0
 """How long a compiler may take where nobody says: on a busy machine the usual minute is not enough for every text."""
