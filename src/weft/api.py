@@ -38,8 +38,8 @@ from weft.pipeline.stages import Say, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
-from weft.runtime.keyed import Keyed
 from weft.runtime.loaded import Loaded, load
+from weft.runtime.single_flight import SingleFlightCache
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
@@ -101,7 +101,9 @@ class Compiled:
         self._source = source
         self._again: Callable[[Sequence[torch.Tensor]], Made] | None = source.build if source.grows else None
         self._options = options
-        self._plans: Keyed[tuple[object, ...], tuple[Compilation, Imported]] = Keyed(options.max_plans)
+        self._plans: SingleFlightCache[tuple[object, ...], tuple[Compilation, Imported]] = SingleFlightCache(
+            options.max_plans
+        )
         self._plans.put(_shapes_of(first.graph), (first, imported))
 
     def __call__(self, *inputs: torch.Tensor) -> Output:

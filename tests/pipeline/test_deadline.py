@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, overseen
+from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, call_with_timeout
 
 
 def test_shares_of_a_budget() -> None:
@@ -40,16 +40,18 @@ def test_there_is_a_clock_that_never_ends() -> None:
 
 
 def test_a_call_that_ends_gives_its_result_or_raises() -> None:
-    assert overseen(5.0, divmod, 7, 2) == (3, 1)
+    assert call_with_timeout(5.0, divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        overseen(5.0, divmod, 7, 0)
-    assert overseen(math.inf, threading.get_ident) == threading.get_ident(), "no thread where nothing is bounded"
+        call_with_timeout(5.0, divmod, 7, 0)
+    assert call_with_timeout(math.inf, threading.get_ident) == threading.get_ident(), (
+        "no thread where nothing is bounded"
+    )
 
 
 def test_a_call_that_does_not_end_is_left() -> None:
     release = threading.Event()
     began = time.monotonic()
     with pytest.raises(OutOfTime):
-        overseen(0.1, release.wait)
+        call_with_timeout(0.1, release.wait)
     assert time.monotonic() - began < 2.0
     release.set()

@@ -19,10 +19,10 @@ from weft.device.toolchain import HostCompiler
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import KernelSource, Schedule
 from weft.options import Options
-from weft.tune.crew import Crew
 from weft.tune.messages import Message
 from weft.tune.site import Built
 from weft.tune.store import Database
+from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.transport import Fault, WorkerFault
 from weft.tune.tuner import ProblemTrial, Tuner
 
@@ -190,14 +190,14 @@ def test_a_real_compiler_is_killed_with_the_time(tmp_path: Path) -> None:
 
 
 def test_a_crew_does_all_and_passes_on_what_is_raised() -> None:
-    with Crew(3) as crew:
-        squares = [crew.submit(pow, k, 2) for k in range(50)]
-        wrong = crew.submit(lambda: 1 // 0)
+    with DaemonThreadPool(3) as pool:
+        squares = [pool.submit(pow, k, 2) for k in range(50)]
+        wrong = pool.submit(lambda: 1 // 0)
     assert [f.result() for f in squares] == [k * k for k in range(50)]
     with pytest.raises(ZeroDivisionError):
         wrong.result()
     with pytest.raises(RuntimeError, match="closed"):
-        crew.submit(int)
+        pool.submit(int)
 
 
 def test_a_crew_that_is_left_with_an_error_does_not_begin_the_rest() -> None:
@@ -207,9 +207,9 @@ def test_a_crew_that_is_left_with_an_error_does_not_begin_the_rest() -> None:
         begun.set()
         release.wait()
 
-    crew = Crew(1, lambda: 0.05)
-    first, second = crew.submit(hang), crew.submit(int)
+    pool = DaemonThreadPool(1, lambda: 0.05)
+    first, second = pool.submit(hang), pool.submit(int)
     begun.wait()
-    crew.__exit__(KeyError, KeyError(), None)
+    pool.__exit__(KeyError, KeyError(), None)
     release.set()
     assert second.cancelled() and first.result(5) is None

@@ -25,8 +25,8 @@ from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, KernelBinary, Schedule
 from weft.options import Options
-from weft.tune.crew import Crew
 from weft.tune.store import Database
+from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Transport
 from weft.tune.tuner import ProblemTrial, Tuner, winner
@@ -75,7 +75,7 @@ class Judge:
         """Nothing is started or opened before it is needed; `options` name the GPU and the cache."""
         self._facts, self._nvrtc, self._options, self._transport = facts, nvrtc, options, transport
         self._idle_s, self._policy = idle_s, policy
-        self._pool = Crew(1)  # the database belongs to the thread that opened it
+        self._pool = DaemonThreadPool(1)  # the database belongs to the thread that opened it
         self._tuner: Tuner | None = None
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()

@@ -50,7 +50,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, collector, finish, preflight, qualify, reference, summary, warm
-from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, overseen
+from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, call_with_timeout
 from weft.pipeline.emission import Emission
 from weft.pipeline.indices import with_checks
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
@@ -172,7 +172,7 @@ class Setting:
             return run
 
         def watched(*inputs: torch.Tensor) -> Tensors:
-            return overseen(clock.seconds_to(clock.last), run, *inputs)
+            return call_with_timeout(clock.seconds_to(clock.last), run, *inputs)
 
         return watched
 
@@ -655,7 +655,7 @@ def select_in_time(
         share_s = max(0.1, limit_s / SOLVES)
         bounded = replace(setting, options=replace(options, solver_s=min(options.solver_s, share_s)))
         with contextlib.suppress(OutOfTime):
-            return overseen(limit_s, setting.there, select_plans, alternatives, problems, known, bounded, lost)
+            return call_with_timeout(limit_s, setting.there, select_plans, alternatives, problems, known, bounded, lost)
     calls = choose.rank(problems, known, library_only=True, stands=_stands(setting))
     try:
         return [choose.library_plan(alternatives.graph, calls, alternatives, replace(options, budget_s=0.0))]

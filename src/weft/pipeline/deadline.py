@@ -116,7 +116,7 @@ FOREVER = Deadline(0.0, math.inf)
 """For callers that have all the time in the world."""
 
 
-def overseen(limit_s: float, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_with_timeout(limit_s: float, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of a call that may never end: it runs in a thread of its own, which is left to itself in that case.
 
     Only for what reads no state of the calling thread (a stream, a mode of the framework) and writes none that is
@@ -140,7 +140,7 @@ def overseen(limit_s: float, call: Callable[P, R], /, *args: P.args, **kwargs: P
             ended.set()
 
     # a daemon: what hangs must not keep the process from ending
-    threading.Thread(target=run, daemon=True, name="weft-overseen").start()
+    threading.Thread(target=run, daemon=True, name="weft-timeout").start()
     if not ended.wait(max(0.0, limit_s)):
         raise OutOfTime
     if errors:

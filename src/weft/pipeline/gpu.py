@@ -27,7 +27,7 @@ from weft.options import Options
 from weft.runtime.cuda_executable import CudaExecutable, Turns
 from weft.runtime.executable import InputError, Linked
 from weft.runtime.streams import Lease
-from weft.tune.crew import Crew
+from weft.tune.thread_pool import DaemonThreadPool
 
 Tensors = Sequence[torch.Tensor]
 
@@ -156,7 +156,9 @@ def link(
         )
         return made.path
 
-    with Crew(options.build_jobs or len(os.sched_getaffinity(0)), lambda: min(left_s, threading.TIMEOUT_MAX)) as pool:
+    with DaemonThreadPool(
+        options.build_jobs or len(os.sched_getaffinity(0)), lambda: min(left_s, threading.TIMEOUT_MAX)
+    ) as pool:
         made = {sha256: pool.submit(build, source) for sha256, source in sources.items()}
         objects = {sha256: future.result(None if math.isinf(left_s) else left_s) for sha256, future in made.items()}
     linked = Linked(graph, plan, objects, None, options.cache, 0, environment)

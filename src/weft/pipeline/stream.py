@@ -30,7 +30,7 @@ from weft.orchestrate.select import Priced, select
 from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
-from weft.tune.crew import Crew
+from weft.tune.thread_pool import DaemonThreadPool
 
 PRIOR_WEIGHT = 4.0
 """Of the estimate as it is, in measurements of a sort."""
@@ -170,7 +170,7 @@ def stream(
     Raises:
         OptionError: no plan was found within `options.memory_limit_bytes` [W001].
     """
-    with Crew(1, left_s) as thread:
+    with DaemonThreadPool(1, left_s) as thread:
         asking = Asking(
             graph, problems, alternatives, options, out_of_time, spent, say, pace, solver or thread, left_s, known
         )

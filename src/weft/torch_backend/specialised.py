@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._dynamo import convert_frame
 
-from weft.runtime.keyed import Keyed
+from weft.runtime.single_flight import SingleFlightCache
 
 log = logging.getLogger("weft")
 Key = tuple[object, ...]
@@ -89,7 +89,7 @@ class Specialised:
         self._eager = eager
         self._values: set[Key] = set()
         self._told = False
-        self._plans: Keyed[Key, Callable[..., Any]] = Keyed(limit)
+        self._plans: SingleFlightCache[Key, Callable[..., Any]] = SingleFlightCache(limit)
         self._lock = threading.Lock()
         """Of the values that were met."""
 

@@ -48,11 +48,11 @@ from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
-from weft.tune.crew import Crew
 from weft.tune.cuda_site import CudaSite
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site
 from weft.tune.store import Database, Record
+from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
@@ -430,7 +430,7 @@ class Tuner:
         source = (t for t in trials if t is not None)
         while group := [self._look_up(t) for t in islice(source, self._ahead)]:
             left_s = partial(self._left_s, deadline)
-            with self._waiting("build"), Crew(max(1, self._site.jobs), left_s) as pool:
+            with self._waiting("build"), DaemonThreadPool(max(1, self._site.jobs), left_s) as pool:
                 known: Futures = {}
                 for build in [self._start_build(w, pool, known, deadline) for w in group]:
                     build.take(left_s)
@@ -439,7 +439,7 @@ class Tuner:
     def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
         """Trials when their kernels are built, the earliest first, while the next ones are taken and built."""
         left_s = partial(self._left_s, deadline)
-        with Crew(max(1, self._site.jobs), left_s) as pool, _fed(trials, self._ahead, left_s) as feeder:
+        with DaemonThreadPool(max(1, self._site.jobs), left_s) as pool, _fed(trials, self._ahead, left_s) as feeder:
             known: Futures = {}
             waiting: list[_Build] = []
             while True:

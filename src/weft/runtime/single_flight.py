@@ -31,7 +31,7 @@ def _always(_: object) -> bool:
 
 
 @final
-class Keyed(Generic[K, V]):
+class SingleFlightCache(Generic[K, V]):
     """The `limit` (at least 1) values used last. Thread-safe."""
 
     def __init__(self, limit: int) -> None:

@@ -21,11 +21,11 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 @final
-class Crew(Executor):
+class DaemonThreadPool(Executor):
     """So many daemon threads, started as they are needed. Leaving the block waits for what runs, up to `patience_s`."""
 
     def __init__(self, threads: int, patience_s: Callable[[], float] = lambda: threading.TIMEOUT_MAX) -> None:
-        """`patience_s` is asked when the crew is closed: seconds that tasks in flight are waited for."""
+        """`patience_s` is asked when the pool is closed: seconds that tasks in flight are waited for."""
         self._most = max(1, threads)
         self._patience_s = patience_s
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
@@ -40,10 +40,10 @@ class Crew(Executor):
         future: Future[R] = Future()
         with self._lock:
             if self._closed:
-                raise RuntimeError("the crew is closed")
+                raise RuntimeError("the pool is closed")
             self._tasks.put((future, fn, args, kwargs))
             if self._tasks.qsize() > self._waiting and len(self._threads) < self._most:
-                thread = threading.Thread(target=self._work, daemon=True, name="weft-crew")
+                thread = threading.Thread(target=self._work, daemon=True, name="weft-pool")
                 self._threads.append(thread)
                 thread.start()
         return future
