@@ -132,8 +132,7 @@ def told(given: argparse.Namespace, g: Gemm, race: str, found: Sequence[Any]) ->
 
 def scaled(g: Gemm, made: Sequence[Kernel], l2: int, given: argparse.Namespace) -> None:
     """The race with scales: one kernel against the library's two."""
-    from weft.gemm.race import Race
-
+    from benchmarks.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
 
     lt = find_cublaslt()
@@ -149,8 +148,8 @@ def scaled(g: Gemm, made: Sequence[Kernel], l2: int, given: argparse.Namespace) 
 def plain(g: Gemm, made: Sequence[Kernel], l2: int, given: argparse.Namespace) -> None:
     """The race of sums in i32: kernels, the library's algorithms, and torch's operator; all must be exact."""
     import torch
-    from weft.gemm.race import Contender, Race
 
+    from benchmarks.race import Contender, Race
     from weft.device.cuda.cublaslt import WORKSPACE_BYTES, LtAddresses, LtProduct, find_cublaslt
 
     lt = find_cublaslt()

@@ -16,9 +16,10 @@ from weft.generate.cuda.templates.tma import header
 from weft.ir.declined import Declined
 from weft.kernels.source import (
     MOST_PARAMETER_BYTES,
-    CudaArgument,
     CudaSource,
+    Inside,
     Launch,
+    Number,
     Pointer,
     Schedule,
     TensorMap,
@@ -74,6 +75,8 @@ def combined(
     for number, source in enumerate(sources):
         if len(source.launches) > 1:
             return Declined("a product that takes two launches")
+        if any(isinstance(x, Inside | Number) for x in source.launches[0].arguments):
+            return Declined("an argument that is neither a buffer nor a tensor map")
         bodies.setdefault(source.sha256, _Body("", source)).members.append(number)
     ordered = sorted(bodies.values(), key=lambda b: -lengths[b.members[0]])
     if len({(b.bounds, b.source.launches[0].block) for b in ordered}) > 1:
@@ -111,7 +114,7 @@ def _as_function(source: CudaSource, space: str, pack: str) -> str:
 class _Memory:
     """What the whole kernel is given."""
 
-    names: dict[CudaArgument, str] = field(default_factory=dict)
+    names: dict[Pointer | TensorMap, str] = field(default_factory=dict)
     """Argument of the launch -> name of the parameter."""
     packed: dict[tuple[int, int | None, int], int] = field(default_factory=dict)
     """(body, input, member where that is none) -> buffer of repacked weights."""
@@ -120,7 +123,7 @@ class _Memory:
     workspace: int = 0
     state: int = 0
 
-    def name(self, argument: CudaArgument) -> str:
+    def name(self, argument: Pointer | TensorMap) -> str:
         """The parameter of an argument."""
         if isinstance(argument, TensorMap):
             maps = sum(isinstance(x, TensorMap) for x in self.names)
@@ -129,7 +132,7 @@ class _Memory:
         plain = prefix if argument.kind in ("work", "state") else f"{prefix}{argument.index}"
         return self.names.setdefault(argument, plain)
 
-    def parameters(self) -> tuple[tuple[CudaArgument, str], ...]:
+    def parameters(self) -> tuple[tuple[Pointer | TensorMap, str], ...]:
         """Arguments with the text of their parameters; maps first, since they are aligned."""
         maps = [(x, f"{_MAP} {name}") for x, name in self.names.items() if isinstance(x, TensorMap)]
         order = ("in", "packed", "out", "work", "state")
@@ -226,6 +229,7 @@ def _given(number: int, body: _Body, index: int, entry: str, found: Sequence[Mem
     memory.state += -(-source.state_bytes // _ALIGNED) * _ALIGNED
     texts = []
     for p in source.launches[0].arguments:
+        assert isinstance(p, Pointer | TensorMap)  # others were declined
         if isinstance(p, TensorMap):
             assert p.base.kind in ("in", "out")
             position = (member.inputs if p.base.kind == "in" else member.outputs)[p.base.index]
