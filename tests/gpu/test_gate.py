@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import final
 
 import pytest
 import torch
@@ -66,4 +69,48 @@ def test_a_kernel_of_attention_that_the_framework_would_not_take_is_not_run() ->
         taken += 1
         torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
     assert taken
+    assert gpu_trust.lives()
+
+
+@pytest.mark.parametrize(("dtype", "by"), [(torch.float32, 3), (torch.float16, 4), (torch.bfloat16, 1)])
+def test_attention_of_operands_that_its_kernels_cannot_load(dtype: torch.dtype, by: int) -> None:
+    """They are copied: the framework's own questions let some of them pass, and the GPU is lost."""
+    chance = torch.Generator().manual_seed(by)
+
+    def operand(*shape: int) -> torch.Tensor:
+        room = torch.randn(math.prod(shape) + by, generator=chance).to("cuda", dtype)
+        return room[by:].view(shape)
+
+    q, k, v = operand(5, 2, 16, 64), operand(5, 2, 24, 64), operand(5, 2, 24, 64)
+    want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    found = [attention_call.composed(q, k, v)]
+    for name in attention_call.BACKENDS:
+        with contextlib.suppress(RuntimeError):  # this GPU has no such kernel for the type
+            found.append(attention_call.attention(name, q, k, v, None, causal=False, scale=None))
+    assert len(found) >= 2
+    for got in found:
+        torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    assert gpu_trust.lives()
+
+
+@final
+class Copied(torch.nn.Module):
+    """Makes the operands of its attention dense, as a model must whose framework cannot read them."""
+
+    def forward(self, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        k, v = (kv[..., at : at + 32].clone(memory_format=torch.contiguous_format) for at in (1, 35))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_copy_that_the_graph_does_not_have_is_made_for_attention(dtype: torch.dtype, shared_cache: Path) -> None:
+    chance = torch.Generator().manual_seed(0)
+    q, kv = (torch.randn(3, 2, 48, n, generator=chance).to("cuda", dtype) for n in (32, 70))
+    want = Copied()(q.double(), kv.double())
+    theirs = gpu_trust.error(Copied()(q, kv), want)
+    for budget_s in (0.0, 8.0):
+        options = weft.Options(device="cuda", budget_s=budget_s, cache_dir=shared_cache)
+        got = weft.compile(Copied(), (q, kv), options=options)(q, kv)
+        assert isinstance(got, torch.Tensor)
+        assert gpu_trust.is_right(gpu_trust.error(got, want), theirs, dtype)
     assert gpu_trust.lives()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,79 @@ def test_no_kernel_is_called_that_the_framework_would_not_take(monkeypatch: pyte
     with pytest.raises(RuntimeError, match=r"with a mask of torch\.bool"):
         attention_call.attention("cudnn", q, q, q, torch.ones(16, 16, dtype=torch.bool), causal=False, scale=None)
     assert len(asked) == 3
+
+
+def misaligned(*shape: int, dtype: torch.dtype = torch.float32, by: int = 3) -> torch.Tensor:
+    """Dense, so many elements behind the beginning of its memory."""
+    room = torch.randn(math.prod(shape) + by, dtype=dtype, generator=torch.Generator().manual_seed(by))
+    return room[by:].view(shape)
+
+
+ADDRESSES = {
+    "f32, 12 bytes": (misaligned(5, 1, 1, 8), True),
+    "f16, 8 bytes": (misaligned(2, 4, 16, 32, dtype=torch.float16, by=4), True),
+    "between batches": (torch.randn(2, 67)[:, :64].unflatten(1, (1, 8, 8)), True),
+    "between heads": (torch.randn(2, 3, 67)[:, :, :64].unflatten(2, (8, 8)), True),
+    "a mask broadcast": (misaligned(16, 64).expand(4, 2, 16, 64), True),
+    "aligned": (torch.randn(2, 4, 16, 32), False),
+    "one batch of any stride": (torch.randn(67)[:64].as_strided((1, 8, 8), (67, 8, 1)), False),
+    "a slice at 16 bytes": (torch.randn(2, 4, 16, 36)[..., 4:], False),
+    "rows that are padded": (misaligned(2, 4, 16, 5), False),
+    "rows with gaps": (misaligned(2, 16, 8, 4).transpose(2, 3), False),
+    "no elements": (misaligned(2, 0, 8), False),
+}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_rows_begin_where_the_kernels_load_them(name: str) -> None:
+    x, copied = ADDRESSES[name]
+    got = attention_call.readable(x)
+    assert (got is not x) == copied and torch.equal(got, x)
+    if copied:
+        between = [s for s, n in zip(got.stride()[:-1], got.shape[:-1], strict=True) if n > 1]
+        assert got.data_ptr() % 16 == 0 and not any(s * got.element_size() % 16 for s in between)
+        assert [s for s in x.stride() if s == 0] == [s for s in got.stride() if s == 0]
+
+
+def test_kernels_of_attention_get_operands_that_they_can_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory-efficient one takes f32 at 12 bytes behind a multiple of 16 and ends the use of the GPU."""
+    given: list[tuple[torch.Tensor | None, ...]] = []
+    monkeypatch.setattr(attention_call.cuda, "SDPAParams", lambda *operands: operands)
+
+    def takes(operands: tuple[torch.Tensor | None, ...]) -> bool:
+        given.append(operands[:4])
+        return True
+
+    def run(*operands: torch.Tensor) -> torch.Tensor:
+        given.append(operands[:4])
+        return operands[0]
+
+    monkeypatch.setitem(attention_call.BACKENDS, "efficient", attention_call.Backend(takes, run))
+    q, k, v = (misaligned(5, 1, 4, 8, by=by) for by in (1, 2, 3))
+    mask = misaligned(4, 4).expand(5, 1, 4, 4)
+    attention_call.attention("efficient", q, k, v, mask, causal=False, scale=None)
+    assert len(given) == 2
+    for operands in given:
+        for got, want in zip(operands, (q, k, v, mask), strict=True):
+            assert got is not None and got.data_ptr() % 16 == 0 and torch.equal(got, want)
+
+
+def test_the_frameworks_own_attention_gets_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(attention_call, "readable", lambda x: asked.append(x) or x)
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    problem = attention(torch.float32)
+    call = LibraryGenerator().emit(problem, Schedule("library", (("form", "operator"),)))
+    assert isinstance(call, LibraryCall) and {s.target for s in call.run} == {attention_call.COMPOSED}
+    chance = torch.Generator().manual_seed(1)
+    given = [torch.randn(1, 2, 16, 32, generator=chance) for _ in range(3)]
+    want = torch.nn.functional.scaled_dot_product_attention(*given)
+    assert torch.equal(BoundCall(call, {}).run(given)[0], want) and not asked
+    got = BoundCall(call, {}).run([x.as_subclass(OnGpu) for x in given])[0]
+    assert torch.equal(got.as_subclass(torch.Tensor), want) and len(asked) == 3
 
 
 def test_this_framework_takes_no_kernel_without_a_gpu() -> None:

@@ -3,6 +3,12 @@
 The operators behind the kernels (`aten._scaled_dot_product_*`) believe their operands: a mask of another type, a head
 size or strides that a kernel was not made for lead to wrong numbers or to an illegal access, which ends the use of the
 GPU for the whole process. `torch.nn.functional.scaled_dot_product_attention` asks first; so does this step.
+
+Nobody asks about addresses. The kernels load 16 bytes at a time; the memory-efficient one holds an address in bytes
+against that number of elements, so that it takes one of f32 at 12 bytes behind a multiple of 16, and looks at no
+stride between batches; the others look at neither. A misaligned access ends the use of the GPU, too. Here, and where a
+plan calls the framework's own attention, such operands are copied first (`readable`): a model may make that copy
+itself, and its graph does not have it.
 """
 
 from __future__ import annotations
@@ -14,9 +20,13 @@ from typing import Any
 import torch
 from torch.backends import cuda
 
-from weft.generate.library.execute import register
+from weft.generate.library.execute import instead_of, register
 
 TARGET = "weft.attention"
+COMPOSED = "aten.scaled_dot_product_attention.default"
+"""The framework's own choice among its kernels."""
+LOADED_BYTES = 16
+"""What the kernels load at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +85,50 @@ def attention(
         RuntimeError: the framework would not take this kernel for these operands.
     """
     kernel = BACKENDS[backend]
+    q, k, v = readable(q), readable(k), readable(v)
     if mask is not None and mask.dtype is not q.dtype:
         raise RuntimeError(f"{backend} attention of {q.dtype} with a mask of {mask.dtype}")
+    mask = None if mask is None else readable(mask)
     if not kernel.takes(cuda.SDPAParams(q, k, v, mask, 0.0, causal, False)):
         shapes = ", ".join(f"{tuple(x.shape)} strides {x.stride()}" for x in (q, k, v))
         raise RuntimeError(f"the framework would not take {backend} attention for {q.dtype}: {shapes}")
     return kernel.run(q, k, v, mask, causal, scale)
 
 
+def composed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, of operands that any of its kernels can read."""
+    if q.is_cuda:
+        q, k, v = readable(q), readable(k), readable(v)
+        mask = None if mask is None else readable(mask)
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+    found: torch.Tensor = operator(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
+    return found
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy of it where rows that are loaded `LOADED_BYTES` at a time do not begin at multiples of that.
+
+    Rows of other lengths, or with gaps, are not loaded so: the framework pads them or takes no such kernel.
+    """
+    size = x.element_size()
+    if not x.ndim or not x.numel() or x.stride(-1) != 1 or x.shape[-1] * size % LOADED_BYTES:
+        return x
+    between = (s * size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1)
+    if x.data_ptr() % LOADED_BYTES == 0 and all(s % LOADED_BYTES == 0 for s in between):
+        return x
+    once = x[tuple(slice(1) if s == 0 else slice(None) for s in x.stride())]  # what is broadcast stays so
+    return once.clone(memory_format=torch.contiguous_format).expand(x.shape)
+
+
 register(TARGET, attention)
+instead_of(COMPOSED, composed)

@@ -70,6 +70,14 @@ def register(target: str, run: Callable[..., torch.Tensor]) -> None:
     _SPECIAL[target] = run
 
 
+_INSTEAD: dict[str, Callable[..., torch.Tensor]] = {}
+
+
+def instead_of(target: str, run: Callable[..., torch.Tensor]) -> None:
+    """Have calls run this, of the same arguments, where they name that operator of the framework."""
+    _INSTEAD[target] = run
+
+
 def resolve(target: str) -> Callable[..., Any]:
     """The operator that a step names.
 
@@ -176,7 +184,8 @@ class BoundCall:
         kwargs = {k: self._value(v, inputs, tmp, weights) for k, v in step.kwargs}
         if self._device is not None and step.target in _CREATORS:
             kwargs["device"] = self._device
-        return resolve(step.target), [self._value(v, inputs, tmp, weights) for v in step.args], kwargs
+        function = _INSTEAD.get(step.target) or resolve(step.target)
+        return function, [self._value(v, inputs, tmp, weights) for v in step.args], kwargs
 
     # a function inside `_bind` that calls itself would keep the tensors until garbage is searched for
     def _value(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
+from weft.generate.library.attention_call import COMPOSED
 from weft.generate.library.fused import channel_bias, is_weight
 from weft.generate.library.translate import Program, convolution
 from weft.ir.graph import NodeId, OriginParam
@@ -190,7 +191,7 @@ def _sdpa(o: Operator) -> Ref | None:
     if any(0 in o.shape(k) for k in range(3)):
         return None  # on a GPU the framework's gives no tensor at all
     return o.program.call(
-        "aten.scaled_dot_product_attention.default",
+        COMPOSED,
         o.ref(0), o.ref(1), o.ref(2), o.ref(3), 0.0, causal,
         scale=float(cast("float", scale)) if scale else None, enable_gqa=grouped,
     )  # fmt: skip
