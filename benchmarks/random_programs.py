@@ -14,6 +14,9 @@ framework's own error, asks for (`pipeline/finish.py`). A program is
     wrong      in one of them
     crashed    raises, is refused, takes its process with it, or does not end
 
+A program that the framework itself does not run on the device (refused by it, or the use of the GPU ended by it, before
+Weft is asked) says nothing: the one `AGAIN` numbers on is taken instead, and a line tells of it.
+
 Programs run in worker processes. The file of results has a line for each that is not right, with its text, and a
 summary; parts of one run (`--part`) add to it.
 """
@@ -28,6 +31,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,7 +54,17 @@ FORCED = ("fused", "single", "mixed")
 BUDGET_S = 2.0
 TIMEOUT_S = 120.0
 """Of one program."""
+AGAIN = 48_000_000
+"""From a program that the framework does not run to the one taken instead, which runs the same way."""
+DRAWS = 5
+"""Programs for one number, at most."""
+ENDED_BY_FRAMEWORK = 77
+"""Exit status of a process whose GPU the framework's own execution made unusable."""
 Call = Callable[..., Sequence[torch.Tensor]]
+
+
+class RefusedError(Exception):
+    """The framework's own execution of a program raised."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +130,29 @@ class Wanted:
     kinds: Sequence[DType]
 
 
+def settled(given: Sequence[torch.Tensor]) -> None:
+    """Wait for the device: what went wrong until now is raised here, not at whoever comes next."""
+    if any(t.is_cuda for t in given):
+        torch.cuda.synchronize()
+
+
 def wanted_of(program: Program, given: Sequence[torch.Tensor]) -> Wanted:
-    """See `Wanted`."""
+    """See `Wanted`.
+
+    Raises:
+        RefusedError: the framework does not run it.
+    """
     host = programs.draw(program)
     wide = [t.double() if t.is_floating_point() else t for t in host]
     exact = programs.run(program, wide, wide=True)
-    return Wanted(programs.run(program, given), exact, programs.kinds_of_outputs(program, host))
+    kinds = programs.kinds_of_outputs(program, host)
+    settled(given)
+    try:
+        plain = programs.run(program, given)
+        settled(given)
+    except Exception as error:
+        raise RefusedError(f"{type(error).__name__}: {str(error).strip()[:300]}") from error
+    return Wanted(plain, exact, kinds)
 
 
 def check(program: Program, way: str, device: str) -> str:
@@ -140,6 +171,7 @@ def check(program: Program, way: str, device: str) -> str:
         for k, (t, was) in enumerate(zip(given, before, strict=True)):
             if not torch.equal(as_bits(t), as_bits(was)):
                 return f"input {k} has other values than before"
+        settled(given)
     return ""
 
 
@@ -155,22 +187,25 @@ def examine(program: Program, way: str, device: str) -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the framework at the program
             wrong = check(program, way, device)
+    except RefusedError as refused:
+        _leave_if_lost(device, ENDED_BY_FRAMEWORK)
+        return Outcome(program.seed, way, "refused", str(refused))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__}: {str(error).strip()[:300]} ({Path(where.filename).name}:{where.lineno})"
-        _leave_if_lost(device)
+        _leave_if_lost(device, 1)
         return Outcome(program.seed, way, "crashed", said)
     return Outcome(program.seed, way, "wrong" if wrong else "right", wrong)
 
 
-def _leave_if_lost(device: str) -> None:
+def _leave_if_lost(device: str, status: int) -> None:
     """A process whose GPU context is gone is no use to the next program: its end is this one's outcome."""
     if device.startswith("cuda"):
         try:
             torch.cuda.synchronize()
             torch.ones(8, device=device).sum().item()
         except RuntimeError:
-            os._exit(1)
+            os._exit(status)
 
 
 def work(task: tuple[int, str]) -> Outcome:
@@ -184,17 +219,34 @@ def work(task: tuple[int, str]) -> Outcome:
 
 
 def run(seeds: Sequence[int], device: str, jobs: int) -> list[Outcome]:
-    """Outcomes of all programs, in the order of their numbers; with no jobs in this process, for tests."""
+    """Outcomes of all programs, in the order of their numbers; with no jobs in this process, for tests.
+
+    Among them those that the framework refused, beside the outcomes of what was taken instead.
+    """
+    found: list[Outcome] = []
+    for draw in range(DRAWS):
+        made = _round(seeds, device, jobs)
+        found += made
+        seeds = [x.seed + AGAIN for x in made if x.outcome == "refused"]
+        if draw == DRAWS - 1:
+            found += [Outcome(x, way_of(x), "crashed", f"the framework refused {DRAWS} programs") for x in seeds]
+    return sorted(found, key=lambda x: x.seed % AGAIN)
+
+
+def _round(seeds: Sequence[int], device: str, jobs: int) -> list[Outcome]:
     if not jobs:
         return [examine(programs.make(seed), way_of(seed), device) for seed in seeds]
     found: list[Outcome] = []
     for task, outcome in pool.run(work, [(s, device) for s in seeds], jobs=jobs, timeout_s=TIMEOUT_S):
-        lost = isinstance(outcome, pool.Lost)
-        one = Outcome(task[0], way_of(task[0]), "crashed", outcome.reason) if lost else outcome
+        one = outcome
+        if isinstance(outcome, pool.Lost):
+            theirs = outcome.reason.endswith(f" status {ENDED_BY_FRAMEWORK}")
+            note = "the framework ended the use of the GPU" if theirs else outcome.reason
+            one = Outcome(task[0], way_of(task[0]), "refused" if theirs else "crashed", note)
         found.append(one)
         if one.outcome != "right":
             print(json.dumps(asdict(one)), flush=True)
-    return sorted(found, key=lambda x: x.seed)
+    return found
 
 
 def lines(found: Sequence[Outcome]) -> list[dict[str, object]]:
@@ -208,7 +260,9 @@ def summary(cases: Sequence[dict[str, object]], total: int, ways: dict[str, int]
     """The last line."""
     count = {o: sum(x["outcome"] == o for x in cases) for o in ("wrong", "crashed")}
     right = total - sum(count.values())
-    return {"record": "summary", "suite": "random-programs", "total": total, "right": right, **count, "ways": ways}
+    refused = sum(x["outcome"] == "refused" for x in cases)
+    head: dict[str, object] = {"record": "summary", "suite": "random-programs", "total": total, "right": right}
+    return {**head, **count, "refused_by_the_framework": refused, "ways": ways}
 
 
 def shrunk(seed: int, device: str) -> Program:
@@ -265,7 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(given.seed, given.seed + given.count)[part - 1 :: parts]
     began = time.monotonic()
     found = run(seeds, given.device, given.jobs)
-    cases, total, ways = lines(found), len(found), {w: sum(x.way == w for x in found) for w in {x.way for x in found}}
+    judged = [x for x in found if x.outcome != "refused"]
+    cases, total, ways = lines(found), len(judged), dict(Counter(x.way for x in judged))
     head = environment(" ".join(["python -m benchmarks.random_programs", *sys.argv[1:]]))
     if part > 1 and path.exists():
         old = [json.loads(x) for x in path.read_text().splitlines()]
@@ -276,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(x) + "\n" for x in (head, *cases, end)))
     print(json.dumps({**end, "seconds": round(time.monotonic() - began, 1)}))
-    sys.exit(1 if cases else 0)
+    sys.exit(0 if end["right"] == total else 1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,7 +120,30 @@ def line_text(line: Line) -> str:
     return f"{line.call}({', '.join(said)})" + (f"[{line.item}]" if line.item >= 0 else "")
 
 
-_ROOTS: dict[str, Any] = {"torch": torch, "F": F, "operator": operator}
+LOADED_BYTES = 16
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, **how: Any
+) -> torch.Tensor:
+    """The framework's, of operands that its kernels for GPUs can load.
+
+    They load 16 bytes at a time and check that badly: f32 three elements behind the beginning of its memory, or at an
+    odd stride between batches, is a misaligned access, after which nobody in the process can use the GPU.
+    """
+    return F.scaled_dot_product_attention(loadable(q), loadable(k), loadable(v), mask, **how)
+
+
+def loadable(t: torch.Tensor) -> torch.Tensor:
+    """t, or a dense copy where that matters; by offset and strides, which are the same while a program is traced."""
+    steps = (s for s, n in zip(t.stride()[:-1], t.shape[:-1], strict=True) if n > 1)
+    whole = all(x * t.element_size() % LOADED_BYTES == 0 for x in (t.storage_offset(), *steps))
+    return t if whole else t.clone(memory_format=torch.contiguous_format)
+
+
+_ROOTS: dict[str, Any] = {
+    "torch": torch, "F": F, "operator": operator, "programs": SimpleNamespace(attention=attention),
+}  # fmt: skip
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -879,13 +903,13 @@ def _attention(m: Maker) -> object:
     v = m.new((*t.shape[:2], keys, m.rng.choice((t.shape[3], 8))), t.dtype)
     way = m.rng.randrange(4)
     if way == 0 and keys == t.shape[2]:
-        return m.add("F.scaled_dot_product_attention", x, k, v, is_causal=True)
+        return m.add("programs.attention", x, k, v, is_causal=True)
     if way == 1:
         mask = m.new((t.shape[2], keys), t.dtype, layout="dense")
-        return m.add("F.scaled_dot_product_attention", x, k, v, mask)
+        return m.add("programs.attention", x, k, v, mask)
     if way == 2:
-        return m.add("F.scaled_dot_product_attention", x, k, v, scale=0.3)
-    return m.add("F.scaled_dot_product_attention", x, k, v)
+        return m.add("programs.attention", x, k, v, scale=0.3)
+    return m.add("programs.attention", x, k, v)
 
 
 def _conv(m: Maker) -> object:

@@ -125,6 +125,67 @@ def test_what_raises_and_what_changes_its_input_is_seen(monkeypatch: pytest.Monk
     assert "input 1 has other values" in random_programs.examine(program, "single", "cpu").note
 
 
+def test_what_the_framework_refuses_is_drawn_again_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the framework's own run counts as that: what Weft refuses, whatever it raises, is Weft's."""
+    program = plain(Line("torch.relu", (Ref(-1),)), outputs=(Ref(0),))
+    asked: list[int] = []
+
+    def make(seed: int) -> Program:
+        asked.append(seed)
+        # a batch norm of cuDNN has two to five dimensions, for example
+        return replace(
+            program, seed=seed, lines=(Line("torch.mm", (Ref(-1), Ref(-1))),) if seed == 4 else program.lines
+        )
+
+    def compiled(p: Program, *_: object) -> random_programs.Call:
+        if p.seed == 7:
+            raise RuntimeError("no plan")
+        return lambda *x: (torch.relu(x[0]),)
+
+    monkeypatch.setattr(random_programs.programs, "make", make)
+    monkeypatch.setattr(random_programs.programs, "kinds_of_outputs", lambda *_: [programs.DType.F32])
+    monkeypatch.setattr(random_programs.programs, "run", _wide_always(programs.run))
+    monkeypatch.setattr(random_programs, "compiled", compiled)
+    found = random_programs.run([4, 5, 7], "cpu", 0)
+    assert asked == [4, 5, 7, 4 + random_programs.AGAIN]
+    assert [(x.seed % random_programs.AGAIN, x.outcome) for x in found] == [
+        (4, "refused"), (4, "right"), (5, "right"), (7, "crashed"),
+    ]  # fmt: skip
+    assert "RuntimeError: mat1 and mat2" in found[0].note
+    assert all(random_programs.way_of(x.seed + random_programs.AGAIN) == x.way for x in found)
+    end = random_programs.summary(random_programs.lines(found), 3, {})
+    assert [end[k] for k in ("total", "right", "crashed", "refused_by_the_framework")] == [3, 2, 1, 1]
+
+
+def _wide_always(run):
+    """The reference, which runs elsewhere, does not refuse what the device refuses."""
+
+    def changed(program: Program, given, *, wide: bool = False):
+        return (torch.relu(given[0]),) if wide else run(program, given)
+
+    return changed
+
+
+def test_attention_gets_operands_that_its_kernels_can_load() -> None:
+    """As PyTorch 2.11 takes them unasked and then ends the use of the GPU."""
+    x = programs.draw_one(Input((5, 1, 1, 8), torch.float32, 1, layout="offset"))
+    q = programs.draw_one(Input((5, 1, 4, 8), torch.float32, 2))
+    assert x.data_ptr() % 16 == 12 and programs.loadable(x).data_ptr() % 16 == 0
+    assert programs.loadable(q) is q
+    seen: list[torch.Tensor] = []
+
+    def attend(*operands: torch.Tensor, **_: object) -> torch.Tensor:
+        seen.extend(operands[:3])
+        return operands[0]
+
+    line = Line("programs.attention", (Ref(-1), Ref(-2), Ref(-2)))
+    given = (q, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs.F, "scaled_dot_product_attention", attend)
+        programs.evaluate(line, lambda r: given[~r.at], wide=False)
+    assert [t.data_ptr() % 16 for t in seen] == [0, 0, 0] and torch.equal(seen[1], x)
+
+
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("seed", FEW)
 def test_a_few_are_right(seed: int) -> None:
