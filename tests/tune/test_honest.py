@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 
 import pytest
@@ -21,6 +22,7 @@ from weft.tune.bulk import classes
 from weft.tune.verify import (
     Arena,
     Binding,
+    Buffer,
     Expected,
     Verified,
     _clear_of_overflow,
@@ -105,3 +107,36 @@ def test_rounding_may_decide_what_is_just_infinite_and_nothing_else(dtype: torch
         broken = exact.clone()
         broken[place] = wrong
         assert compare(broken, want, "here").verdict is Verdict.NAN_CLASS
+
+
+class Counted:
+    """Another subject, with how often it was bound."""
+
+    deterministic = transforms = False
+
+    def __init__(self, subject: FrameworkSubject, scratch: int) -> None:
+        self._subject, self._scratch, self.bound = subject, scratch, 0
+
+    def bind(self, arena: Arena, poison: int) -> Binding:
+        self.bound += 1
+        found = self._subject.bind(arena, poison)
+        return replace(found, scratch=tuple(Buffer(8, 0) for _ in range(self._scratch)))
+
+
+@pytest.mark.parametrize(("scratch", "times"), [(0, 3), (1, 6)])
+def test_weights_are_prepared_once_per_set_where_nothing_is_poisoned(scratch: int, times: int) -> None:
+    graph = next(single_graphs(Prim.MATMUL))
+    posed = problem(graph, Format.ROW, Format.ROW)
+    subject = Counted(FrameworkSubject(graph), scratch)
+    found = verify(posed, subject, build_reference(posed, seed=0), {}, slow_s=60, clock=perf_counter_ns)
+    assert found.finding.verdict is Verdict.OK and subject.bound == times
+
+
+def test_inputs_are_remembered_without_a_copy_where_they_lie_as_they_were_drawn() -> None:
+    posed = problem(next(single_graphs(Prim.MATMUL)), Format.ROW, Format.ROW)
+    case = build_reference(posed, seed=0).timed
+    arena = Arena(posed, case.inputs)
+    assert [c.data_ptr() for c in arena.copies] == [x.data_ptr() for x in case.inputs]
+    assert arena.inputs_unmodified()
+    arena.input_tensors[0].view(-1)[0] += 1
+    assert not arena.inputs_unmodified()

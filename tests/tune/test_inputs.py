@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
-from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.inputs import PERIOD, Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, evaluate
 
 
@@ -37,3 +40,28 @@ def test_whole_numbers_stay_exact_through_a_chain_of_products(count: int, width:
 def test_few_products_keep_all_their_terms():
     inputs = draw(_layers(2), InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
     assert all(set(x.unique().tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0} for x in inputs)
+
+
+@pytest.mark.parametrize("kind", list(InputSet), ids=lambda k: k.value)
+def test_large_inputs_repeat_few_draws_without_a_stride_in_common(kind: InputSet, monkeypatch: pytest.MonkeyPatch):
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1024, 1024)))
+    graph = b.build([b.apply(Prim.NEG, x)])
+    drawn: list[int] = []
+
+    def counting(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def draws(*args: object, **given: object) -> torch.Tensor:
+            found = of(*args, **given)
+            drawn.append(found.numel())
+            return found
+
+        return draws
+
+    monkeypatch.setattr(torch, "randn", counting(torch.randn))
+    monkeypatch.setattr(torch, "randint", counting(torch.randint))
+    (large,) = draw(graph, kind, Domain.ZERO_MEAN, seed=3)
+    assert max(drawn) == PERIOD and sum(drawn) < PERIOD + 100
+    assert large.shape == (1024, 1024) and large.is_contiguous()
+    for rows in (1, 2, 3, 16, 255, 256, 257, 512):  # whatever is off by whole rows reads other values
+        assert not torch.equal(large[rows:], large[:-rows])
+    assert not torch.equal(large[:, 1:], large[:, :-1])

@@ -16,6 +16,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate as reference
 from weft.ir.types import Array, DType, TensorType
+from weft.tune import oracle
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import TABLE, Evaluation, Mode, decisions, evaluate, truncated_to_tf32
 from weft.tune.tolerance import ULPS
@@ -252,3 +253,42 @@ def test_adversarial_inputs_have_every_class() -> None:
         assert bool(((x.abs() < tiny) & (x != 0)).any()) and bool((x == 0).any())
         assert float(torch.isfinite(x).double().mean()) > 0.9
         b = GraphBuilder()
+
+
+def test_a_large_matrix_is_taken_to_float64_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same products and rows of a table, without a copy of it in float64."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (3, 1024))), b.input(TensorType(DType.F32, (1024, 512)), is_weight=True)
+    rows, table = b.input(TensorType(DType.I64, (5,))), b.input(TensorType(DType.F32, (1024, 512)), is_weight=True)
+    product, looked_up = b.add(Prim.MATMUL, x, w), b.add(Prim.GATHER, table, rows, attrs=a.GatherAttrs(0))
+    graph = b.build([product, looked_up])
+    inputs = draw(graph, InputSet.INTEGERS, Domain.ZERO_MEAN, seed=2)
+    whole = run(graph, inputs, Mode.PRECISE)
+    monkeypatch.setattr(oracle, "LATE", 1 << 19)
+    assert oracle._read_late(graph) == {graph.inputs[1], graph.inputs[3]}
+    parts = run(graph, inputs, Mode.PRECISE)
+    assert [x.dtype for x in parts.outputs] == [torch.float64] * 2 and parts.exact == whole.exact == (True, True)
+    assert all(torch.equal(p, q) for p, q in zip(parts.outputs, whole.outputs, strict=True))
+    inputs = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=2)
+    in_parts = run(graph, inputs, Mode.PRECISE).outputs[0]
+    monkeypatch.undo()
+    torch.testing.assert_close(in_parts, run(graph, inputs, Mode.PRECISE).outputs[0], rtol=1e-13, atol=1e-13)
+
+
+def test_what_is_read_elsewhere_is_not_read_in_parts() -> None:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (3, 4096))), b.input(TensorType(DType.F32, (4096, 4096)))
+    product = b.add(Prim.MATMUL, x, w)
+    assert oracle._read_late(b.build([product])) == {w}
+    assert oracle._read_late(b.build([product, b.apply(Prim.NEG, w)])) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [([1.0, -3.0], 0), ([0.5, 2.0], 4), ([2.0**-9], None), ([math.inf, 1.0], None), ([math.nan], None), ([2.0**40], 0)],
+)
+def test_multiples_are_found(values: list[float], whole: int | None) -> None:
+    x = torch.tensor(values, dtype=torch.float64)
+    largest = oracle._largest(x)
+    found = next((q for q in (0, 4, 8) if math.isfinite(largest) and oracle._integral(x, q, largest)), None)
+    assert found == whole

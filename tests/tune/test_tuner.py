@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gc
+import io
 import math
+import mmap
 import shutil
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.faults.fake import FakeTransport, Plan, fake_trial
 
 from weft.device.facts import CpuFacts
@@ -18,8 +22,9 @@ from weft.kernels.codec import kernel_sha256
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref, Schedule
 from weft.options import Options
-from weft.tune import keys
+from weft.tune import keys, worker
 from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.messages import BOARD_BYTES, encode
 from weft.tune.site import Built, Refused
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Progress, Tuner, _Build, _first_built, _Work
@@ -268,3 +273,16 @@ def test_on_finite_inputs_alone() -> None:
         plain = len(transport._values)
         list(asked.measure([verified_only(2, PAIR[:1])]))
     assert (plain, len(transport._values) - plain) == (2, 3), "sets of inputs"
+
+
+def test_a_worker_does_not_walk_what_it_has_loaded_after_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_limit", lambda most: None)
+    said = io.BytesIO()
+    hello = encode({"op": "hello", "threads": torch.get_num_threads(), "max_bytes": 0})
+    with mmap.mmap(-1, BOARD_BYTES) as board:
+        try:
+            worker.serve(worker.PipeChannel(io.BytesIO(hello), said, board))
+            loaded = gc.get_freeze_count()
+        finally:
+            gc.unfreeze()
+    assert loaded > 10_000

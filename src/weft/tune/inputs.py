@@ -31,7 +31,7 @@ from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType, TensorType
 
-SETS_VERSION = 1
+SETS_VERSION = 2
 """Part of the key of every verdict."""
 
 
@@ -170,30 +170,55 @@ def draw(
 _SALT = {InputSet.INTEGERS: 11, InputSet.ADVERSARIAL: 23, InputSet.NORMAL: 37}
 
 
+PERIOD = 262_147
+"""On a CPU so many elements are drawn, and repeated in larger tensors: drawing is ten times as slow as copying. A prime
+number, so that no step from element to element, row to row or tile to tile leads to equal values everywhere."""
+
+
 def _tensor(
     t: TensorType, role: Role, kind: InputSet, domain: Domain, g: torch.Generator, *, denormals: bool
 ) -> torch.Tensor:
-    dtype = TORCH_DTYPE[t.dtype]
-    if t.dtype is DType.BOOL:
-        return torch.randint(0, 2, t.shape, generator=g, device=g.device).to(torch.bool)
-    if t.dtype.is_integer:
-        low, high = _integer_range(t.dtype, role, kind)
-        values = torch.randint(low, high, t.shape, generator=g, device=g.device)
+    size = math.prod(t.shape)
+    shape = (PERIOD,) if g.device.type == "cpu" and size > PERIOD else t.shape
+    values = _repeated(_drawn(t.dtype, shape, role, kind, domain, g), t.shape)
+    if kind is InputSet.ADVERSARIAL and t.dtype.is_float:
+        _plant(values, t.dtype, g, denormals=denormals)
+    return values.to(TORCH_DTYPE[t.dtype])
+
+
+def _repeated(drawn: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Row-major, the elements over and over."""
+    if drawn.shape == shape:
+        return drawn
+    size, period = math.prod(shape), drawn.numel()
+    out = torch.empty(size, dtype=drawn.dtype)
+    whole = size // period * period
+    out[:whole].view(-1, period).copy_(drawn)
+    out[whole:].copy_(drawn[: size - whole])
+    return out.view(shape)
+
+
+def _drawn(
+    dtype: DType, shape: tuple[int, ...], role: Role, kind: InputSet, domain: Domain, g: torch.Generator
+) -> torch.Tensor:
+    """Values of the set, those of floats in f32 or f64."""
+    if dtype is DType.BOOL:
+        return torch.randint(0, 2, shape, generator=g, device=g.device).to(torch.bool)
+    if dtype.is_integer:
+        low, high = _integer_range(dtype, role, kind)
+        values = torch.randint(low, high, shape, generator=g, device=g.device)
         if role.divisor:
             values = torch.where(values == 0, torch.ones_like(values), values)
-        return values.to(dtype)
+        return values.to(TORCH_DTYPE[dtype])
     if kind is InputSet.INTEGERS:
-        whole = torch.randint(-2, 3, t.shape, generator=g, device=g.device)
+        whole = torch.randint(-2, 3, shape, generator=g, device=g.device)
         if role.root and domain is not Domain.ZERO_MEAN:
             whole = whole.abs() + 1
         if role.thinned > FEW:
-            kept = torch.rand(t.shape, generator=g, device=g.device) < FEW / role.thinned
+            kept = torch.rand(shape, generator=g, device=g.device) < FEW / role.thinned
             whole = torch.where(kept, torch.where(whole < 0, -1, 1), 0)
-        return whole.to(dtype)
-    values = _floats(t, role, domain, g)
-    if kind is InputSet.ADVERSARIAL:
-        _plant(values, t.dtype, g, denormals=denormals)
-    return values.to(dtype)
+        return whole.to(TORCH_DTYPE[dtype])
+    return _floats(dtype, shape, role, domain, g)
 
 
 def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:
@@ -207,16 +232,16 @@ def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:
     return (0, wide) if dtype is DType.U8 else (-wide, wide + 1)
 
 
-def _floats(t: TensorType, role: Role, domain: Domain, g: torch.Generator) -> torch.Tensor:
-    held = torch.float64 if t.dtype is DType.F64 else torch.float32
+def _floats(dtype: DType, shape: tuple[int, ...], role: Role, domain: Domain, g: torch.Generator) -> torch.Tensor:
+    held = torch.float64 if dtype is DType.F64 else torch.float32
     if domain is Domain.UNIT:
-        return torch.rand(t.shape, generator=g, dtype=held, device=g.device) * 0.8 + 0.1
+        return torch.rand(shape, generator=g, dtype=held, device=g.device) * 0.8 + 0.1
     if domain is Domain.ABOVE_ONE:
-        return torch.rand(t.shape, generator=g, dtype=held, device=g.device) * 0.9 + 1.1
-    values = torch.randn(t.shape, generator=g, dtype=held, device=g.device)
+        return torch.rand(shape, generator=g, dtype=held, device=g.device) * 0.9 + 1.1
+    values = torch.randn(shape, generator=g, dtype=held, device=g.device)
     if role.root and domain is Domain.POSITIVE_ROOTS:
         return values.abs() + 0.1
-    return values * (max(role.scale, LEAST_SCALE_F8) if t.dtype.is_float8 else role.scale)
+    return values * (max(role.scale, LEAST_SCALE_F8) if dtype.is_float8 else role.scale)
 
 
 def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator, *, denormals: bool) -> None:

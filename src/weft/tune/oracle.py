@@ -132,6 +132,7 @@ def evaluate(
     for i in graph.outputs:
         uses[i] += 1
     results = set(graph.outputs)
+    late = _read_late(graph) if mode is Mode.PRECISE and torch.device(device).type == "cpu" else frozenset()
     values: dict[int, T] = {}
     undefined: dict[int, bool] = {}
     exact: dict[int, bool] = {}
@@ -147,7 +148,8 @@ def evaluate(
                 undefined[j], exact[j] = False, True
         operands = [values[j] for j in node.inputs]
         if isinstance(node.attrs, a.InputAttrs):
-            values[i] = inputs[node.attrs.index].to(state.held(node.type.dtype))
+            given = inputs[node.attrs.index]
+            values[i] = given if i in late else given.to(state.held(node.type.dtype))
         elif isinstance(node.attrs, a.ConstantAttrs):
             values[i] = _weight(graph, i, state, device)
         else:
@@ -172,6 +174,23 @@ def evaluate(
 
 def _weight(graph: Graph, i: int, state: _State, device: torch.device | str) -> T:
     return torch.tensor(graph.constant(i)).to(device).to(state.held(graph.type_of(i).dtype))
+
+
+LATE = 1 << 22
+"""Elements from which on an input is taken to float64 in parts that stay in a core's cache, where it is read."""
+
+
+def _read_late(graph: Graph) -> frozenset[int]:
+    """Large inputs that are read as matrices on the right of products, or as tables, alone."""
+    found = {i for i in graph.inputs if graph.type_of(i).size >= LATE and graph.type_of(i).dtype.is_float}
+    found -= set(graph.outputs)
+    for node in graph.nodes if found else ():
+        for place, i in enumerate(node.inputs):
+            table = node.prim is Prim.GATHER and place == 0
+            matrix = node.prim is Prim.MATMUL and place == 1 and len(graph.type_of(i).shape) == 2
+            if not (table or matrix):
+                found.discard(i)
+    return frozenset(found)
 
 
 def _live(graph: Graph) -> list[int]:
@@ -202,10 +221,10 @@ def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
     mantissa = -math.log2(TOLERANCES[dtype.accumulator].unit)
     bound = float(terms(node, operands))
     for x in operands:
-        q = next((q for q in (0, 4, 8) if _integral(x, q)), None)
+        largest = _largest(x)
+        q = next((q for q in (0, 4, 8) if math.isfinite(largest) and _integral(x, q, largest)), None)
         if q is None:
             return False
-        largest = float(x.abs().max()) if x.numel() else 0.0
         if node.prim is Prim.REDUCE_PROD:
             largest = largest ** terms(node, operands) if largest <= 16 else math.inf
         bound *= max(largest, 1.0) * 2.0**q
@@ -226,13 +245,20 @@ def _representable(value: T, dtype: DType) -> bool:
     return all(torch.equal(p, p.to(TORCH_DTYPE[dtype], copy=True).to(p.dtype)) for p in _pieces(value))
 
 
-def _integral(x: T, q: int) -> bool:
-    # through int64 rather than `round`, which wakes the thread team for every piece
-    def whole(p: T) -> bool:
-        scaled = p * 2.0**q
-        return torch.equal(scaled, scaled.to(torch.int64).to(scaled.dtype)) and bool(torch.isfinite(p).all())
+def _largest(x: T) -> float:
+    """The largest magnitude, NaN or infinite where a value is; 0 of nothing."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return max(-float(low), float(high)) if float(low) == float(low) else math.nan
 
-    return all(whole(p) for p in _pieces(x))
+
+def _integral(x: T, q: int, largest: float) -> bool:
+    """Whether all are whole multiples of 2^-q; they are finite."""
+    # through integers rather than `round`, which wakes the thread team for every piece
+    whole = torch.int32 if largest * 2.0**q < 2.0**31 else torch.int64
+    scaled = (p * 2.0**q if q else p for p in _pieces(x))
+    return all(torch.equal(p, p.to(whole).to(p.dtype)) for p in scaled)
 
 
 def terms(node: Node, operands: Sequence[T]) -> int:
@@ -619,12 +645,24 @@ def truncated_to_tf32(x: T) -> T:
 def _matmul(s: _State, n: Node, x: list[T]) -> T:
     if x[0].shape[-1] == 0:
         return x[0].new_zeros(n.type.shape)
+    if x[0].dtype != x[1].dtype:
+        return _product_in_parts(x[0], x[1])
     if x[0].is_floating_point() or x[0].is_cpu:
         return torch.matmul(*_operands(x))
     # GPUs have no product of integer matrices: float64 where it is exact, else the CPU's
     if math.prod(float(y.abs().max()) for y in x) * x[0].shape[-1] < 2.0**53:
         return torch.matmul(x[0].double(), x[1].double()).to(torch.int64).to(x[0].dtype)
     return torch.matmul(x[0].cpu(), x[1].cpu()).to(x[0].device)
+
+
+def _product_in_parts(x: T, y: T) -> T:
+    """(..., m, k) of float64 times (k, n) of a narrower type, see `LATE`."""
+    rows = max(1, (LATE >> 4) // y.shape[1])
+    out = torch.zeros((*x.shape[:-1], y.shape[1]), dtype=x.dtype)
+    for start in range(0, y.shape[0], rows):
+        part = y[start : start + rows]
+        out += torch.matmul(x[..., start : start + len(part)], part.to(x.dtype))
+    return out
 
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)

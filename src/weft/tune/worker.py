@@ -328,6 +328,7 @@ def serve(channel: PipeChannel) -> None:
             case "hello":
                 torch.set_num_threads(int(cast("int", message["threads"])))
                 _limit(int(cast("int", message["max_bytes"])))
+                gc.freeze()  # what is loaded stays: walking it after every trial took longer than most trials
                 channel.say(event="ready", pid=os.getpid(), torch=torch.__version__)
             case "canary":
                 channel.say(event="canary", problem=canary(str(message["object"]), str(message["entry"])))
