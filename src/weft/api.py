@@ -7,7 +7,9 @@ exe.save("m.weft"); exe = weft.load("m.weft"); exe.report("m.html")
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import os
 import threading
 import warnings
@@ -34,7 +36,7 @@ from weft.pipeline import Compilation, compile_imported, record_eager, survey
 from weft.pipeline.collector import put_off
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.finish import as_array
-from weft.pipeline.stages import Say, silent
+from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
@@ -50,6 +52,15 @@ Output = torch.Tensor | tuple[torch.Tensor, ...]
 Made = tuple[Compilation, Imported]
 """A plan, and what it was made of."""
 REFITTED = "weights were taken over by refit: the times are those of the weights before"
+
+
+@final
+class Run:
+    """A compilation: its stages, and when it began. A budget is spent from here on; None: there is none."""
+
+    def __init__(self, options: Options, say: Say) -> None:
+        self.stages = Stages(options, say)
+        self.clock = Deadline.of(options.budget_s) if options.budget_s > 0 else None
 
 
 class Source(Protocol):
@@ -69,8 +80,8 @@ class Source(Protocol):
         """As primitives, for the shapes of these inputs."""
         ...
 
-    def build(self, examples: Sequence[torch.Tensor]) -> Made:
-        """Compiled for the shapes of these inputs."""
+    def build(self, examples: Sequence[torch.Tensor], run: Run | None = None) -> Made:
+        """Compiled for the shapes of these inputs, by what began before; None: it begins now."""
         ...
 
     def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> Source:
@@ -328,10 +339,19 @@ def compile(
     if kind == "cpu":
         options = replace(options, device=kind)  # torch calls it cpu:0, too
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    is_file = isinstance(model, str | os.PathLike | bytes)
+    for module in _READERS["onnx" if is_file else "torch"]:
+        with contextlib.suppress(ImportError):  # who needs it says what is missing
+            importlib.import_module(module)
+    run = Run(options, say)
     with without_autocast(kind):
         if isinstance(model, str | os.PathLike | bytes):
-            return _compile_onnx(model, inputs, options, dict(dims or {}), limits, name, say)
-        return _compile_torch(model, inputs, options, name, say, automatic)
+            return _compile_onnx(model, inputs, run, dict(dims or {}), limits, name)
+        return _compile_torch(model, inputs, run, name, automatic)
+
+
+_READERS = {"onnx": ("weft.frontends.onnx",), "torch": ("weft.frontends.torch", "torch.export._trace")}
+"""What Python imports once per process, for seconds, before a budget begins to be spent."""
 
 
 def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
@@ -350,25 +370,21 @@ def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[t
 
 
 def _compile_onnx(
-    model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, options: Options,
-    dims: dict[str, int], limits: Limits | None, name: str, say: Say,
+    model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, run: Run,
+    dims: dict[str, int], limits: Limits | None, name: str,
 ) -> Compiled:  # fmt: skip
     from weft.frontends.onnx import Limits
 
+    options = run.stages.options
     bounds = limits or Limits()
     most = max(bounds.primitives, options.max_primitives)  # whoever raised it
     # a file may be all holes: what would not fit is refused before it is read
     room = min(bounds.external_bytes, options.compile_memory_bytes or free_bytes())
     bounds = replace(bounds, primitives=most, external_bytes=room)
     options = replace(options, max_primitives=most)
-    source = _OnnxModel(model if isinstance(model, bytes) else Path(model), options, dims, bounds, name, say)
-    first, imported = source.build(inputs)
+    source = _OnnxModel(model if isinstance(model, bytes) else Path(model), options, dims, bounds, name, run.stages.say)
+    first, imported = source.build(inputs, run)
     return Compiled(first, imported, source, options=options)
-
-
-def _clock(options: Options) -> Deadline | None:
-    """The budget begins to be spent before the model is taken in; None: there is none to spend on that."""
-    return Deadline.of(options.budget_s) if options.budget_s > 0 else None
 
 
 @final
@@ -406,8 +422,9 @@ class _Runtime:
 
 def _compile_torch(
     model: torch.nn.Module | torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...] | None,
-    options: Options, name: str, say: Say, automatic: torch.dtype | None,
+    run: Run, name: str, automatic: torch.dtype | None,
 ) -> Compiled:  # fmt: skip
+    options = run.stages.options
     given: object = model
     if not isinstance(given, torch.nn.Module | torch.export.ExportedProgram):
         problem = f"a {type(given).__name__} is no torch module, exported program or ONNX file"
@@ -419,14 +436,20 @@ def _compile_torch(
 
         device_of(options)  # told before the weights go there
     watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
-    placed, owned = _placed(model, options.device)
     program = model if isinstance(model, torch.export.ExportedProgram) else None
-    if program is None and not owned and options.device == "cpu":
-        placed, owned = _copied(placed)
+    placed, owned = run.stages.run("copy", _own, model, options.device)
     label = name if name != "model" or program is not None else type(model).__name__
-    source = _TorchModel(program, placed, owned, options, label, say, automatic, watch)
-    first, imported = source.build(_program_inputs(model) if inputs is None else inputs)
+    source = _TorchModel(program, placed, owned, options, label, run.stages.say, automatic, watch)
+    first, imported = source.build(_program_inputs(model) if inputs is None else inputs, run)
     return Compiled(first, imported, source, options=options)
+
+
+def _own(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
+    """The model as a module on the device, on the CPU as it stands now; whether that is a copy."""
+    placed, owned = _placed(model, device)
+    if isinstance(model, torch.nn.Module) and not owned and device == "cpu":
+        return _copied(placed)
+    return placed, owned
 
 
 def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
@@ -491,19 +514,18 @@ class _OnnxModel:
                 self._model, limits=self._limits, dims=self._dims, example_inputs=arrays, initializers=self._data
             )
 
-    def build(self, examples: Sequence[torch.Tensor] | None) -> Made:
+    def build(self, examples: Sequence[torch.Tensor] | None, run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
-        clock = _clock(self._options)
-        self._say("import", "")
-        imported = self.imported(examples)
+        run = run or Run(self._options, self._say)
+        imported = run.stages.run("import", self.imported, examples)
         for note in imported.notes:
             warnings.warn(f"Weft: {note}", stacklevel=2)
         label = self._name if isinstance(self._model, bytes) else self._model.stem
         # ONNX Runtime has the file's own weights
         timed = self._options.device == "cpu" and not self._data
         made = compile_imported(
-            imported, self._options, example_inputs=examples, model=label, say=self._say, framework="onnxruntime",
-            start=partial(self._runtime.start, imported) if timed else None, clock=clock,
+            imported, self._options, example_inputs=examples, model=label, framework="onnxruntime",
+            start=partial(self._runtime.start, imported) if timed else None, stages=run.stages, clock=run.clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
         return made, imported
@@ -583,30 +605,36 @@ class _TorchModel:
 
     def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
         """As primitives, for the shapes of these inputs."""
+        return self._taken_in(self._exported(examples))
+
+    def _exported(self, examples: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+        """The framework's own program for the shapes of these inputs."""
+        if self._program is not None:
+            return self._program
+        # tensors of their own: what is given twice, or is a weight too, would be traced as one value
+        traced = tuple(x.to(self._options.device).detach() for x in examples)
+        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING:
+            return torch.export.export(self._placed, traced, strict=False)
+
+    def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported
 
         device = self._options.device
         with put_off(), without_autocast(self._kind):
-            program = self._program
-            if program is None:
-                # tensors of their own: what is given twice, or is a weight too, would be traced as one value
-                traced = tuple(x.to(device).detach() for x in examples)
-                with torch.no_grad(), _TRACING:
-                    program = torch.export.export(self._placed, traced, strict=False)
             imported = import_exported(program, device=device)
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)
         return imported
 
-    def build(self, examples: Sequence[torch.Tensor]) -> Made:
+    def build(self, examples: Sequence[torch.Tensor], run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
-        clock = _clock(self._options)
-        self._say("import", "")
-        imported = self.imported(examples)
+        run = run or Run(self._options, self._say)
+        program = run.stages.run("export", self._exported, examples)
+        imported = run.stages.run("import", self._taken_in, program)
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
-                model=self._label, say=self._say, clock=clock,
+                model=self._label, stages=run.stages, clock=run.clock,
             )  # fmt: skip
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers

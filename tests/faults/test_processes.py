@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,39 @@ def trial(acts: list[str], number: int = 1) -> ProblemTrial:
         source = KernelSource(s, act, "k0")
         kernels.append((s, source, KernelBinary(source.sha256, "", "", "k0", 0.0)))
     return ProblemTrial(fake_problem(number), kernels)
+
+
+def test_a_worker_that_does_not_die_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hold a killed process for as long as it likes."""
+    patience: list[float] = []
+
+    def held(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return -9  # the thread that waits on
+        patience.append(timeout)
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+    transport = stub()
+    transport.start()
+    process = transport._process
+    assert process is not None
+    with monkeypatch.context() as stuck:
+        stuck.setattr(subprocess.Popen, "wait", held)
+        transport.kill()
+    assert process.wait(60) == -9
+    assert sum(patience) <= 1.0
+    assert transport.running() == -1
+
+
+def test_a_worker_may_be_killed_while_another_thread_waits_for_it() -> None:
+    transport = stub()
+    transport.start()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(transport.receive, 60.0)
+        time.sleep(0.2)  # until it waits; if not yet, it finds no worker
+        transport.kill()
+        with pytest.raises(WorkerFault):
+            answer.result(10)
 
 
 def test_every_way_to_lose_a_process() -> None:

@@ -15,7 +15,7 @@ from tests.faults.fake import FakeTransport
 from torch import nn
 
 import weft
-from weft import pipeline
+from weft import api, pipeline
 from weft.api import Compiled
 from weft.device.toolchain import HostCompiler
 from weft.errors import BudgetWarning
@@ -26,7 +26,7 @@ from weft.kernels.plan import Plan, Step
 from weft.kernels.record import Tuning
 from weft.kernels.source import LibraryCall, Schedule
 from weft.options import Options
-from weft.pipeline import choose, finish, reference, search_line
+from weft.pipeline import choose, finish, reference, search_line, warm
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
 from weft.pipeline.search import Known
@@ -215,7 +215,7 @@ def test_a_plan_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.
             return hang(*inputs)
 
     monkeypatch.setattr(pipeline, "link", lambda *args: Executable(real(*args)))
-    compiled, _ = in_time(x, tmp_path)
+    compiled, _ = in_time(x, tmp_path, budget_s=9.0)  # else there may be no time to verify it
     assert compiled.record.chosen == "eager" and hang.calls >= 1
 
 
@@ -246,6 +246,50 @@ def test_without_a_budget_only_what_is_needed_is_done(x: torch.Tensor, tmp_path:
     assert all(not p.samples_us for p in record.plans), "nothing is timed"
     assert record.candidates_raw == 0, "no group is looked for"
     assert all(not s.measured for s in record.steps)
+
+
+class SlowToCopy(Net):
+    """As a module with gigabytes of weights."""
+
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        time.sleep(1.5 * BUDGET_S)
+        return Net()
+
+
+def test_taking_the_model_in_is_taken_off_the_budget(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a copy of the module has taken all of it, nothing more is begun."""
+    transport = FakeTransport({})
+    worker(monkeypatch, transport)
+    monkeypatch.setenv("WEFT_CXX", "none")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record = weft.compile(SlowToCopy().eval(), x, options=Options(budget_s=BUDGET_S, cache_dir=tmp_path)).record
+    assert record.measured == 0 and record.tuning == Tuning.UNTUNED.value
+    assert next(s.seconds for s in record.stages if s.name == "copy") >= BUDGET_S
+
+
+@pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])
+def test_whatever_takes_time_is_a_stage(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float
+) -> None:
+    worker(monkeypatch, NeverReady())
+    around = {"export": torch.export, "remember": warm, "settle": api._Eager, "close": NeverReady}
+    within = {"export": "export", "remember": "remember", "settle": "settle", "close": "kill"}
+    for stage, owner in around.items():
+        real = getattr(owner, within[stage])
+
+        def slow(*args: object, real: Callable[..., object] = real, **named: object) -> object:
+            time.sleep(0.25)
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, within[stage], slow)
+    record = in_time(x, tmp_path, budget_s=budget_s)[0].record
+    taken = {s.name: s.seconds for s in record.stages}
+    slowed = {"export", "settle" if record.chosen == "eager" else "remember", *(["close"] if budget_s else [])}
+    assert slowed <= {name for name, seconds in taken.items() if seconds >= 0.25}
+    assert record.seconds == pytest.approx(sum(taken.values()))
 
 
 # --- what is said of it ---

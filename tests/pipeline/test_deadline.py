@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -55,3 +57,25 @@ def test_a_call_that_does_not_end_is_left() -> None:
         call_with_timeout(0.1, release.wait)
     assert time.monotonic() - began < 2.0
     release.set()
+
+
+AT_WORK = """
+import torch
+from weft.pipeline.deadline import OutOfTime, call_with_timeout
+
+x = torch.ones(1500, 1500)
+at_work = lambda: [x @ x for _ in range({runs})]
+at_work()
+try:
+    call_with_timeout(1e-4, at_work)
+except OutOfTime:
+    print("left")
+"""
+
+
+def test_the_process_ends_in_peace_though_a_call_is_at_work() -> None:
+    """A thread that comes back from native code while the interpreter ends would abort the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_WORK.format(runs=12)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

@@ -23,6 +23,7 @@ from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST, Entry, Problems, collect
+from weft.tune import emitters
 from weft.tune.emission_worker import answer, graph_digest, offer_to_json
 from weft.tune.emitters import Emitters, offer_from_json
 from weft.tune.messages import Message
@@ -113,6 +114,37 @@ def test_another_graph_is_written_here_and_costs_no_process(problems: list[Probl
         found = [pool.submit(CudaGenerator(), p, 2).result(60) for p in problems[:3]]
     assert found == [kernels_of(CudaGenerator(), p, FACTS, 2) for p in problems[:3]]
     assert (process.asked, pool.lost) == (3, [])
+
+
+class Hanging(Scripted):
+    """It is asked and never answers; killed, it is lost to whoever waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.asking, self.killed = threading.Event(), threading.Event()
+
+    def receive(self, timeout_s: float) -> Message:
+        self.asking.set()
+        assert self.killed.wait(60), "it was waited for, not killed"
+        raise WorkerFault(Fault.CRASH, "killed")
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+def test_closing_waits_for_nobody(problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Hanging()
+    pool = Emitters(FACTS, 0, transports=[process])
+    future, waiting = (pool.submit(CudaGenerator(), p, 2) for p in problems[:2])
+    assert process.asking.wait(60)
+
+    def never(*_: object) -> Offer:
+        raise AssertionError("it was written here, though nobody reads it")
+
+    monkeypatch.setattr(emitters, "kernels_of", never)
+    pool.close()
+    assert process.killed.is_set() and waiting.cancelled()
+    assert future.result(60).kernels == ()
 
 
 def test_numbers_of_nodes_survive_the_way() -> None:

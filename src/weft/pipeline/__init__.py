@@ -202,11 +202,13 @@ def compile_imported(
     framework: str = "eager",
     model: str = "model",
     say: Say = silent,
+    stages: Stages | None = None,
     clock: Deadline | None = None,
 ) -> Compilation:
     """Primitives -> the fastest verified executable: one line per stage.
 
-    `clock` began to run when the model was taken in; None: it does now. Every stage keeps to it.
+    `clock` began to run before the model was taken in; None: it does now. Every stage keeps to it. `stages` has those
+    that were before, and says what comes; None: `say` does.
 
     `eager` runs the framework's own model on the example inputs; it is timed as a baseline. `settle` is called when it
     has won: from then on it must not depend on what others hold.
@@ -214,7 +216,7 @@ def compile_imported(
     `start` makes `eager` where that takes time, and is asked only where no plan is remembered, or where it had won.
     `framework` names it in the record.
     """
-    stages = Stages(options, say)
+    stages = stages or Stages(options, say)
     clock = clock or Deadline.of(options.budget_s)
     tunes = options.budget_s > 0
     stages.run("preflight", preflight.check, imported.graph, options, room_bytes(options))
@@ -240,16 +242,18 @@ def compile_imported(
             torch.cuda.empty_cache()  # weights that were packed
         record = summary.renamed(from_json(CompileRecord, old), model, imported, executable, tuple(stages.records))
         if record.chosen == framework and start is not None:
-            eager = start(START_SHARE * max(options.budget_s, STARTS_S))
+            eager = stages.run("framework", start, START_SHARE * max(options.budget_s, STARTS_S))
         won = eager if record.chosen == framework else None
-        if won is not None and settle is not None:
-            settle()
-        if won is not None and example_inputs is not None:
-            won = record_eager(won, [x.to(setting.device) for x in example_inputs], setting, alone=True)
-        return Compilation(executable.graph, executable, record, won)
+        if won is not None:
+            with stages.timed("settle"):
+                if settle is not None:
+                    settle()
+                if example_inputs is not None:
+                    won = record_eager(won, [x.to(setting.device) for x in example_inputs], setting, alone=True)
+        return Compilation(executable.graph, executable, stages.close(record), won)
     if start is not None and options.budget_s >= STARTS_S:
         eager = stages.run("framework", start, START_SHARE * options.budget_s)
-    with opened(setting, clock) as bench:
+    with opened(setting, clock, stages) as bench:
         enough = clock.until(clock.within(ENUMERATE_SHARE))
         found = stages.run(
             "enumerate", enumerate_candidates, graph, limits_of(options, setting.facts), alternatives, stop=enough
@@ -262,7 +266,7 @@ def compile_imported(
         )
         left_out = " before the first plan" if problems.rest is not None else ""
         stages.note(f"{len(problems.entries)} distinct problems{left_out}")
-        known = stages.run("measure", measure, bench, alternatives, problems, setting, clock, say)
+        known = stages.run("measure", measure, bench, alternatives, problems, setting, clock, stages.say)
         known.complete = known.complete and not (enough.fired or cut.fired)
         clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
         waits = waited(known, bench.tuner) if bench is not None else ""
@@ -339,17 +343,20 @@ def compile_imported(
     record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
     if executable is not None:
         spent_s = 0.0 if verdict.again else options.budget_s
-        warm.remember(options.cache, key, executable.plan, to_json(record), complete=known.complete, budget_s=spent_s)
+        with stages.timed("remember"):
+            kept = to_json(record)
+            warm.remember(options.cache, key, executable.plan, kept, complete=known.complete, budget_s=spent_s)
     won = eager if chosen.executable is None else None
-    if won is not None and settle is not None:
-        settle()
-    if setting.on_gpu:
-        if won is not None:
-            won = record_eager(won, inputs, setting, alone=True)
-        del contenders, chosen  # all plans but one, which hold themselves by their launches
-        gc.collect()
-        torch.cuda.empty_cache()
-    return Compilation(graph, executable, record, won)
+    with stages.timed("settle"):
+        if won is not None and settle is not None:
+            settle()
+        if setting.on_gpu:
+            if won is not None:
+                won = record_eager(won, inputs, setting, alone=True)
+            del contenders, chosen  # all plans but one, which hold themselves by their launches
+            gc.collect()
+            torch.cuda.empty_cache()
+    return Compilation(graph, executable, stages.close(record), won)
 
 
 def _blamed(
@@ -484,8 +491,11 @@ class Bench:
 
 
 @contextlib.contextmanager
-def opened(setting: Setting, clock: Deadline) -> Iterator[Bench | None]:
-    """A bench with its processes loading while the caller goes on; None where nothing is to be measured."""
+def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench | None]:
+    """A bench with its processes loading while the caller goes on; None where nothing is to be measured.
+
+    Nobody waits for what is still at work when the block is left.
+    """
     options = setting.options
     if options.budget_s <= 0:
         yield None
@@ -495,16 +505,18 @@ def opened(setting: Setting, clock: Deadline) -> Iterator[Bench | None]:
         generated=options.allow_generated and setting.compiler is not None,
         device=setting.device.type,
     )
-    with (
-        Database.open(options.cache) as database,
-        Tuner(options, setting.facts, database, compiler=setting.compiler) as tuner,
-        contextlib.closing(Emission(makers, setting.facts, options)) as emission,
-    ):
-        tuner.start_early()
+    with contextlib.ExitStack() as open_:
+        with stages.timed("open"):
+            database = open_.enter_context(Database.open(options.cache))
+            tuner = open_.enter_context(Tuner(options, setting.facts, database, compiler=setting.compiler))
+            tuner.start_early()
+            emission = open_.enter_context(contextlib.closing(Emission(makers, setting.facts, options)))
         if setting.on_gpu:
             # read from the disk meanwhile: the first plan needs it
             threading.Thread(target=importlib.import_module, args=("scipy.optimize",), daemon=True).start()
         yield Bench(tuner, emission, clock.ready_by)
+        with stages.timed("close"):
+            open_.close()
 
 
 def measure(

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, final
 
+from weft.tune.thread_pool import leave
+
 P = ParamSpec("P")
 R = TypeVar("R")
 SLACK_SHARE, SLACK_S = 0.1, 2.0
@@ -140,8 +142,10 @@ def call_with_timeout(limit_s: float, call: Callable[P, R], /, *args: P.args, **
             ended.set()
 
     # a daemon: what hangs must not keep the process from ending
-    threading.Thread(target=run, daemon=True, name="weft-timeout").start()
+    thread = threading.Thread(target=run, daemon=True, name="weft-timeout")
+    thread.start()
     if not ended.wait(max(0.0, limit_s)):
+        leave(thread)
         raise OutOfTime
     if errors:
         raise errors[0]

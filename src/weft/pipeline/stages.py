@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from weft.errors import OptionError
-from weft.kernels.record import StageRecord
+from weft.kernels.record import CompileRecord, StageRecord
 from weft.options import Options
 
 P = ParamSpec("P")
@@ -32,14 +34,23 @@ class Stages:
 
     def run(self, name: str, stage: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one stage; its result's `str` is dumped when `options.dump_dir` is set."""
-        self.say(name, "")
-        start = time.perf_counter()
-        result = stage(*args, **kwargs)
-        seconds = time.perf_counter() - start
-        self.records.append(StageRecord(name, seconds, ""))
+        with self.timed(name):
+            result = stage(*args, **kwargs)
         if self.options.dump_dir is not None:
             self._dump(self.options.dump_dir, name, result)
         return result
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """The block is a stage that makes nothing."""
+        self.say(name, "")
+        start = time.perf_counter()
+        yield
+        self.records.append(StageRecord(name, time.perf_counter() - start, ""))
+
+    def close(self, record: CompileRecord) -> CompileRecord:
+        """The record with all stages up to now."""
+        return replace(record, stages=tuple(self.records), seconds=sum(s.seconds for s in self.records))
 
     def note(self, detail: str) -> None:
         """One line about the stage that just ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Self, cast, final
 
@@ -21,6 +21,7 @@ from weft.kernels.codec import Json, kernel_from_json, schedule_from_json
 from weft.kernels.dataclass_json import to_json
 from weft.tune.emission_worker import graph_digest
 from weft.tune.messages import Message
+from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
 
@@ -49,7 +50,8 @@ class Emitters:
             ProcessTransport(1, environ=os.environ, module="weft.tune.emission_worker") for _ in range(count)
         )
         self._idle: SimpleQueue[Transport | None] = SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: DaemonThreadPool | None = None
+        self._closed = False
         self.lost: list[str] = []
         """Why processes were given up."""
 
@@ -63,7 +65,7 @@ class Emitters:
         """Start all processes, once; they load while the caller goes on."""
         if self._threads is not None:
             return
-        self._threads = ThreadPoolExecutor(max(1, len(self._own)))
+        self._threads = DaemonThreadPool(max(1, len(self._own)))
         for transport in self._own:
             try:
                 transport.start()
@@ -75,16 +77,17 @@ class Emitters:
             self._idle.put(None)
 
     def close(self) -> None:
-        """End all processes, after what they have begun; the rest is not done."""
+        """End all processes, whatever they are at; nobody is waited for, and what was not written stays unwritten."""
+        self._closed = True
         if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
             for transport in self._own:
                 transport.kill()
 
     def submit(self, generator: Generator, problem: Problem, most: int) -> Future[Offer]:
         """What `generator`, which is the CUDA generator, makes of a problem: as `kernels_of` would."""
         self.start()
-        return cast("ThreadPoolExecutor", self._threads).submit(self._make, generator, problem, most)
+        return cast("DaemonThreadPool", self._threads).submit(self._make, generator, problem, most)
 
     def _make(self, generator: Generator, problem: Problem, most: int) -> Offer:
         transport = self._idle.get()
@@ -97,6 +100,8 @@ class Emitters:
             transport = None
         finally:
             self._idle.put(transport)
+        if self._closed:
+            return Offer((), (), True)  # nobody reads it
         return kernels_of(generator, problem, self._facts, most)
 
     def _give_up(self, transport: Transport, fault: Exception, *, put: bool = True) -> None:

@@ -1,14 +1,17 @@
 """Threads that nobody has to wait for: a pool like the standard one, but a task that hangs keeps nothing from ending.
 
 The standard pool joins its threads when it is left and again when the interpreter ends. A compiler that never returns
-would hold both for good.
+would hold both for good. But a thread that comes back from native code while the interpreter ends is ended there, and
+C++ answers that by aborting the process: so threads that were left at work have a moment at exit (`leave`).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
@@ -18,6 +21,22 @@ from typing import Any, ParamSpec, Self, TypeVar, final
 P = ParamSpec("P")
 R = TypeVar("R")
 _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+EXIT_S = 10.0
+"""How long the end of the process waits, at most, for threads that were left at work."""
+_left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def leave(thread: threading.Thread) -> None:
+    """Nobody waits for this daemon thread any longer but the end of the process, for `EXIT_S`."""
+    if thread.is_alive():
+        _left.add(thread)
+
+
+@atexit.register
+def _wait_for_left() -> None:
+    end = time.monotonic() + EXIT_S
+    for thread in list(_left):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 @final
@@ -81,6 +100,7 @@ class DaemonThreadPool(Executor):
         end = time.monotonic() + min(self._patience_s(), 1e9) if wait else 0.0
         for thread in self._threads:
             thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
+            leave(thread)
 
     def __enter__(self) -> Self:
         return self

@@ -26,6 +26,10 @@ from typing import Protocol, final
 import weft
 from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
 
+REAP_S = 0.5
+"""How long a worker that was killed is waited for; a driver may hold it longer, and then a thread does."""
+SUCCEED_S = 2.0
+"""How long one that follows it does."""
 LOG_BYTES = 64 * 1024
 FLOOD_BYTES = 64 * 1024 * 1024
 
@@ -71,7 +75,7 @@ class Transport(Protocol):
         ...
 
     def kill(self) -> None:
-        """End the worker and its group for sure; does nothing if there is none."""
+        """End the worker and its group for sure, from any thread, without waiting; does nothing if there is none."""
         ...
 
 
@@ -92,10 +96,15 @@ class ProcessTransport:
         self._log = bytearray()
         self._log_size = 0
         self._drain: threading.Thread | None = None
+        self._pipes = threading.Lock()
+        """Held by who uses the pipes, so that nobody closes them meanwhile: their numbers may be others' at once."""
+        self._dying: threading.Thread | None = None
 
     def start(self) -> None:
         """See `Transport`."""
         self.kill()
+        if self._dying is not None:
+            self._dying.join(SUCCEED_S)  # it may hold memory that this one needs
         request_read, self._send = os.pipe()
         self._receive, answer_write = os.pipe()
         with tempfile.TemporaryFile(prefix="weft-board-") as shared:
@@ -143,6 +152,10 @@ class ProcessTransport:
 
     def send(self, message: Message, timeout_s: float) -> None:
         """See `Transport`."""
+        with self._pipes:
+            self._write(message, timeout_s)
+
+    def _write(self, message: Message, timeout_s: float) -> None:
         if self._process is None:
             raise self._lost()
         data = memoryview(encode(message))
@@ -161,12 +174,13 @@ class ProcessTransport:
     def receive(self, timeout_s: float) -> Message:
         """See `Transport`."""
         deadline = time.monotonic() + timeout_s
-        if self._process is None:
-            raise self._lost()
-        try:
-            return decode(self._read(body_size(self._read(4, deadline)), deadline))
-        except GarbageError as error:
-            raise WorkerFault(Fault.GARBAGE, str(error)) from None
+        with self._pipes:
+            if self._process is None:
+                raise self._lost()
+            try:
+                return decode(self._read(body_size(self._read(4, deadline)), deadline))
+            except GarbageError as error:
+                raise WorkerFault(Fault.GARBAGE, str(error)) from None
 
     def _read(self, count: int, deadline: float) -> bytes:
         out = bytearray()
@@ -212,11 +226,19 @@ class ProcessTransport:
             # the leader is not reaped yet, so its group number cannot have been given to others
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
+            end = time.monotonic() + REAP_S
+            try:
+                process.wait(REAP_S)
+            except subprocess.TimeoutExpired:
+                self._dying = threading.Thread(target=process.wait, daemon=True, name="weft-reaper")
+                self._dying.start()
             if self._drain is not None:
-                self._drain.join(timeout=1)
-        self._close()
+                self._drain.join(max(0.0, end - time.monotonic()))
+        if self._pipes.acquire(timeout=REAP_S):  # who reads meanwhile has come to the end of the pipe
+            try:
+                self._close()
+            finally:
+                self._pipes.release()
 
     def _close(self) -> None:
         for fd in (self._send, self._receive):

@@ -52,7 +52,7 @@ from weft.tune.cuda_site import CudaSite
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site
 from weft.tune.store import Database, Record
-from weft.tune.thread_pool import DaemonThreadPool
+from weft.tune.thread_pool import DaemonThreadPool, leave
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
@@ -279,6 +279,7 @@ class _Feeder:
         """End the thread, once the trial that it is taking is there, or a None; wait for that no longer."""
         self._stopped = True
         self._thread.join(min(patience_s, threading.TIMEOUT_MAX))
+        leave(self._thread)
 
 
 @contextlib.contextmanager
