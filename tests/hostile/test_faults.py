@@ -183,7 +183,7 @@ def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch):
                 " Name:'' Status Message: topk.cc:12 Compute k is \x1b[31mwrong"
             )
 
-    monkeypatch.setattr(opaque_onnx, "_session", lambda payload: (Refuses(), ["weft.in.0"]))
+    monkeypatch.setattr(opaque_onnx, "_session", lambda payload: (Refuses(), ["weft.in.0"], []))
     with pytest.raises(RefusedError, match="W115") as caught:
         weft.compile(files.raw(m), options=weft.Options(budget_s=0))
     text = str(caught.value)

@@ -29,6 +29,10 @@ AP = onnx.AttributeProto
 MIN_OPSET = 6
 ALIASES = {"ai.onnx": ""}
 KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"})
+RUNTIME_DOMAINS = frozenset({"com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc"})
+"""Operators that ONNX Runtime has and ONNX does not describe: it alone says whether a node is right."""
+_FOREIGN_CODE = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "TritonOp", "Snpe", "QnnContext"})
+"""Those of them that run a program or load a file that the model names."""
 
 FunctionKey = tuple[str, str, str]
 """Domain, name, overload."""
@@ -324,10 +328,11 @@ def _check_operator(
     domain = domain_of(node.domain)
     if (domain, node.op_type, node.overload) in functions:
         return
-    if domain not in KNOWN_DOMAINS:
+    if domain not in KNOWN_DOMAINS | RUNTIME_DOMAINS or (domain in RUNTIME_DOMAINS and node.op_type in _FOREIGN_CODE):
+        what = "unknown domain" if domain not in RUNTIME_DOMAINS else "domain"
         raise UnknownOperatorError(
             where=at,
-            problem=f"operator '{shown(node.op_type)}' of unknown domain '{shown(domain)}'",
+            problem=f"operator '{shown(node.op_type)}' of {what} '{shown(domain)}'",
             remedy="Weft loads no custom operators: export them as model-local functions",
         )
     version = opsets.get(domain)
@@ -335,6 +340,8 @@ def _check_operator(
         raise OpsetError(
             where=at, problem=f"domain '{shown(domain) or 'ai.onnx'}' is not imported", remedy="add its opset_import"
         )
+    if domain in RUNTIME_DOMAINS:
+        return
     if not onnx.defs.has(node.op_type, domain):
         raise UnknownOperatorError(
             where=at,

@@ -23,6 +23,7 @@ from weft.frontends.onnx import confine, errors
 from weft.frontends.onnx.importer import ExampleInput
 from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.operators import HANDLERS
+from weft.frontends.onnx.pieces import Absent, Runtime, RuntimeWantedError
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.wire import to_message
 from weft.ir.types import Array, DType
@@ -36,8 +37,8 @@ def _example(entry: Any) -> ExampleInput:
     return ExampleInput(dtype, shape, np.frombuffer(base64.b64decode(data), dtype.numpy).reshape(shape))
 
 
-def _warm() -> None:
-    """Import what is imported late, while files can still be opened."""
+def _warm(runtime: Absent | None) -> None:
+    """Import what is imported late, while files can still be opened. `runtime`: None where it is to be here."""
     import encodings.idna
     import unicodedata
 
@@ -46,6 +47,11 @@ def _warm() -> None:
 
     _ = (encodings.idna, unicodedata, onnx.checker, onnx.shape_inference, HANDLERS)
     onnx.defs.get_schema("Relu", 14, "")
+    if runtime is None:
+        import numpy.random
+        import onnxruntime
+
+        _ = (onnxruntime.get_available_providers(), numpy.random.default_rng(0))
 
 
 def serve(request: Any) -> Any:
@@ -70,7 +76,10 @@ def serve(request: Any) -> Any:
             examples=None if examples is None else [_example(e) for e in examples],
             file_name=request["file_name"],
             initializers=_given(request),
+            runtime=_absent(request) or Runtime(request["trying"], limits.parse_memory_bytes // 4),
         )
+    except RuntimeWantedError:
+        return {"wants": "runtime"}
     except WeftError as error:
         name = type(error).__name__
         if name not in errors.ALL:
@@ -100,6 +109,11 @@ def _given(request: Any) -> dict[str, Array]:
     return found
 
 
+def _absent(request: Any) -> Absent | None:
+    """Why ONNX Runtime is not here; None: it is."""
+    return Absent[request["runtime"]] if request["runtime"] else None
+
+
 def _unexpected(error: BaseException) -> Any:
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(last.filename).name}:{last.lineno}"
@@ -111,7 +125,7 @@ def main() -> int:
     answer_to = os.dup(1)
     os.dup2(2, 1)
     request = json.loads(sys.stdin.buffer.read())
-    _warm()
+    _warm(_absent(request))
     answer = json.dumps(serve(request)).encode()
     with open(answer_to, "wb") as out:
         out.write(answer)

@@ -90,6 +90,13 @@ class NoRuleError(UnsupportedError):
     todo = "export the model without this operator"
 
 
+class NoRuntimeError(UnsupportedError):
+    """An operator that only ONNX Runtime has, which is not installed."""
+
+    code = "W201"
+    todo = "install it (pip install onnxruntime), or export the model without this operator"
+
+
 class NeedsValueError(UnsupportedError):
     """A shape or an axis depends on a run-time value."""
 
@@ -111,7 +118,8 @@ ALL = {
     for c in (
         ModelError, GarbledModelError, OpsetError, UnknownOperatorError, BadTensorError, LimitError, BadGraphError,
         BadAttributeError, MismatchError, BadFunctionError, ParserDiedError, ExternalKeyError, ExternalRangeError,
-        ExternalPathError, BindingError, UnsupportedError, NoRuleError, NeedsValueError, UnsupportedTypeError,
+        ExternalPathError, BindingError, UnsupportedError, NoRuleError, NoRuntimeError, NeedsValueError,
+        UnsupportedTypeError,
     )
 }  # fmt: skip
 """By class name: how an error crosses from the parsing process."""

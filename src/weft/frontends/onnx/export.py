@@ -63,6 +63,8 @@ class _Writer:
         self.nodes: list[onnx.NodeProto] = []
         self.initialisers: list[onnx.TensorProto] = []
         self.names: dict[int, str] = {}
+        self.domains: dict[str, int] = {}
+        """Of operators that are not ONNX's own, with versions."""
         self._count = 0
 
     def fresh(self) -> str:
@@ -434,6 +436,9 @@ def _opaque(w: _Writer, nodes: list[int]) -> None:
     if any(a_.HasField("g") for node in model.graph.node for a_ in node.attribute):
         raise UnsupportedError(op=attrs.op, reason="it holds a subgraph")
     rename = {i.name: w.names[j] for i, j in zip(model.graph.input, first.inputs, strict=True)}
+    for used in model.opset_import:
+        if used.domain and w.domains.setdefault(used.domain, used.version) != used.version:
+            raise UnsupportedError(op=attrs.op, reason=f"'{used.domain}' would have two versions in one model")
     for t in model.graph.initializer:
         rename[t.name] = w.fresh()
         t.name = rename[t.name]
@@ -499,6 +504,7 @@ def export_onnx(graph: Graph, *, keep: Keep = to_proto) -> bytes:
         w.nodes.append(helper.make_node("Identity", [w.names[i]], [name], name=f"n{len(w.nodes)}"))
         outputs.append(helper.make_value_info(name, type_proto(graph.type_of(i))))
     made = helper.make_graph(w.nodes, "weft", inputs, outputs, w.initialisers)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="weft")
+    imports = [helper.make_opsetid(domain, version) for domain, version in {"": OPSET, **w.domains}.items()]
+    model = helper.make_model(made, opset_imports=imports, producer_name="weft")
     model.ir_version = IR_VERSION
     return bytes(model.SerializeToString())

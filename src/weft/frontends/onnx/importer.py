@@ -22,7 +22,7 @@ from weft import fission
 from weft.errors import InvalidGraphError, LimitError, UserError
 from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
 from weft.frontends.onnx import opaque as fallback
-from weft.frontends.onnx.check import AP, Checked, FunctionKey, domain_of, node_where, reads
+from weft.frontends.onnx.check import AP, RUNTIME_DOMAINS, Checked, FunctionKey, domain_of, node_where, reads
 from weft.frontends.onnx.errors import (
     BadAttributeError,
     BadFunctionError,
@@ -36,7 +36,8 @@ from weft.frontends.onnx.errors import (
 )
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import kept, shown
-from weft.frontends.onnx.tensors import MAX_RANK, TensorReader, dtype_of, tensor_name
+from weft.frontends.onnx.pieces import Absent, Foreign, Runtime
+from weft.frontends.onnx.tensors import FOREIGN, MAX_RANK, TensorReader, dtype_of, tensor_name
 from weft.ir.attrs import ConstantAttrs, InputAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, Node, NodeId, Origin
@@ -51,7 +52,7 @@ _VALUE_LIMIT = 1 << 22
 
 ListValue = tuple[NodeId, ...]
 """A sequence value, known element by element while importing."""
-Value = NodeId | ListValue
+Value = NodeId | ListValue | Foreign
 Result = NodeId | tuple[Value, ...] | Declined
 
 
@@ -119,6 +120,8 @@ class Call:
         value = self.operands[i] if i < len(self.operands) else ABSENT
         if isinstance(value, tuple):
             raise NoRuleError(where=self.where, op=self.op, reason="a sequence where a tensor is wanted")
+        if isinstance(value, Foreign):
+            raise foreign_type(value, f"operand {i}", self.where, self.op)
         return value
 
     def xs(self) -> tuple[NodeId, ...]:
@@ -193,6 +196,12 @@ def too_many(rank: int, where: str) -> LimitError:
     return LimitError(where=where, problem=problem, remedy="merge dimensions before the export")
 
 
+def foreign_type(value: Foreign, what: str, where: str, op: str = "") -> UnsupportedTypeError:
+    """A value of another type where only those of Weft can be."""
+    reason = "Weft has no such element type, and only operators run by ONNX Runtime can hold one"
+    return UnsupportedTypeError(where=where, op=op, what=what, type=value.name, reason=reason)
+
+
 class Importer:
     """One import; see `run`."""
 
@@ -205,7 +214,10 @@ class Importer:
         examples: Sequence[ExampleInput] | None,
         file_name: str = "",
         initializers: Mapping[str, Array] = MappingProxyType({}),
+        runtime: Runtime | Absent = Absent.UNUSED,
     ) -> None:
+        self.runtime = runtime
+        """What tries the operators that ONNX Runtime is to run."""
         self.initializers = initializers
         """Data that the caller gives for those of the model."""
         self.checked = checked
@@ -257,6 +269,8 @@ class Importer:
                     type="a sequence",
                     reason="Weft computes tensors",
                 )
+            if isinstance(value, Foreign):
+                raise foreign_type(value, "the output", f"output '{shown(o.name)}'")
             self._check_declared(o, value)
             outputs.append(value)
         names = [kept(o.name, self.limits.name_bytes) for o in graph.output]
@@ -343,12 +357,20 @@ class Importer:
                 )
         handler = HANDLERS.get((domain, call.op))
         reason = "no rule"
-        if handler is not None:
-            taken = self._attempt(call, handler)
+        refused: UnsupportedTypeError | None = None
+        outside = next((v.name for v in call.operands if isinstance(v, Foreign)), "")
+        if outside:
+            reason = f"an operand is {outside}, which Weft has no type for"
+        elif handler is not None:
+            try:
+                taken = self._attempt(call, handler)
+            except UnsupportedTypeError as error:
+                refused = error
+                taken = Declined(f"{error.details['what']} has type {error.details['type']}")
             if not isinstance(taken, Declined):
                 return self._folded(call, taken)
             reason = taken.reason
-        body = fallback.function_body(call, domain)
+        body = None if outside else fallback.function_body(call, domain)
         if body is not None:
             counts = Counter(self.opaque)
             self._callers.append(self.source_of(call))
@@ -360,9 +382,12 @@ class Importer:
                 self.opaque = counts
             finally:
                 self._callers.pop()
-        nodes = fallback.opaque_nodes(call, domain, reason)
-        self.opaque[f"onnx::{domain + '.' if domain else ''}{call.op}", reason] += 1
-        return nodes
+        try:
+            return fallback.opaque_nodes(call, domain, reason)
+        except NoRuleError:
+            if refused is None:
+                raise
+            raise refused from None
 
     def origin(self, call: Call) -> contextlib.AbstractContextManager[int]:
         """Nodes added inside name the operator, unless a rule that is applied there says more."""
@@ -411,13 +436,13 @@ class Importer:
         """Results of small constant operands become constants at once: most of them compute shapes."""
         if call.op in ("Constant", "ConstantOfShape"):
             return results
-        operands = [v for v in call.operands if not isinstance(v, tuple) and v != ABSENT]
+        operands = [v for v in call.operands if isinstance(v, int) and v != ABSENT]
         if any(self.depends(v) or self.b.type_of(v).size > self.limits.fold_elements for v in operands):
             return results
         return tuple(self._fold_one(v) for v in results)
 
     def _fold_one(self, value: Value) -> Value:
-        if isinstance(value, tuple):
+        if not isinstance(value, int):
             return value
         t = self.b.type_of(value)
         if self.depends(value) or t.size > self.limits.fold_elements or self.b.node(value).prim is Prim.CONSTANT:
@@ -508,7 +533,7 @@ class Importer:
             if t.name in given:
                 scope.names[t.name] = self._given_tensor(t, given[t.name])
             else:
-                scope.names[t.name] = self.tensor(t, tensor_name(t))
+                scope.names[t.name] = self._initialiser(t)
         for s in graph.sparse_initializer:
             scope.names[s.values.name] = self.sparse(s, tensor_name(s.values))
 
@@ -522,6 +547,12 @@ class Importer:
                 remedy="give data of the initializer's own type and shape",
             )
         return self.b.constant(round_held(contiguous(data), dtype), dtype)
+
+    def _initialiser(self, t: onnx.TensorProto) -> Value:
+        if t.data_type not in FOREIGN:
+            return self.tensor(t, tensor_name(t))
+        shape = self.reader.check_foreign(t, tensor_name(t))
+        return Foreign(t, 0, onnx.helper.make_tensor_type_proto(t.data_type, shape))
 
     def tensor(self, t: onnx.TensorProto, where: str) -> NodeId:
         """A tensor of the model as a constant."""
@@ -847,7 +878,9 @@ class ExampleInput:
 
 @cache
 def required(op: str, version: int, domain: str) -> tuple[int, ...]:
-    """Positions of the operands that an operator cannot do without."""
+    """Positions of the operands that an operator cannot do without, as far as ONNX knows it."""
+    if domain in RUNTIME_DOMAINS:
+        return ()
     formal = onnx.defs.get_schema(op, version, domain).inputs
     single = onnx.defs.OpSchema.FormalParameterOption.Single
     return tuple(k for k, p in enumerate(formal) if p.option == single)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import mmap
 import os
@@ -26,6 +27,7 @@ from weft.frontends.onnx.errors import BindingError, GarbledModelError, ParserDi
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
+from weft.frontends.onnx.pieces import Absent
 from weft.ir.types import Array, DType
 
 _LIMITS = Limits()
@@ -69,16 +71,21 @@ def import_onnx(
         file_name=named,
         external_estimate=0 if directory is None else _beside(directory),
     )
-    tensors = os.memfd_create("tensors", os.MFD_CLOEXEC)
-    given = os.memfd_create("given", os.MFD_CLOEXEC)
+    tensors, given, trying = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("tensors", "given", "trying"))
+    installed = importlib.util.find_spec("onnxruntime") is not None
     try:
-        request.update(model=model, tensors=tensors, given=given, initializers=_lend(initializers, given))
-        answer = _ask(request, limits, (model, tensors, given))
+        request.update(
+            model=model, tensors=tensors, given=given, trying=trying, initializers=_lend(initializers, given)
+        )
+        request["runtime"] = (Absent.YET if installed else Absent.INSTALLED).name
+        answer = _ask(request, limits, (model, tensors, given, trying))
+        if "wants" in answer:  # few models do, and it takes longer to start with it
+            request["runtime"] = ""
+            answer = _ask(request, limits, (model, tensors, given, trying))
         return _take(answer, tensors, request["directory"], request["file_name"], limits)
     finally:
-        os.close(model)
-        os.close(tensors)
-        os.close(given)
+        for file in (model, tensors, given, trying):
+            os.close(file)
 
 
 def _lend(initializers: Mapping[str, Array], file: int) -> list[dict[str, Any]]:
@@ -193,22 +200,25 @@ def _ask(request: Any, limits: Limits, keep: tuple[int, ...]) -> Any:
         start_new_session=True,
     )
     wall = 4 * limits.parse_cpu_s + 30
+    trying = request["trying"]
     try:
         out, _ = process.communicate(json.dumps(request).encode(), timeout=wall)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        raise _died(f"reading the model took more than {wall} s") from None
+        raise _died(f"reading the model took more than {wall} s", trying) from None
     except BaseException:
         process.kill()
         process.communicate()
         raise
     status = process.returncode
     if status < 0 and -status in (signal.SIGXCPU, signal.SIGKILL):
-        raise _died(f"reading the model took more than {limits.parse_cpu_s} s of processor time, or too much memory")
+        raise _died(
+            f"reading the model took more than {limits.parse_cpu_s} s of processor time, or too much memory", trying
+        )
     if status != 0:
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        raise _died(f"the process that reads the model ended with {how}")
+        raise _died(f"the process that reads the model ended with {how}", trying)
     if len(out) > _ANSWER_BYTES:
         raise _died("the answer of the process that reads the model is too long")
     try:
@@ -217,9 +227,14 @@ def _ask(request: Any, limits: Limits, keep: tuple[int, ...]) -> Any:
         raise _died("the process that reads the model gave no answer") from None
 
 
-def _died(problem: str) -> ParserDiedError:
+def _died(problem: str, trying: int | None = None) -> ParserDiedError:
+    """`trying`: who was tried by ONNX Runtime then, if anyone."""
     remedy = "the file is hostile, damaged or very large; if you trust it, give it more with"
-    return ParserDiedError(problem=problem, remedy=f"{remedy} --parse-timeout or --max-parse-memory")
+    where = os.pread(trying, 400, 0).decode("utf-8", "replace") if trying is not None else ""
+    if where:
+        problem = f"{problem}, while ONNX Runtime tried this operator"
+    remedy = f"{remedy} --parse-timeout or --max-parse-memory"
+    return ParserDiedError(where=shown(where), problem=problem, remedy=remedy)
 
 
 def _take(answer: Any, tensors: int, directory: str | None, file_name: str, limits: Limits) -> Imported:

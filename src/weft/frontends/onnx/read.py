@@ -12,6 +12,7 @@ from weft.frontends.onnx.check import check_model, parse
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange
 from weft.frontends.onnx.importer import ExampleInput, Importer
 from weft.frontends.onnx.limits import Limits, raised_by
+from weft.frontends.onnx.pieces import Absent, Runtime
 from weft.frontends.onnx.tensors import TensorReader, tensors_of_model
 from weft.ir.types import Array
 
@@ -25,12 +26,14 @@ def read_model(
     examples: Sequence[ExampleInput] | None = None,
     file_name: str = "",
     initializers: Mapping[str, Array] = MappingProxyType({}),
+    runtime: Runtime | Absent = Absent.UNUSED,
 ) -> tuple[Imported, dict[int, ExternalRange]]:
     """The imported model, and where its external arrays lie (by the address of their first byte).
 
-    `initializers` stand for those of the model.
+    `initializers` stand for those of the model; `runtime` tries the operators that ONNX Runtime is to run.
 
     Raises:
+        RuntimeWantedError: it is `Absent.YET`, and there are such operators.
         ModelError, UnsupportedError: see `errors`.
     """
     limits = limits or Limits()
@@ -41,7 +44,7 @@ def read_model(
         if t.data_location or t.external_data:
             reader.hold(t, where)
     try:
-        importer = Importer(checked, reader, limits, dims or {}, examples, file_name, initializers)
+        importer = Importer(checked, reader, limits, dims or {}, examples, file_name, initializers, runtime)
         return importer.run(), reader.external
     except WeftError:
         raise

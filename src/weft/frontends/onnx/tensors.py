@@ -34,6 +34,8 @@ DTYPES: dict[int, DType] = {
 }
 """ONNX element type -> ours; every other type is refused by name."""
 ONNX_TYPES = {d: t for t, d in DTYPES.items()}
+FOREIGN = frozenset({TP.UINT16, TP.UINT32, TP.UINT64, TP.INT4, TP.UINT4})
+"""Element types that Weft lacks and ONNX Runtime has: values of these stay inside of pieces that it runs."""
 
 BITS: Mapping[int, int] = MappingProxyType(
     {
@@ -152,6 +154,34 @@ class TensorReader:
         t.ClearField("external_data")
         t.ClearField("data_location")
         return part.length
+
+    def check_foreign(self, t: onnx.TensorProto, where: str) -> tuple[int, ...]:
+        """The shape of a tensor of one of the types `FOREIGN`, whose header must hold.
+
+        Raises:
+            BadTensorError, ExternalKeyError, ExternalRangeError, ExternalPathError.
+        """
+        remedy = "the file is damaged or forged: export it again"
+        if t.HasField("segment"):
+            raise BadTensorError(where=where, problem="a tensor in segments", remedy="export it in one piece")
+        bits = BITS[t.data_type]
+        shape = checked_shape(t.dims, max(bits // 8, 1), where)
+        size = math.prod(shape)
+        filled = [f for f in _FIELDS if len(getattr(t, f))]
+        external = self.place(t, where) is not None
+        if len(filled) + t.HasField("raw_data") + external > 1:
+            raise BadTensorError(where=where, problem="more than one data field", remedy=remedy)
+        if external:
+            return shape
+        field = "int32_data" if t.data_type not in (TP.UINT32, TP.UINT64) else "uint64_data"
+        wanted, have = -(-size * bits // 8), len(t.raw_data)
+        if filled:
+            per = 8 // bits if bits < 8 else 1
+            wanted, have = -(-size // per), len(getattr(t, field))
+        if have != wanted:
+            problem = f"{have} {'values' if filled else 'bytes of data'} where dimensions {shape[:8]} need {wanted}"
+            raise BadTensorError(where=where, problem=problem, remedy=remedy)
+        return shape
 
     def read(self, t: onnx.TensorProto, where: str) -> tuple[DType, Array]:
         """Element type and values (bf16 and 8-bit floats as exact float32).

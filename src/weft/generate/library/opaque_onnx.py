@@ -19,11 +19,12 @@ from weft.generate.library.onnx_wire import carries_its_data
 from weft.ir.types import Array
 
 MAX_SESSIONS = 256
-_sessions: OrderedDict[str, tuple[Any, list[str]]] = OrderedDict()
+_sessions: OrderedDict[str, tuple[Any, list[str], list[object]]] = OrderedDict()
+"""By payload: session, names of the inputs, shapes of the outputs as the payload says them."""
 _lock = Lock()
 
 
-def _session(payload: str) -> tuple[Any, list[str]]:
+def _session(payload: str) -> tuple[Any, list[str], list[object]]:
     with _lock:
         found = _sessions.get(payload)
         if found is not None:
@@ -53,7 +54,7 @@ def _session(payload: str) -> tuple[Any, list[str]]:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime's own classes share no public base
         raise _refused(error, payload) from error
-    made = (session, [i.name for i in session.get_inputs()])
+    made = (session, [i.name for i in session.get_inputs()], [o.shape for o in session.get_outputs()])
     with _lock:
         _sessions[payload] = made
         while len(_sessions) > MAX_SESSIONS:
@@ -86,11 +87,16 @@ def run_onnx(payload: str, inputs: Sequence[Array]) -> list[Array]:
         RefusedError: it refuses the operator or its inputs [W115].
         UnsupportedError: it has no kernel for the operator [W201].
     """
-    session, names = _session(payload)
+    session, names, shapes = _session(payload)
     if len(names) != len(inputs):
         raise DeviceError(problem=f"an opaque ONNX operator takes {len(names)} inputs, got {len(inputs)}")
     feed = {name: np.asarray(x, order="C") for name, x in zip(names, inputs, strict=True)}
     try:
-        return [np.asarray(y) for y in session.run(None, feed)]
+        made = [np.asarray(y) for y in session.run(None, feed)]
     except Exception as error:  # as above
         raise _refused(error, payload) from error
+    for y, shape in zip(made, shapes, strict=True):
+        if list(y.shape) != shape:  # what reads it was made for that one
+            problem = f"for these values ONNX Runtime gives a result of shape {list(y.shape)}, the plan takes {shape}"
+            raise RefusedError(problem=problem, payload=payload)
+    return made

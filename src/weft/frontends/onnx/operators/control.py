@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from weft.frontends.onnx.importer import Call, Handler, Result, Value
+from weft.frontends.onnx.importer import Call, Handler, Result, Value, foreign_type
+from weft.frontends.onnx.pieces import Foreign
 from weft.ir.attrs import ConcatAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId
@@ -35,6 +36,8 @@ def _stack(c: Call, rows: list[NodeId], axis: int = 0) -> NodeId:
 def _tensor(c: Call, v: Value) -> NodeId:
     if isinstance(v, tuple):
         c.fail("a sequence where a tensor is wanted")
+    if isinstance(v, Foreign):
+        raise foreign_type(v, "a result of its body", c.where, c.op)
     return v
 
 
