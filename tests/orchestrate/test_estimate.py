@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.orchestrate.graphs import Net, residual_net, transformer
 
@@ -29,6 +31,7 @@ FACTS = CpuFacts(
     bandwidth=TABLE,
     read_bandwidth=TABLE,
     fork_us=1.0,
+    provenance=(("bandwidth", "measured"), ("peak_flops_f32", "measured"), ("read_bandwidth", "measured")),
 )
 
 
@@ -113,6 +116,16 @@ def test_cached_bytes_cost_only_the_best_bandwidth():
     net = Net()
     x = net.input(1, 1 << 20)
     assert lower_bound_us(problem_of(net.build(net.relu(x))), FACTS) == pytest.approx(2 * (1 << 22) / 330.0 / 1e3)
+
+
+@pytest.mark.parametrize("guessed", ["bandwidth", "read_bandwidth", "peak_flops_f32"])
+def test_what_was_not_probed_bounds_nothing(guessed: str):
+    """Defaults are below what machines do: right kernels would be called impossible, library calls too."""
+    facts = replace(FACTS, provenance=tuple(p for p in FACTS.provenance if p[0] != guessed))
+    net = Net()
+    x = net.input(1024, 1024)
+    product = problem_of(net.build(net.b.add(Prim.MATMUL, x, net.weight(1024, 1024))))
+    assert lower_bound_us(product, facts) == lower_bound_us(product, CpuFacts()) == 0.0 < lower_bound_us(product, FACTS)
 
 
 def test_narrow_products_have_no_bound():

@@ -80,10 +80,13 @@ def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
 
     Bytes that fit no cache go at most at the probed memory bandwidth, all bytes at most at the best probed one;
     products at most at the full clock. Each with a margin. f64 runs at half the rate of f32; narrower types may have
-    units that were not probed, so their products count as nothing.
+    units that were not probed, so their products count as nothing. Where the device was not probed, or the probes did
+    not show what a machine with nothing else to do shows, nothing is known, and the bound is 0.
     """
     if isinstance(facts, GpuFacts):
         return gpu_lower_bound_us(problem, facts)
+    if any(facts.source_of(x) != "measured" for x in ("peak_flops_f32", "bandwidth", "read_bandwidth")):
+        return 0.0
     work = compulsory_work(problem)
     total = work.read_bytes + work.written_bytes
     fastest = max(b for _, b in facts.bandwidth + facts.read_bandwidth)
