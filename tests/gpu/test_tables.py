@@ -14,6 +14,7 @@ from weft.generate.library.covered import CONVERT, entry_of, is_covered
 from weft.generate.library.execute import plain_math
 from weft.generate.library.operators import OPERATORS
 from weft.ir.prims import FREE, Prim
+from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.tune.cuda_device import CudaGpu
 from weft.tune.cuda_subject import CallSubject, Waited
@@ -66,8 +67,27 @@ def test_operators(rule: str, stated: GpuFacts, gpu: CudaGpu) -> None:
     assert f"operator {rule}" in found
 
 
+@pytest.mark.parametrize("prim", [p for p in PRIMS if p not in (Prim.TRANSPOSE, Prim.SLICE)], ids=lambda p: p.value)
+def test_primitives_of_views(prim: Prim, stated: GpuFacts, gpu: CudaGpu) -> None:
+    kinds = (DType.F32, DType.F16, DType.I64, DType.BOOL)
+    graphs = [g for g in cases.primitives(prim) if g.inputs and g.type_of(g.inputs[0]).dtype in kinds]
+    found = checked((cases.whole(v) for g in graphs for v in cases.viewed(g)), stated, gpu)
+    assert f"primitives {prim.value}" in found
+
+
+@pytest.mark.parametrize("rule", OPERATORS)
+def test_operators_of_views(rule: str, stated: GpuFacts, gpu: CudaGpu) -> None:
+    found = checked((cases.of_viewed(g, rule) for g in cases.viewed_operators(rule)), stated, gpu)
+    assert f"operator {rule}" in found
+
+
+def test_what_is_rounded_once(stated: GpuFacts, gpu: CudaGpu) -> None:
+    assert checked(map(cases.whole, cases.rounded_once()), stated, gpu) == {"widened"}
+
+
 def test_fused_forms(stated: GpuFacts, gpu: CudaGpu) -> None:
     assert {"cudnn", "cublaslt"} <= checked(map(cases.whole, cases.products()), stated, gpu)
+    assert "cublaslt" in checked(map(cases.whole, cases.counted_rows()), stated, gpu)
 
 
 def test_conversions(stated: GpuFacts, gpu: CudaGpu) -> None:

@@ -20,6 +20,8 @@ class Kind(Enum):
     """One primitive; together they make every graph feasible."""
     CONVERT = "convert"
     """A change of format of one value; has no members."""
+    CALL = "call"
+    """What one library call covers beyond those: the library plan alone is made of them (`orchestrate.calls`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from weft.kernels.candidate import Candidate, Kind
 from weft.orchestrate.abstract import Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.attention import attention_groups
+from weft.orchestrate.calls import library_calls
 from weft.orchestrate.grouped import MAX_INPUTS as MAX_GROUPED_INPUTS
 from weft.orchestrate.grouped import parts_of, sibling_groups, split_groups
 from weft.orchestrate.images import formats_in
@@ -31,7 +32,8 @@ class Enumeration:
     """What was found and what was turned away."""
 
     candidates: tuple[Candidate, ...]
-    """Singles first, then operators, groups, and changes of format; no two have equal members and outputs."""
+    """Singles first, then operators, groups, and changes of format, of which no two have equal members and outputs;
+    then what only the library plan is made of (`Kind.CALL`)."""
     raw: int
     """Sets made, repetitions included."""
     unique: int
@@ -50,17 +52,22 @@ class _Found:
     graph: Graph
     alternatives: Alternatives
     candidates: dict[tuple[Mask, tuple[NodeId, ...]], tuple[int, Candidate]] = field(default_factory=dict)
+    calls: list[Candidate] = field(default_factory=list)
+    """Apart from the others: the search knows nothing of them."""
 
     def add(self, stored: Stored, members: Mask, outputs: Iterable[NodeId], kind: Kind, rank: int) -> bool:
         """Note a candidate; False for one that is known. `rank` orders what may be dropped: low stays."""
         written = tuple(sorted(outputs))
         if (members, written) in self.candidates:
             return False
+        self.candidates[members, written] = (rank, self.candidate(stored, members, written, kind))
+        return True
+
+    def candidate(self, stored: Stored, members: Mask, written: tuple[NodeId, ...], kind: Kind) -> Candidate:
+        """A set with what it reads."""
         classes = self.alternatives.classes
         read = stored.inputs_of(members) & ~tables_inside(self.graph, members)
-        inputs = tuple(sorted({classes.get(i, i) for i in bits(read)}))
-        self.candidates[members, written] = (rank, Candidate(members, inputs, written, kind))
-        return True
+        return Candidate(members, tuple(sorted({classes.get(i, i) for i in bits(read)})), written, kind)
 
 
 def enumerate_candidates(
@@ -92,6 +99,8 @@ def enumerate_candidates(
         _add_singles(found, stored, grows if version else stored.work)
         if version == 0:
             _add_origins(found, stored, rejected)
+            if limits.library_calls:
+                _add_calls(found, stored)
         if stop():
             capped = True
             continue  # what no plan can do without is there; an alternative needs its primitives to be one
@@ -121,6 +130,7 @@ def enumerate_candidates(
     order = {Kind.SINGLE: 0, Kind.ORIGIN: 1, Kind.GROUP: 2}
     kept.sort(key=lambda c: (order[c.kind], c.outputs, c.members.bit_count(), c.members))
     kept += _conversions(graph, kept, alternatives)
+    kept += found.calls
     return Enumeration(tuple(kept), raw, unique, rejected, capped, time.perf_counter() - started)
 
 
@@ -354,6 +364,12 @@ def _add_origins(found: _Found, stored: Stored, rejected: Counter[str]) -> None:
         else:
             written = stored.dag.written(members, stored.results)
             found.add(stored, members, bits(written or outputs), Kind.ORIGIN, -1)
+
+
+def _add_calls(found: _Found, stored: Stored) -> None:
+    operators = [(c.members, c.outputs[0]) for _, c in found.candidates.values() if len(c.outputs) == 1]
+    for members, sink in library_calls(found.graph, stored, operators):
+        found.calls.append(found.candidate(stored, members, (sink,), Kind.CALL))
 
 
 def origin_cover(graph: Graph, stored: Stored, index: int) -> tuple[Mask, Mask] | None:

@@ -21,6 +21,7 @@ from weft.ir.remembered import while_it_lives
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
+from weft.orchestrate.calls import is_view
 from weft.orchestrate.enumerate import origin_cover
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.stored import Stored, is_leaf, tables_inside
@@ -362,8 +363,28 @@ _FREE_INSIDE = frozenset({Prim.CONSTANT, Prim.BROADCAST, Prim.RESHAPE, Prim.IOTA
 
 
 def _matching_origin(graph: Graph, candidate: Candidate) -> int:
-    """The first (outermost) source operator whose primitives and results are exactly the candidate's; -1 if none."""
-    return _origin_index(graph).get((candidate.members, candidate.outputs), -1)
+    """The first (outermost) source operator whose primitives and results are exactly the candidate's; -1 if none.
+
+    What a library call covers may have views in front, which are operands of the operator.
+    """
+    index = _origin_index(graph)
+    if candidate.kind is not Kind.CALL:
+        return index.get((candidate.members, candidate.outputs), -1)
+    known = _origins_by_result(graph).get(candidate.outputs, ())
+    whole = [x for x in known if not x[0] & ~candidate.members and _are_views(graph, candidate.members & ~x[0])]
+    return max(whole, key=lambda x: x[0].bit_count())[1] if whole else -1
+
+
+def _are_views(graph: Graph, members: Mask) -> bool:
+    return all(is_view(graph, node) for node in bits(members))
+
+
+@while_it_lives
+def _origins_by_result(graph: Graph) -> dict[tuple[NodeId, ...], list[tuple[Mask, int]]]:
+    found: dict[tuple[NodeId, ...], list[tuple[Mask, int]]] = {}
+    for (members, outputs), origin in _origin_index(graph).items():
+        found.setdefault(outputs, []).append((members, origin))
+    return found
 
 
 @while_it_lives

@@ -42,6 +42,9 @@ class EnumerationLimits:
     """Of the GPU: products that do not fill so many are candidates in one launch, too (see `orchestrate.grouped`); 0:
     none are."""
 
+    library_calls: bool = False
+    """Also what one call of a GPU's libraries covers (see `orchestrate.calls`), for the library plan alone."""
+
     @staticmethod
     def complete() -> EnumerationLimits:
         """Everything that is legal, for checks against brute force on small graphs."""

@@ -477,6 +477,7 @@ def limits_of(options: Options, facts: DeviceFacts | None = None) -> Enumeration
         max_candidates=options.max_candidates,
         attention=options.device != "cpu",
         multiprocessors=facts.sms if isinstance(facts, GpuFacts) else 0,
+        library_calls=options.device != "cpu",
     )
 
 
@@ -647,7 +648,7 @@ def search_line(progress: Progress, known: Learning, left_s: float) -> str:
 def _unmeasured(problems: Problems, setting: Setting) -> Known:
     makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
-        if entry.essential:
+        if entry.called:
             make_kernels(entry, problems, makers, setting.facts, setting.options)
     return Known()
 
@@ -725,7 +726,7 @@ def _library_calls(problems: Problems, known: Known, setting: Setting) -> None:
     """Make the calls that no plan can do without, where that was not done; each is made once."""
     makers = generators(library=True, generated=False, device=setting.device.type)
     for entry in problems.entries.values():
-        if entry.essential and entry.kernels is None:
+        if entry.called and entry.kernels is None:
             make_kernels(entry, problems, makers, setting.facts, setting.options)
     if not setting.options.allow_library:
         _stand_in(problems, known, makers, setting)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.library.algorithm import names_algorithm
+from weft.generate.library.cost import overhead_us
 from weft.ir.attrs import InputAttrs
 from weft.ir.graph import Graph, NodeId, bits
 from weft.ir.prims import Prim
@@ -96,7 +97,7 @@ def rank(
             found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
             continue
         fresh = [x for x in stand_ins(entry, known) if stands is None or stands(entry, x[1])]
-        if entry.essential and fresh:
+        if (entry.called if library_only else entry.essential) and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
@@ -131,7 +132,8 @@ def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) ->
     """Every use of every ranked problem, at its best time."""
     made = []
     for r in ranked:
-        for candidate, cut in r.entry.uses:
+        places = r.entry.uses if kinds is None or Kind.CALL not in kinds else [*r.entry.uses, *r.entry.calls]
+        for candidate, cut in places:
             if kinds is not None and candidate.kind not in kinds:
                 continue
             ins = dict(zip(cut.inputs, cut.problem.input_formats, strict=True))
@@ -203,24 +205,56 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     """
     available = [
         o
-        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT}))
+        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT, Kind.CALL}))
         if not (o.candidate.members & alternatives.extra)
     ]
-    priced = [replace(o.priced, cost_us=_calls(o, options)) for o in available]
+    price = _overhead if _on_gpu(options) else _calls
+    priced = [replace(o.priced, cost_us=price(o)) for o in available]
     if options.budget_s <= 0 and not options.memory_limit_bytes:
-        return assemble("library", available, heuristic(graph, priced, alternatives=alternatives), alternatives, None)
+        return assemble("library", available, _cheapest(graph, priced, alternatives), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
 
 
-def _calls(offer: Offer, options: Options) -> float:
-    """What an offer costs in calls: a change of format inside is one more, turned operands of a convolution two.
+def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives) -> Sequence[int]:
+    """The best of the plans of all offers, and of those in which images lie in one order wherever they may.
 
-    A library turns these itself where they are row-major: oneDNN those of f32, cuDNN those of 16 bits.
+    The way without a solver changes one value after another, and seldom finds its way out of a region in one format.
+    """
+    best: tuple[float, Sequence[int]] | None = None
+    for wanted in (None, Format.LAST, Format.ROW):
+        kept = [k for k, p in enumerate(priced) if wanted is None or _lies(p, wanted)]
+        spare = {priced[k].candidate for k in kept}
+        kept += [k for k, p in enumerate(priced) if wanted is not None and p.candidate not in spare]
+        chosen = heuristic(graph, [priced[k] for k in kept], alternatives=alternatives)
+        cost = sum(priced[kept[k]].cost_us for k in chosen)
+        if best is None or cost < best[0]:
+            best = cost, [kept[k] for k in chosen]
+    assert best is not None
+    return best[1]
+
+
+def _lies(priced: Priced, wanted: Format) -> bool:
+    """Whether a kernel's images lie so; a change of format does anyhow."""
+    others = {*priced.input_formats, *priced.output_formats} - {wanted}
+    return priced.candidate.kind is Kind.CONVERT or not others
+
+
+def _overhead(offer: Offer) -> float:
+    """On a GPU: see `generate.library.cost`."""
+    call = offer.ranked.kernels[0][1]
+    assert isinstance(call, LibraryCall)
+    return overhead_us(offer.cut.problem, call, offer.candidate.kind)
+
+
+def _calls(offer: Offer) -> float:
+    """What an offer costs on a CPU, in calls: a change of format inside is one more.
+
+    Turned operands of a convolution are two: oneDNN turns these itself where they are row-major.
     """
     problem = offer.cut.problem
     images = {f for n, f in _images(problem)}
-    fast = (DType.F16, DType.BF16) if _on_gpu(options) else (DType.F32, DType.BF16)
+    fast = (DType.F32, DType.BF16)
     turns = images == {Format.ROW} and any(n.prim is Prim.CONV and n.type.dtype in fast for n in problem.graph.nodes)
     return 1.0 + TURNED * turns + (len(images) > 1 and offer.candidate.kind is not Kind.CONVERT)
 

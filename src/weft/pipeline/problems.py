@@ -49,6 +49,8 @@ class Entry:
     uses: list[tuple[Candidate, Extracted]]
     estimate_us: float
     bound_us: float
+    calls: list[tuple[Candidate, Extracted]] = field(default_factory=list)
+    """Places where the library plan alone may use it (`Kind.CALL`)."""
     kernels: list[tuple[Schedule, Kernel]] | None = None
     """None until a generator was asked."""
     first: int = 0
@@ -93,6 +95,11 @@ class Entry:
     def essential(self) -> bool:
         """True for what makes the program feasible: single primitives, operators and changes of format."""
         return any(c.kind is not Kind.GROUP for c, _ in self.uses)
+
+    @property
+    def called(self) -> bool:
+        """True for what the library plan may be made of."""
+        return bool(self.calls) or self.essential
 
     @cached_property
     def formats(self) -> list[tuple[Candidate, tuple[Format, ...], tuple[Format, ...]]]:
@@ -173,6 +180,7 @@ class Problems:
             mine = self.entries.setdefault(key, entry)
             if mine is not entry:
                 mine.uses += entry.uses
+                mine.calls += entry.calls
                 mine.__dict__.pop("formats", None)
         self.rest = None
 
@@ -205,7 +213,7 @@ def collect(
     with without_collection():
         wanted = (use for use in now if use[0].kind is not Kind.GROUP or not stop())
         _collect(found, wanted, graph, alternatives, facts, {})
-        found.uncut = len(now) - sum(len(e.uses) for e in found.entries.values())
+        found.uncut = len(now) - sum(len(e.uses) + len(e.calls) for e in found.entries.values())
     if later:
         before = dict(found.entries)
 
@@ -239,7 +247,7 @@ def _collect(
         if entry is None:
             entry = _entry(cut.problem, before.get(cut.problem.key), facts)
             found.entries[cut.problem.key] = entry
-        entry.uses.append((candidate, cut))
+        (entry.calls if candidate.kind is Kind.CALL else entry.uses).append((candidate, cut))
 
 
 def _entry(problem: Problem, same: Entry | None, facts: DeviceFacts) -> Entry:

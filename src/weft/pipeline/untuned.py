@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from weft.errors import InvalidGraphError
 from weft.frontends.imported import Imported
+from weft.generate.library.covered import is_covered
 from weft.generate.registry import generators
 from weft.ir.passes import clean_up
 from weft.kernels.candidate import Kind
@@ -86,7 +87,7 @@ def plan_in(way: str, problems: Problems, alternatives: Alternatives, setting: S
     """
     maker = _Maker(problems, setting, way)
     if way == "library":
-        calls = [(e, maker.library(e)) for e in problems.entries.values() if e.essential]
+        calls = [(e, maker.covered(e)) for e in problems.entries.values() if e.called]
         ranked = [choose.Ranked(e, k, (1.0,) * len(k), measured=False, rejected=0) for e, k in calls if k]
         return choose.library_plan(alternatives.graph, ranked, alternatives, setting.options)
     entries = list(problems.entries.values())
@@ -150,6 +151,12 @@ class _Maker:
         setting = self._setting
         makers = generators(generated=False, device=self._device)
         return tuple(make_kernels(alone, self._problems, makers, setting.facts, setting.options))
+
+    def covered(self, entry: Entry) -> Kernels:
+        """As a plan that nobody measured takes them: the forms that a test covers; others where there is none."""
+        calls = self.library(entry)
+        tested = [x for x in calls if isinstance(x[1], LibraryCall) and is_covered(entry.problem, x[1], self._device)]
+        return tuple(tested) or (calls if entry.essential else ())
 
     def _own(self, entry: Entry) -> list[tuple[Schedule, Kernel]]:
         alone = replace(entry, kernels=None, widened=True)

@@ -10,6 +10,9 @@ uses the same buffers: the caller must not replay it while another call of the e
 A plan with several branches is recorded with as many streams, so that kernels which do not need each other may run
 side by side; memory is laid out for that (see `lanes`). Outside of graphs its steps run one after another.
 
+What a library call makes and library calls alone read is kept as the tensor that it made, where that lies as the plan
+says: it is not copied into the plan's own memory, and is given back after its last reader (see `_kept_values`).
+
 Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
 set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
 """
@@ -21,19 +24,19 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import final
+from typing import cast, final
 
 import torch
 
 from weft.errors import InvalidGraphError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.library.algorithm import with_room, workspace_bytes
-from weft.generate.library.execute import TORCH_DTYPE, BoundCall, is_capturable, plain_math
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall, Held, is_capturable, plain_math
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.kernels.formats import Format
-from weft.kernels.plan import Step
+from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
 from weft.runtime.indices import checked
@@ -75,6 +78,31 @@ class Turns:
         self._last = stream
 
 
+def _kept_values(plan: Plan, values: Values) -> frozenset[Key]:
+    """What one library call makes and only library calls read, and is no result of the plan.
+
+    A call that writes its output itself has no tensor to keep. Between lanes or graphs no order of memory is known.
+    """
+    calls = {i for i, s in enumerate(plan.steps) if isinstance(s.kernel, LibraryCall)}
+    makers = {i for i in calls if not cast("LibraryCall", plan.steps[i].kernel).out_variant}
+    finals = {(node, Format.ROW) for node in values.finals}
+    return frozenset(
+        key
+        for key, writers in values.writers.items()
+        if len(writers) == 1
+        and writers[0] in makers
+        and key not in finals
+        and key in values.readers
+        and calls.issuperset(values.readers[key])
+    )
+
+
+def _launch_and_drop(launch: Run, ends: Sequence[Held]) -> None:
+    launch()
+    for held in ends:
+        held.drop()
+
+
 @final
 class CudaExecutable:
     """Callable on CUDA tensors of the compiled signature; returns a tuple of fresh tensors.
@@ -102,6 +130,8 @@ class CudaExecutable:
         self._values: Values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
+        kept = frozenset() if hosted or self.order.width > 1 else _kept_values(self.plan, self._values)
+        self._held: dict[Key, Held] = {key: self._room_of(key) for key in kept}
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._state: list[torch.Tensor] = []
         self._loaded: dict[str, BoundCuda] = {}
@@ -139,8 +169,12 @@ class CudaExecutable:
         lifetimes: list[Lifetime] = []
         uses: list[Use] = []
         slots: dict[Key, int] = {}
+        apart: list[Lifetime] = []
         for key, first in self._values.first_write.items():
             last = end if key in kept else self._values.last_use(key)
+            if key in self._held:
+                apart.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
+                continue
             slots[key] = len(lifetimes)
             lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
             uses.append(Use(first, self._values.users(key), key in kept))
@@ -154,6 +188,7 @@ class CudaExecutable:
                 uses.append(Use(i, (i,)))
         conflict = self.order.conflict(uses) if self.order.width > 1 else None
         memory = plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict)
+        self._offsets = memory.offsets
         self._arena = torch.empty(max(memory.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         self._static: dict[Key, torch.Tensor] = {
             key: typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
@@ -163,7 +198,12 @@ class CudaExecutable:
             t = self.graph.type_of(node)
             raw = torch.zeros(max(t.nbytes, 1), dtype=torch.uint8, device=self.device)
             self._static[node, Format.ROW] = typed(raw, t, Format.ROW, 0)
-        return memory
+        # what is kept takes memory of the framework's, as much as it would of the arena
+        return plan_memory([*lifetimes, *apart], alignment=ALIGNMENT) if apart else memory
+
+    def _room_of(self, key: Key) -> Held:
+        t = self.graph.type_of(key[0])
+        return Held(t.shape, key[1].strides(t.shape), TORCH_DTYPE[t.dtype], ALIGNMENT)
 
     def _packed_weights(self) -> tuple[torch.Tensor, list[list[int]]]:
         """Room for the packed weights of all steps in one piece, and the addresses there by step.
@@ -209,7 +249,7 @@ class CudaExecutable:
         if source.state_bytes:
             self._state.append(torch.zeros(source.state_bytes, dtype=torch.uint8, device=self.device))
             state = self._state[-1].data_ptr()
-        work = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
+        work = self._arena.data_ptr() + self._offsets[self._workspaces[i]] if i in self._workspaces else 0
         # a kernel that waits for other lanes may not start before its predecessor in its own has ended
         alone = bool(self.order.waits[i])
         prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state), dependent=not alone)
@@ -247,12 +287,17 @@ class CudaExecutable:
         unread = set(weights) - bound.reads
         weights.update(dict.fromkeys(unread, self._arena[:0]))
         self._release(i, step, unread)
-        inputs = [weights[k] if k in weights else self._static[key] for k, key in enumerate(step.inputs)]
-        outputs = [self._static[key] for key in step.outputs]
+        inputs = [weights[k] if k in weights else self._place(key) for k, key in enumerate(step.inputs)]
+        outputs = [self._place(key) for key in step.outputs]
         if i in self._workspaces:
-            start = self.memory.offsets[self._workspaces[i]]
+            start = self._offsets[self._workspaces[i]]
             inputs.append(self._arena[start : start + workspace_bytes(call)])
-        return bound.launcher(inputs, outputs)
+        launch = bound.launcher(inputs, outputs)
+        ends = [x for key, x in self._held.items() if self._values.last_use(key) == i]
+        return partial(_launch_and_drop, launch, ends) if ends else launch
+
+    def _place(self, key: Key) -> torch.Tensor | Held:
+        return self._held[key] if key in self._held else self._static[key]
 
     # -- graphs
 
@@ -364,7 +409,8 @@ class CudaExecutable:
         if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
             node = key[0]
             return to_torch(self.graph.constant(node), self.graph.type_of(node).dtype, aligned=False).to(self.device)
-        return self._static[key]
+        held = self._held.get(key)
+        return self._static[key] if held is None else held.read()
 
     def run_steps(self, before: Callable[[int], None], *tensors: torch.Tensor) -> None:
         """Launch the steps one by one on what `static_inputs` hold, for looking at them.

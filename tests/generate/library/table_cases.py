@@ -27,6 +27,7 @@ from weft.kernels.measurement import Verdict
 from weft.kernels.source import LibraryCall
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract
+from weft.orchestrate.legality import EnumerationLimits
 from weft.tune.verify import Finding, weight_positions
 
 IMAGE, ROWS = (2, 8, 5, 6), (4, 10)
@@ -200,6 +201,63 @@ def products() -> Iterator[Graph]:
         yield b.build([y])
 
 
+def counted_rows() -> Iterator[Graph]:
+    """Products whose rows are counted in two dimensions behind them."""
+    for dtype, bias, rule in itertools.product(FLOATS, (True, False), ("", "relu")):
+        b = GraphBuilder()
+        x = b.input(TensorType(dtype, (2, 3, 10)))
+        y = b.add(Prim.MATMUL, b.reshape(x, (6, 10)), b.input(TensorType(dtype, (10, 8)), is_weight=True))
+        y = b.reshape(y, (2, 3, 8))
+        added = b.input(TensorType(dtype, (8,) if bias else (2, 3, 8)), is_weight=bias)
+        y = b.apply(Prim.ADD, y, b.broadcast(added, (2, 3, 8)) if bias else added)
+        yield b.build(applied(b, rule, y, {}) if rule else [y])
+
+
+def rounded_once() -> Iterator[Graph]:
+    """A sum or a product with a number in f32, between two casts."""
+    for dtype, prim, turned in itertools.product((DType.F16, DType.BF16), (Prim.ADD, Prim.MUL), (True, False)):
+        b = GraphBuilder()
+        x = b.cast(b.input(TensorType(dtype, IMAGE)), DType.F32)
+        number = b.broadcast(b.scalar(0.1767, DType.F32), IMAGE)
+        yield b.build([b.cast(b.apply(prim, *((number, x) if turned else (x, number))), dtype)])
+
+
+def viewed(graph: Graph) -> Iterator[Graph]:
+    """The same of views: every operand is read through other strides, as what library calls cover may have them."""
+    for through in (_swapped, _cut_out, _tokens):
+        b = GraphBuilder()
+        new: dict[NodeId, NodeId] = {}
+        for node in graph.inputs:
+            new[node] = through(b, graph.type_of(node))
+        for node, n in enumerate(graph.nodes):
+            if n.prim is Prim.CONSTANT:
+                new[node] = b.constant(graph.constant(node), n.type.dtype)
+            elif n.prim is not Prim.INPUT:
+                new[node] = b.add(n.prim, *(new[i] for i in n.inputs), attrs=n.attrs)
+        yield b.build([new[o] for o in graph.outputs])
+
+
+def _swapped(b: GraphBuilder, t: TensorType) -> NodeId:
+    perm = (*range(t.rank - 2), t.rank - 1, t.rank - 2) if t.rank > 1 else (0,)
+    return b.transpose(b.input(TensorType(t.dtype, tuple(t.shape[k] for k in perm))), perm)
+
+
+def _cut_out(b: GraphBuilder, t: TensorType) -> NodeId:
+    if t.rank == 0:
+        return b.input(t)
+    x = b.input(TensorType(t.dtype, tuple(n + 2 for n in t.shape)))
+    return b.add(Prim.SLICE, x, attrs=a.SliceAttrs((1,) * t.rank, t.shape, (1,) * t.rank))
+
+
+def _tokens(b: GraphBuilder, t: TensorType) -> NodeId:
+    """An image that is one row of channels after the other."""
+    if t.rank != 4:
+        return b.input(t)
+    n, c, h, w = t.shape
+    rows = b.input(TensorType(t.dtype, (n, h * w, c)))
+    return b.reshape(b.transpose(rows, (0, 2, 1)), t.shape)
+
+
 def applied(b: GraphBuilder, rule: str, x: NodeId, params: dict[str, Any]) -> tuple[NodeId, ...]:
     found = fission.apply(b, rule, [x], params)
     if isinstance(found, Declined):
@@ -228,6 +286,33 @@ def _formatted(problem: Problem) -> Iterator[Problem]:
         key = f"{problem.key} {[f.value for f in chosen]}"
         split = len(ins)
         yield replace(problem, key=key, input_formats=chosen[:split], output_formats=chosen[split:])
+
+
+def of_viewed(graph: Graph, rule: str) -> Iterator[Problem]:
+    """The operator with views in front, in every memory format."""
+    for candidate in enumerate_candidates(graph, EnumerationLimits(library_calls=True)).candidates:
+        if candidate.kind is not Kind.CALL or set(candidate.outputs) != set(graph.outputs):
+            continue
+        rows = tuple(formats_of(graph.type_of(i))[0] for i in candidate.inputs)
+        cut = extract(graph, candidate, rows, tuple(formats_of(graph.type_of(o))[0] for o in candidate.outputs))
+        if cut.problem.origin_rule == rule:
+            yield from _formatted(cut.problem)
+            return
+
+
+def viewed_operators(rule: str) -> Iterator[Graph]:
+    """Graphs of one source operator whose operands are views."""
+    for (shapes, params), dtype, through in itertools.product(
+        RULES[rule], (DType.F32, DType.F16), (_swapped, _cut_out, _tokens)
+    ):
+        b = GraphBuilder()
+        types = [s if isinstance(s, TensorType) else TensorType(dtype, s) for s in shapes]
+        ids = [through(b, t) for t in types]
+        absent = [-1] if rule == "sdpa" and len(ids) < 4 else []
+        results = fission.apply(b, rule, [*ids, *absent], params)
+        if isinstance(results, Declined):
+            raise TypeError(f"{rule} of {dtype.value}: {results.reason}")
+        yield b.build(results)
 
 
 def of_operator(graph: Graph, rule: str) -> Iterator[Problem]:

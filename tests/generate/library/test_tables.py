@@ -60,6 +60,25 @@ def test_operators(rule: str) -> None:
     assert f"operator {rule}" in checked(cases.of_operator(g, rule) for g in cases.operators(rule))
 
 
+VIEWED = (DType.F32, DType.F16, DType.I64, DType.BOOL)
+"""Element types of which views are read."""
+
+
+@pytest.mark.parametrize("prim", [p for p in PRIMS if p not in (Prim.TRANSPOSE, Prim.SLICE)], ids=lambda p: p.value)
+def test_primitives_of_views(prim: Prim) -> None:
+    graphs = [g for g in cases.primitives(prim) if g.inputs and g.type_of(g.inputs[0]).dtype in VIEWED]
+    assert f"primitives {prim.value}" in checked(cases.whole(v) for g in graphs for v in cases.viewed(g))
+
+
+@pytest.mark.parametrize("rule", OPERATORS)
+def test_operators_of_views(rule: str) -> None:
+    assert f"operator {rule}" in checked(cases.of_viewed(g, rule) for g in cases.viewed_operators(rule))
+
+
+def test_what_is_rounded_once() -> None:
+    assert checked(map(cases.whole, cases.rounded_once())) == {"widened"}
+
+
 def test_fused_forms() -> None:
     assert {"conv", "linear"} <= checked(map(cases.whole, cases.products()))
 
@@ -80,8 +99,8 @@ def every_problem() -> Iterator[Problem]:
 def test_the_tables_are_covered_whole() -> None:
     entries = {f"primitives {p.value}" for p in TRANSLATE if p not in FREE and p is not Prim.OPAQUE}
     entries |= {f"operator {rule}" for rule in OPERATORS}
-    assert set(covered("cpu")) == entries | {CONVERT, OPAQUE, "conv", "linear"}
-    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "cudnn", "cublaslt"}
+    assert set(covered("cpu")) == entries | {CONVERT, OPAQUE, "widened", "conv", "linear"}
+    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "widened", "cudnn", "cublaslt"}
     assert all(covered("cuda").values())
 
 

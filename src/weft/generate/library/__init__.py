@@ -74,7 +74,10 @@ class LibraryGenerator:
             found.append(_schedule("linear"))
         if problem.origin_rule:
             found.append(_schedule("operator"))
-        if len(prims) <= 1 or all(p is Prim.OPAQUE for p in prims):
+        if sorted(p.value for p in prims if p is not Prim.CAST) in (["add"], ["mul"]) and prims.count(Prim.CAST) == 2:
+            found.append(_schedule("widened"))
+        moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims)
+        if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:
             from weft.generate.library.convolution import engine_schedules
@@ -91,7 +94,7 @@ class LibraryGenerator:
     def emit(self, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
         """The call of one form, or why it does not apply."""
         from weft.generate.library.fused import fused_conv, fused_linear, is_weight
-        from weft.generate.library.operators import OPERATORS, PER_CHANNEL, TABLED, Operator
+        from weft.generate.library.operators import FOUND_AGAIN, OPERATORS, TABLED, Operator, widened
         from weft.generate.library.translate import Program
 
         form = schedule.param("form")
@@ -101,7 +104,9 @@ class LibraryGenerator:
             return fused_conv(problem, schedule)
         if form == "linear":
             return fused_linear(problem, schedule)
-        lost = min(problem.origin_operand_nodes, default=0) < -1 and problem.origin_rule not in PER_CHANNEL
+        if form == "widened":
+            return widened(problem, schedule)
+        lost = min(problem.origin_operand_nodes, default=0) < -1 and problem.origin_rule not in FOUND_AGAIN
         if form == "operator" and lost:
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")
         program = Program(problem.graph)

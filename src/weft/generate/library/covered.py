@@ -24,6 +24,8 @@ _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _WIDE = frozenset({DType.F32})
 _HALVES = frozenset({DType.F16, DType.BF16})
 CONVERT, OPAQUE = "convert", "opaque"
+_VIEWS = frozenset({Prim.TRANSPOSE, Prim.SLICE})
+"""In front of others they are strides of an operand."""
 _MOVED = (Prim.CAST, Prim.TRANSPOSE, Prim.CONCAT, Prim.GATHER, Prim.SELECT)
 
 
@@ -37,6 +39,7 @@ def covered(device: str) -> Mapping[str, frozenset[DType]]:
     prims = [p for p in TRANSLATE if p not in FREE]
     found = {f"primitives {p.value}": _ALL if p in _MOVED else _COMPUTED for p in prims}
     found |= {f"operator {rule}": _FLOATS for rule in OPERATORS}
+    found["widened"] = _HALVES
     found |= {"operator sdpa": _FLOATS | {DType.BOOL}, CONVERT: _ALL, OPAQUE: _ALL}
     del found[f"primitives {Prim.OPAQUE.value}"]
     found[f"primitives {Prim.CONV.value}"] = _FLOATS
@@ -58,9 +61,10 @@ def entry_of(problem: Problem, call: LibraryCall) -> str:
         return f"operator {problem.origin_rule}"
     if form != "primitives":
         return form
-    prims = {n.prim for n in problem.graph.nodes if n.prim not in FREE}
-    if not prims:
+    every = {n.prim for n in problem.graph.nodes if n.prim not in FREE}
+    if not every:
         return CONVERT
+    prims = every - _VIEWS or every
     if prims == {Prim.OPAQUE}:
         return OPAQUE
     (prim, *more) = prims

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 
@@ -43,6 +43,11 @@ def _tensor(
     return torch.tensor(values, dtype=dtype, device=device).reshape(tuple(shape))
 
 
+def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """On the host, whatever the device: kernels take it by value."""
+    return torch.tensor(value, dtype=dtype)
+
+
 def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
     from weft.generate.library.opaque_aten import run_aten
 
@@ -60,6 +65,7 @@ def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tens
 
 _SPECIAL: dict[str, Callable[..., torch.Tensor]] = {
     "weft.tensor": _tensor,
+    "weft.number": _number,
     "weft.opaque_aten": _opaque_aten,
     "weft.opaque_onnx": _opaque_onnx,
 }
@@ -151,6 +157,41 @@ def plain_math(*, allow_tf32: bool = False) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = saved[4:]
 
 
+@final
+class Held:
+    """A value that one call makes and others read, as a tensor of the framework's: nothing is copied.
+
+    Readers are given what they were verified with: where a result lies otherwise, or is a view, it is copied.
+    """
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, alignment: int) -> None:
+        """`strides` in elements, `alignment` in bytes."""
+        self._shape, self._strides, self._dtype, self._alignment = shape, strides, dtype, alignment
+        self._tensor: torch.Tensor | None = None
+
+    def write(self, result: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
+        """Take a result of a call on these operands."""
+        found = result.reshape(self._shape)
+        dense = all(n == 1 or x == y for n, x, y in zip(self._shape, found.stride(), self._strides, strict=True))
+        begins = found.untyped_storage().data_ptr()
+        own = all(x.untyped_storage().data_ptr() != begins for x in operands)
+        if dense and own and found.dtype is self._dtype and found.data_ptr() % self._alignment == 0:
+            self._tensor = found.as_strided(self._shape, self._strides)
+            return
+        self._tensor = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=found.device)
+        self._tensor.copy_(found)
+
+    def read(self) -> torch.Tensor:
+        """What was written last."""
+        if self._tensor is None:
+            raise RuntimeError("a value is read that no step has written, or after its last reader")
+        return self._tensor
+
+    def drop(self) -> None:
+        """Nobody reads it any more in this run."""
+        self._tensor = None
+
+
 class BoundCall:
     """A library call whose operators are resolved and whose weights are prepared.
 
@@ -231,12 +272,38 @@ class BoundCall:
             return self._weights[ref.index] if ref.index in self._weights else inputs[ref.index]
         return cast("torch.Tensor", self._prepared[ref.index] if ref.kind == "prep" else tmp[ref.index])
 
-    def launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def launcher(
+        self, inputs: Sequence[torch.Tensor | Held], outputs: Sequence[torch.Tensor | Held]
+    ) -> Callable[[], None]:
         """A function of no arguments that runs the call from fixed inputs into fixed outputs.
+
+        Some of either may be held: these are looked up in every run.
 
         Operators are resolved and arguments bound here, once. A step that only views fixed memory is done
         here too; an `out_variant` call writes its output without a copy.
         """
+        places, targets = _fixed(inputs), _fixed(outputs)
+        if places is None or targets is None:
+            return self._held_launcher(inputs, outputs)
+        return self._fixed_launcher(places, targets)
+
+    def _held_launcher(
+        self, inputs: Sequence[torch.Tensor | Held], outputs: Sequence[torch.Tensor | Held]
+    ) -> Callable[[], None]:
+        def run() -> None:
+            operands = [x.read() if isinstance(x, Held) else x for x in inputs]
+            if self._call.out_variant:
+                self.run(operands, cast("torch.Tensor", outputs[0]))
+                return
+            for result, output in zip(self.run(operands), outputs, strict=True):
+                if isinstance(output, Held):
+                    output.write(result, operands)
+                else:
+                    _copy(output, result)
+
+        return run
+
+    def _fixed_launcher(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Callable[[], None]:
         slots: list[Any] = []
         """Result of each step where it is fixed, else None; filled per call at the positions of `dynamic`."""
         dynamic: list[tuple[int, Callable[..., Any], list[Any], dict[str, Any], list[tuple[int, int]], int]] = []
@@ -345,6 +412,12 @@ def _reads_unknown(value: CallValue, slots: Sequence[Any]) -> bool:
 def _direct(value: CallValue, slots: Sequence[Any]) -> bool:
     """True unless the value holds an unknown result inside a list, which cannot be patched in place."""
     return isinstance(value, Ref) or not _reads_unknown(value, slots)
+
+
+def _fixed(places: Sequence[torch.Tensor | Held]) -> list[torch.Tensor] | None:
+    """The tensors; None where some are held."""
+    found = [x for x in places if not isinstance(x, Held)]
+    return found if len(found) == len(places) else None
 
 
 def _keep(value: Any, result: int) -> Any:

@@ -6,6 +6,7 @@ fission rule is run on an input of the same type, and the two graphs must have t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from functools import cache
 from typing import cast
@@ -89,6 +90,16 @@ def channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeId
     return source
 
 
+def trailing_weight(graph: Graph, node: NodeId, shape: tuple[int, ...]) -> NodeId | None:
+    """The value of this shape that a node repeats along every dimension in front; itself if there is none."""
+    n = graph.nodes[node]
+    while n.prim in (Prim.BROADCAST, Prim.RESHAPE) and n.type.shape != shape:
+        node = n.inputs[0]
+        n = graph.nodes[node]
+    sizes = n.type.shape
+    return node if sizes[max(len(sizes) - len(shape), 0) :] == shape and math.prod(sizes) == math.prod(shape) else None
+
+
 def is_weight(graph: Graph, node: NodeId) -> bool:
     """Whether a value is known at link time."""
     n = graph.nodes[node]
@@ -100,9 +111,12 @@ def is_weight(graph: Graph, node: NodeId) -> bool:
 
 
 class Tail:
-    """What follows the product: bias, then residual, then activation, each optional."""
+    """What follows the product: bias, then residual, then activation, each optional.
 
-    def __init__(self, graph: Graph, product: NodeId, axis: int) -> None:
+    `rows`: the rows of a product may be counted in several dimensions from some place on.
+    """
+
+    def __init__(self, graph: Graph, product: NodeId, axis: int, *, rows: bool = False) -> None:
         self.bias: NodeId | None = None
         self.residual: NodeId | None = None
         self.activation: tuple[str, tuple[float, ...], str | None] = ("none", (), None)
@@ -115,6 +129,9 @@ class Tail:
         while at != out:
             following = users[at]
             n = graph.nodes[following[0]] if len(following) == 1 else None
+            if rows and n is not None and n.prim is Prim.RESHAPE and n.type.shape[-1:] == (channels,):
+                at, axis = following[0], n.type.rank - 1
+                continue
             if n is None or n.prim is not Prim.ADD or self.residual is not None:
                 break
             other = n.inputs[1] if n.inputs[0] == at else n.inputs[0]

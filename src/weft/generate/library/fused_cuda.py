@@ -77,7 +77,7 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
         return Declined("not a 2-d product of floats with a constant right operand")
     if 0 in n.type.shape or 0 in graph.type_of(w).shape:
         return Declined("a product without elements, or of none")
-    tail = Tail(graph, made, 1)
+    tail = Tail(graph, made, 1, rows=True)
     if not tail.matched:
         return Declined("what follows the product is no bias + residual + activation")
     p = Program(graph)
@@ -89,7 +89,10 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
     if tail.residual is not None:
         if name != "none" or tail.bias is not None:
             return Declined("cuBLASLt adds a residual only to a bare product")
-        out = p.call("aten.addmm.default", p.value(tail.residual), data, weight)
+        other = p.value(tail.residual)
+        if graph.type_of(tail.residual).shape != n.type.shape:
+            other = p.call("aten.reshape.default", other, n.type.shape)
+        out = p.call("aten.addmm.default", other, data, weight)
     elif name == "none":
         out = (
             p.call("aten.mm.default", data, weight)
@@ -103,7 +106,7 @@ def cublaslt_linear(problem: Problem, schedule: Schedule) -> LibraryCall | Decli
     else:
         return Declined(f"cuBLASLt has no {name}")
     p.bind(graph.outputs[0], out)
-    return p.finish(schedule, problem)
+    return p.finish(schedule, problem if graph.type_of(graph.outputs[0]).shape == n.type.shape else None)
 
 
 def attention(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 from weft.generate.library.attention_call import COMPOSED
-from weft.generate.library.fused import channel_bias, is_weight
-from weft.generate.library.translate import Program, convolution
+from weft.generate.library.fused import channel_bias, is_weight, trailing_weight
+from weft.generate.library.translate import Program, convolution, number_in
+from weft.ir.declined import Declined
 from weft.ir.graph import NodeId, OriginParam
 from weft.ir.prims import Prim
-from weft.kernels.source import CallValue, Ref
+from weft.ir.types import DType
+from weft.kernels.candidate import Problem
+from weft.kernels.source import CallValue, LibraryCall, Ref, Schedule
 
 
 class Operator:
@@ -66,21 +69,42 @@ class Operator:
 
         Then the result still is `y · scale + shift`, and both are found there. None: absent, or not found.
         """
+        channels = self.shape(0)[1]
+        return self._affine(position, lambda node: channel_bias(self.graph, node, channels, 1))
+
+    def trailing(self, position: int, shape: tuple[int, ...]) -> NodeId | None:
+        """The same of the last dimensions, which have this shape."""
+        return self._affine(position, lambda node: trailing_weight(self.graph, node, shape))
+
+    def _affine(self, position: int, source: Callable[[NodeId], NodeId | None]) -> NodeId | None:
         if position < len(self.operands) and self.operands[position] != LOST:
             return self.operands[position] if self.has(position) else None
-        node, channels = self.graph.outputs[0], self.shape(0)[1]
+        node = self.graph.outputs[0]
         if self.graph.nodes[node].prim is Prim.CAST:
             (node,) = self.graph.nodes[node].inputs
         found: dict[Prim, NodeId] = {}
         for prim in (Prim.ADD, Prim.MUL):
             n = self.graph.nodes[node]
-            sources = [channel_bias(self.graph, i, channels, 1) for i in n.inputs] if n.prim is prim else []
+            sources = [source(i) for i in n.inputs] if n.prim is prim else []
             # at batch 1 the reciprocal deviation has a scale's shape, too
             sources = [x if x is not None and is_weight(self.graph, x) else None for x in sources]
             if len(given := [x for x in sources if x is not None]) == 1:
                 found[prim] = given[0]
                 node = n.inputs[sources.index(None)]
         return found.get(Prim.MUL if position == 1 else Prim.ADD)
+
+    def is_lost(self, position: int) -> bool:
+        """Whether clean-ups changed an operand."""
+        return position < len(self.operands) and self.operands[position] == LOST
+
+    def weight(self, node: NodeId, shape: tuple[int, ...]) -> Ref:
+        """A weight in this shape and in the type of the first operand."""
+        ref, dtype = self.program.value(node), self.graph.type_of(self.node(0)).dtype
+        if self.graph.type_of(node).shape != shape:
+            ref = self.call("aten.reshape.default", ref, shape)
+        if self.graph.type_of(node).dtype is not dtype:
+            ref = self.program.call("aten._to_copy.default", ref, dtype=f"dtype:{dtype.value}")
+        return ref
 
     def call(self, target: str, *args: CallValue, result: int = 0) -> Ref:
         """One step of the program."""
@@ -119,10 +143,15 @@ def _layer_norm(o: Operator) -> Ref | None:
     if normal != tuple(range(rank - len(axes), rank)):
         return None
     shape = o.shape(0)[rank - len(axes) :]
+    affine: list[Ref | None] = []
     for position in (1, 2):
+        node = o.trailing(position, shape)
+        if node is None and o.is_lost(position):
+            return None
         if o.has(position) and o.shape(position) != shape:
             return None
-    return o.call("aten.native_layer_norm.default", o.ref(0), shape, o.ref(1), o.ref(2), o.number("eps", 1e-5))
+        affine.append(None if node is None else o.weight(node, shape))
+    return o.call("aten.native_layer_norm.default", o.ref(0), shape, *affine, o.number("eps", 1e-5))
 
 
 def _affine(o: Operator) -> list[Ref | None] | None:
@@ -130,17 +159,9 @@ def _affine(o: Operator) -> list[Ref | None] | None:
     found: list[Ref | None] = []
     for position in (1, 2):
         node = o.per_channel(position)
-        if node is None:
-            if position < len(o.operands) and o.operands[position] == LOST:
-                return None
-            found.append(None)
-            continue
-        ref, dtype = o.program.value(node), o.graph.type_of(o.node(0)).dtype
-        if o.graph.type_of(node).shape != o.shape(0)[1:2]:
-            ref = o.call("aten.reshape.default", ref, o.shape(0)[1:2])
-        if o.graph.type_of(node).dtype is not dtype:
-            ref = o.program.call("aten._to_copy.default", ref, dtype=f"dtype:{dtype.value}")
-        found.append(ref)
+        if node is None and o.is_lost(position):
+            return None
+        found.append(None if node is None else o.weight(node, o.shape(0)[1:2]))
     return found
 
 
@@ -270,7 +291,7 @@ def _relu(o: Operator) -> Ref | None:
 
 LOST = -2
 """In place of an operand that clean-ups changed."""
-PER_CHANNEL = frozenset({"group_norm", "instance_norm"})
+FOUND_AGAIN = frozenset({"group_norm", "instance_norm", "layer_norm"})
 """Rules whose rows find the operands again that clean-ups changed."""
 TABLED = frozenset({"resize_nearest", "resize_linear"})
 """Rules that make tables which their call does not read: what stands in them follows from the parameters."""
@@ -300,3 +321,28 @@ OPERATORS: Mapping[str, Row] = {
     "resize_nearest": _resize_nearest,
     "resize_linear": _resize_linear,
 }
+
+
+WIDENED: Mapping[Prim, str] = {Prim.ADD: "aten.add.Tensor", Prim.MUL: "aten.mul.Tensor"}
+"""Primitives that the framework computes in f32 inside, of operands of 16 bits and one number."""
+
+
+def widened(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
+    """CAST(CAST(x) + number) or · in f32 → the framework's operator of x itself, which rounds once as well."""
+    graph = problem.graph
+    if len(graph.outputs) != 1:
+        return Declined("several results")
+    last = graph.nodes[graph.outputs[0]]
+    n = graph.nodes[last.inputs[0]] if last.prim is Prim.CAST else last
+    if n.prim not in WIDENED or n.type.dtype is not DType.F32 or last.type.dtype not in (DType.F16, DType.BF16):
+        return Declined("no sum or product in f32 between 16 bits")
+    for x, other in (n.inputs, n.inputs[::-1]):
+        wide, value = graph.nodes[x], number_in(graph, other)
+        if wide.prim is Prim.CAST and value is not None and wide.type.shape == n.type.shape:
+            (source,) = wide.inputs
+            if graph.type_of(source).dtype is last.type.dtype:
+                p = Program(graph)
+                number = p.call("weft.number", value, "dtype:f32")
+                p.bind(graph.outputs[0], p.call(WIDENED[n.prim], p.value(source), number))
+                return p.finish(schedule, problem)
+    return Declined("no number")

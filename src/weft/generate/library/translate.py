@@ -136,6 +136,32 @@ def _simple(target: str) -> Translation:
     return translate
 
 
+def number_in(graph: Graph, node: NodeId) -> float | None:
+    """The one number that a value consists of; None where there are several, or where it is none of floats."""
+    n = graph.nodes[node]
+    while n.prim in (Prim.BROADCAST, Prim.RESHAPE):
+        node = n.inputs[0]
+        n = graph.nodes[node]
+    if n.prim is not Prim.CONSTANT or n.type.size != 1 or not n.type.dtype.is_float:
+        return None
+    return float(graph.constant(node).reshape(-1)[0])
+
+
+def with_number(p: Program, target: str, n: Node) -> Ref | None:
+    """An addition or a product with one number, which the framework's kernels take by value; None for another."""
+    for x, number in (n.inputs, n.inputs[::-1]):
+        if p.graph.type_of(x).shape == n.type.shape and (value := number_in(p.graph, number)) is not None:
+            return p.call(target, p.value(x), p.call("weft.number", value, f"dtype:{n.type.dtype.value}"))
+    return None
+
+
+def _with_number(target: str) -> Translation:
+    def translate(p: Program, i: NodeId, n: Node) -> Ref:
+        return with_number(p, target, n) or _simple(target)(p, i, n)
+
+    return translate
+
+
 def _div(p: Program, _: NodeId, n: Node) -> Ref:
     x, y = (p.value(i) for i in n.inputs)
     if n.type.dtype.is_float:
@@ -421,9 +447,9 @@ TRANSLATE: Mapping[Prim, Translation] = {
     Prim.ISINF: _simple("aten.isinf.default"),
     Prim.NOT: _simple("aten.bitwise_not.default"),
     Prim.CAST: _cast,
-    Prim.ADD: _simple("aten.add.Tensor"),
+    Prim.ADD: _with_number("aten.add.Tensor"),
     Prim.SUB: _simple("aten.sub.Tensor"),
-    Prim.MUL: _simple("aten.mul.Tensor"),
+    Prim.MUL: _with_number("aten.mul.Tensor"),
     Prim.DIV: _div,
     Prim.POW: _simple("aten.pow.Tensor_Tensor"),
     Prim.MOD: _simple("aten.remainder.Tensor"),
