@@ -213,3 +213,16 @@ def test_a_crew_that_is_left_with_an_error_does_not_begin_the_rest() -> None:
     pool.__exit__(KeyError, KeyError(), None)
     release.set()
     assert second.cancelled() and first.result(5) is None
+
+
+@pytest.mark.parametrize("cost_ns", [60_000_000, 3_000_000_000], ids=["while it is timed", "while it is verified"])
+def test_a_trial_ends_by_itself_when_the_time_is_up_and_its_worker_stays(cost_ns: int) -> None:
+    """Whoever comes next would wait for another worker to load, for longer than is left."""
+    transport = FakeTransport({}, costs_ns=dict.fromkeys(PAIR, cost_ns))
+    trials = [fake_trial(n, PAIR) for n in range(3)]
+    with Database.open(None) as database, Tuner(Options(), CpuFacts(), database, transport=transport) as tuner:
+        assert list(tuner.measure(trials, deadline=time.monotonic() + 1.0)) == []
+        assert (transport.started, transport.killed) == (1, 0)
+        transport.costs_ns = {}
+        assert {m.verdict for m in tuner.measure(trials)} == {Verdict.OK}
+        assert transport.started == 1

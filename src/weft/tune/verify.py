@@ -63,6 +63,8 @@ CPU = torch.device("cpu")
 _INPUT_GUARD = 0xFF
 _OUTPUT_GUARD = 0x5C
 Call = Callable[[], object]
+Check = Callable[[], None]
+"""Called between steps: what it raises ends what is going on."""
 Clock = Callable[[], int]
 """Nanoseconds, monotonic."""
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -403,27 +405,32 @@ def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) 
     return reference_of(problem.graph, seed=seed, device=device, finite=problem.finite).laid_out(problem)
 
 
-def reference_of(graph: Graph, *, seed: int, device: torch.device = CPU, finite: bool = False) -> Reference:
-    """The reference of every problem with this graph, row-major (see `Reference.laid_out`); `finite`: `Problem`'s."""
-    domain, inputs, precise = _choose_domain(graph, seed, device)
+def reference_of(
+    graph: Graph, *, seed: int, device: torch.device = CPU, finite: bool = False, check: Check = lambda: None
+) -> Reference:
+    """The reference of every problem with this graph, row-major (see `Reference.laid_out`); `finite`: `Problem`'s.
+
+    `check` is called before each primitive: what it raises ends this.
+    """
+    domain, inputs, precise = _choose_domain(graph, seed, device, check)
     if isinstance(precise, Declined):
         kinds = (InputSet.INTEGERS, InputSet.NORMAL)
         cases = [Case(k, tuple(draw(graph, k, domain, seed=seed, device=device)), ()) for k in kinds]
         return Reference(tuple(cases), precise.reason, device)
     before = (InputSet.INTEGERS,) if finite else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
-    cases = [_case(graph, kind, domain, seed, device, finite=finite) for kind in before]
-    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device, finite=finite))
+    cases = [_case(graph, kind, domain, seed, device, check, finite=finite) for kind in before]
+    cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device, check, finite=finite))
     return Reference(tuple(cases), device=device)
 
 
 def _choose_domain(
-    graph: Graph, seed: int, device: torch.device
+    graph: Graph, seed: int, device: torch.device, check: Check
 ) -> tuple[Domain, list[torch.Tensor], Evaluation | Declined]:
     """The first domain on which nine tenths of the float results are finite, else the one with most."""
     best: tuple[float, Domain, list[torch.Tensor], Evaluation | Declined] | None = None
     for domain in Domain:
         inputs = draw(graph, InputSet.NORMAL, domain, seed=seed, device=device)
-        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device)
+        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device, check=check)
         if isinstance(precise, Declined):
             return domain, inputs, precise
         floats = [x for x in precise.outputs if x.is_floating_point() and x.numel()]
@@ -438,14 +445,14 @@ def _choose_domain(
 
 
 def _case(
-    graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device, *, finite: bool = False
+    graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device, check: Check, *, finite: bool = False
 ) -> Case:
     inputs = draw(graph, kind, domain, seed=seed, device=device)
     exactness = kind is InputSet.INTEGERS
-    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device)
+    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device, check=check)
     if isinstance(precise, Declined):
         raise TypeError(precise.reason)
-    return _expect(graph, kind, inputs, precise, seed, device, finite=finite)
+    return _expect(graph, kind, inputs, precise, seed, device, check, finite=finite)
 
 
 def _expect(
@@ -455,6 +462,7 @@ def _expect(
     precise: Evaluation,
     seed: int,
     device: torch.device,
+    check: Check,
     *,
     finite: bool = False,
 ) -> Case:
@@ -472,7 +480,7 @@ def _expect(
         if shaken:
             off, runs = (UNDECIDED_FEW, UNDECIDED_FEW_RUNS) if few else (UNDECIDED, UNDECIDED_RUNS)
         for k in range(runs):
-            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device, undecided=off)
+            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device, undecided=off, check=check)
             plains += [plain] if isinstance(plain, Evaluation) else []
     ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
     expected = []
@@ -728,13 +736,15 @@ def verify(
     *,
     slow_s: float,
     clock: Clock,
+    check: Check = lambda: None,
 ) -> Verified:
     """Run a kernel on every input set under both poisons.
 
     `arenas` holds input buffers that are shared by the kernels of the problem and made here on first use. Where a
     problem says how callers align their memory, buffers lie no better on all sets but the one that is timed.
     Calls that all take over `slow_s` seconds on the first set end the verification as SLOW: two, and where those fail
-    two more, because the first finds its memory untouched and a neighbour may have held the cores.
+    two more, because the first finds its memory untouched and a neighbour may have held the cores. `check` is called
+    before each run: what it raises ends this.
     """
     ratio, first_call = 0.0, math.inf
     last: tuple[torch.Tensor, ...] = ()
@@ -747,6 +757,7 @@ def verify(
         arena = Arena(problem, case.inputs, inputs=arenas[case.kind], device=reference.device, shift=shift)
         bound: Binding | None = None
         for poison in POISONS:
+            check()
             # what has no scratch has nothing of the other poison in it, and its weights are prepared as they were
             binding = bound = bound if bound is not None and not bound.scratch else subject.bind(arena, poison)
             arena.poison(poison)

@@ -40,6 +40,7 @@ from weft.tune.verify import (
     POISONS,
     Arena,
     Binding,
+    Check,
     Clock,
     Finding,
     LibrarySubject,
@@ -59,6 +60,10 @@ SLOW_FACTOR, SLOW_FLOOR_S = 3.0, 30e-6
 """A verified kernel whose shortest call is so many times that of the fastest so far is not timed."""
 MAX_TIMED_BYTES = 2 << 30
 """Outputs of all kernels of a trial together; above it there is one set of buffers only."""
+
+
+class TimeUpError(Exception):
+    """The deadline of a trial passed while it ran."""
 
 
 class Channel(Protocol):
@@ -165,10 +170,12 @@ class References:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int, bool], Reference] = {}
 
-    def of(self, problem: Problem, seed: int) -> Reference:
-        """Row-major; shared by all problems with this graph."""
+    def of(self, problem: Problem, seed: int, check: Check = lambda: None) -> Reference:
+        """Row-major; shared by all problems with this graph. What `check` raises ends making it."""
         key = (print_graph(problem.graph), seed, problem.finite)
-        found = self._kept.pop(key, None) or reference_of(problem.graph, seed=seed, finite=problem.finite)
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check)
         self._kept[key] = found
         while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
             del self._kept[next(iter(self._kept))]
@@ -176,27 +183,69 @@ class References:
 
 
 def run_trial(request: TrialRequest, say: Channel, machine: Machine, references: References | None = None) -> None:
-    """Answer one `trial` request: events `verifying`, `verdict` or `skipped`, and a last `done`."""
+    """Answer one `trial` request: events `verifying`, `verdict` or `skipped`, and a last `done`.
+
+    What is going on when the time is up ends by itself, so that the process stays for what comes after.
+    """
     say.at(-1)
-    start = machine.clock()
-    shared = references or References()
-    reference = shared.of(request.problem, request.seed).laid_out(request.problem)
+    end_ns = machine.clock() + request.left_s * 1e9
+    heard = _Listening(say, {number for number, _, _ in request.kernels})
+
+    def check() -> None:
+        if machine.clock() > end_ns:
+            raise TimeUpError
+
+    try:
+        _run(request, heard, machine, references or References(), check)
+    except TimeUpError:
+        for number in sorted(heard.open):
+            say.say(event="skipped", kernel=number)
+    say.at(-1)
+    say.say(event="done")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """A channel, and the kernels that were not given a verdict on it yet."""
+
+    inner: Channel
+    open: set[int]
+
+    def at(self, kernel: int) -> None:
+        """See `Channel`."""
+        self.inner.at(kernel)
+
+    def say(self, **message: Json) -> None:
+        """See `Channel`."""
+        if message["event"] == "verdict":
+            self.open.discard(cast("int", message["kernel"]))
+        self.inner.say(**message)
+
+
+def _run(request: TrialRequest, say: Channel, machine: Machine, references: References, check: Check) -> None:
+    """Verify all kernels, then time those that passed.
+
+    Raises:
+        TimeUpError: `check` says so.
+    """
+    reference = references.of(request.problem, request.seed, check).laid_out(request.problem)
     if request.finite:
         reference = reference.finite()
     passed: dict[int, _Passed] = {}
     arenas: dict[InputSet, Arena] = {}
     fastest = float("inf")
     for number, encoded, path in request.kernels:
-        if machine.clock() - start > request.left_s * 1e9:
-            say.say(event="skipped", kernel=number)
-            continue  # the time is up
+        check()
         say.at(number)
         say.say(event="verifying", kernel=number)
         slow_s = math.inf if number in request.always else max(SLOW_FLOOR_S, SLOW_FACTOR * fastest)
         try:
             subject = machine.make(request.problem, kernel_from_json(encoded), path)
             with torch.inference_mode():
-                result = verify(request.problem, subject, reference, arenas, slow_s=slow_s, clock=machine.clock)
+                result = verify(
+                    request.problem, subject, reference, arenas, slow_s=slow_s, clock=machine.clock, check=check
+                )
         except (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError) as error:
             arenas.clear()
             _verdict(say, number, classify(error))
@@ -210,11 +259,10 @@ def run_trial(request: TrialRequest, say: Channel, machine: Machine, references:
     say.at(-1)
     arenas.clear()
     if request.time and passed:
-        _time(request, reference, passed, say, machine)
+        _time(request, reference, passed, say, machine, check)
     else:
         for number, p in passed.items():
             _verdict(say, number, p.finding)
-    say.say(event="done")
 
 
 @dataclass(slots=True)
@@ -239,7 +287,12 @@ def _verdict(say: Channel, number: int, finding: Finding, samples: Sequence[floa
 
 
 def _time(
-    request: TrialRequest, reference: Reference, passed: dict[int, _Passed], say: Channel, machine: Machine
+    request: TrialRequest,
+    reference: Reference,
+    passed: dict[int, _Passed],
+    say: Channel,
+    machine: Machine,
+    check: Check,
 ) -> None:
     graph = request.problem.graph
     inputs = sum(graph.type_of(i).nbytes for i in graph.inputs)
@@ -261,13 +314,18 @@ def _time(
             del passed[number]
             continue  # it cannot be bound a second time
         calls[number] = [b.call for b in p.bindings]
+
+    def before(number: int) -> None:
+        check()
+        say.at(number)
+
     with torch.inference_mode():
         timed = time_kernels(
             calls,
             policy=request.policy,
             always=request.always,
             seed=request.seed,
-            before=say.at,
+            before=before,
             clock=machine.clock,
             preempted=machine.preempted,
         )
