@@ -11,6 +11,7 @@ import contextlib
 import copy
 import importlib
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -332,7 +333,7 @@ def compile(
     options = options or Options()
     if device is not None:
         options = replace(options, device=str(device))
-    if options.device.split(":")[0] not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", options.device):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     inputs = _as_tensors(example_inputs)
     kind = options.device.partition(":")[0]

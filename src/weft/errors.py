@@ -136,7 +136,10 @@ class NoPlanError(DeviceError):
 
     code = "W303"
     template = "no plan is left for this model: {reason}"
-    todo = "give it a larger budget, without other load on the machine; `weft doctor` says what this machine has"
+    todo = (
+        "give it a larger budget, without other load on the machine, or a budget of 0, which needs no process that "
+        "measures; `weft doctor` says what this machine has"
+    )
 
 
 class ToolchainError(DeviceError):

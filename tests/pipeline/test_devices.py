@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from weft import api, pipeline
 from weft.device.cuda.facts import GpuFacts
+from weft.errors import DeviceError, OptionError
 from weft.options import Options
 from weft.pipeline import gpu
 
@@ -33,6 +35,29 @@ def test_kernels_are_measured_on_the_gpu_that_runs_them(
     setting = pipeline.survey(Options(device=device, cache_dir=tmp_path))
     assert setting.device == torch.device("cuda", index)
     assert setting.options.device == named
+
+
+def test_a_gpu_that_is_not_there_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for before anything else is; the framework's own refusal is no error of ours."""
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        if device.index >= 2:
+            raise AssertionError("Invalid device id")
+        return SimpleNamespace(total_memory=device.index)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    assert [pipeline.room_bytes(Options(device=d)) for d in ("cuda", "cuda:1")] == [0, 1]
+    with pytest.raises(DeviceError, match=r"device='cuda:77', but there are 2 GPUs .*W301"):
+        pipeline.room_bytes(Options(device="cuda:77"))
+
+
+@pytest.mark.parametrize("device", ["cuda:", "cuda:x", "cuda:-1", "cpu:x", "tpu", "cuda:1\n"])
+def test_a_device_that_is_none_is_an_option_at_fault(device: str) -> None:
+    with pytest.raises(OptionError, match="'cpu', 'cuda' or 'cuda:N'"):
+        api.compile(nn.ReLU(), torch.ones(2), device=device)
 
 
 class Moved(nn.Module):

@@ -396,12 +396,18 @@ def _reason(lost: Sequence[str]) -> str:
 
 
 def room_bytes(options: Options) -> int:
-    """Memory that compiling may take on the device: what is free of the host's, all of a GPU's."""
+    """Memory that compiling may take on the device: what is free of the host's, all of a GPU's.
+
+    Raises:
+        DeviceError: there is no such GPU here [W301].
+    """
     if options.device == "cpu":
         return free_bytes()
     if not torch.cuda.is_available():
         return 1 << 62  # the survey says what is missing
-    return torch.cuda.get_device_properties(torch.device(options.device)).total_memory
+    from weft.pipeline import gpu
+
+    return torch.cuda.get_device_properties(gpu.device_of(options)).total_memory
 
 
 def _link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | None:
