@@ -207,7 +207,12 @@ def test_a_copy_takes_what_the_bandwidth_says(cache: Path, facts: GpuFacts, nvrt
         expected = moved / facts.bandwidth_at(moved) / 1e3
         assert m.verdict is Verdict.OK
         assert m.median_us == pytest.approx(expected, rel=0.2), f"{moved} bytes"
-        assert max(m.samples_us) < 1.25 * m.median_us
+        # another process's turn on the GPU may fall into one sample, which moves no median; a timer that is wrong
+        # scatters more of them, and nothing makes a copy shorter than it is
+        *others, _ = sorted(m.samples_us)
+        assert len(others) >= 4
+        assert others[-1] < 1.25 * m.median_us, m.samples_us
+        assert others[0] > m.median_us / 1.25, m.samples_us
 
 
 def test_what_is_small_and_warm_is_faster_than_memory(cache: Path, facts: GpuFacts, nvrtc: Nvrtc) -> None:
