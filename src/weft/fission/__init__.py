@@ -17,6 +17,8 @@ from weft.ir.graph import GraphBuilder, NodeId, Origin, OriginParam
 from weft.ir.shapes import ShapeError
 
 __all__ = ["ABSENT", "RULES", "Result", "Rule", "apply"]
+_SIGNATURES = {name: inspect.signature(rule) for name, rule in RULES.items()}
+"""Made once: a model has thousands of operators."""
 
 
 def apply(
@@ -38,7 +40,7 @@ def apply(
         return Declined(f"no rule {name!r}")
     given = dict(params)
     try:
-        inspect.signature(rule).bind(b, *operands, **given)
+        _SIGNATURES[name].bind(b, *operands, **given)
     except TypeError as error:
         return Declined(f"rule {name} does not take these operands: {error}")
     origin = Origin(name, tuple(sorted(given.items())), tuple(operands), (), source, location)
