@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -51,8 +52,8 @@ def posed() -> tuple[Alternatives, Problems]:
 class Worker:
     """Verifies: refuses what it is told to, and answers so many trials."""
 
-    def __init__(self, refuses: Sequence[Key] = (), answers: float = 1e9) -> None:
-        self.refuses, self.left = set(refuses), answers
+    def __init__(self, refuses: Sequence[Key] = (), answers: float = 1e9, odd: Sequence[Key] = ()) -> None:
+        self.refuses, self.left, self.odd = set(refuses), answers, set(odd)
         self.asked: list[ProblemTrial] = []
 
     def __call__(self, trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
@@ -63,7 +64,8 @@ class Worker:
             self.asked.append(trial)
             ((schedule, _, _),) = trial.kernels
             key = trial.problem.key, schedule
-            yield Measurement(*key, Verdict.WRONG if key in self.refuses else Verdict.OK)
+            odd = key in self.odd and not trial.finite
+            yield Measurement(*key, Verdict.WRONG if key in self.refuses else Verdict.NAN_CLASS if odd else Verdict.OK)
 
 
 def planned(posed: tuple[Alternatives, Problems], known: Known) -> list[Plan]:
@@ -80,8 +82,10 @@ def run(
     posed: tuple[Alternatives, Problems], known: Known, worker: Worker, *, has_baseline: bool = True
 ) -> tuple[list[Plan], list[str]]:
     lost: list[str] = []
+    setting = pipeline.Setting(Options(budget_s=9.0), FACTS, None, {})
+    of_verified = partial(pipeline.plans_of_verified, *posed, known, setting, Deadline.of(9.0))
     found = qualify.qualify(
-        planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), lambda: False,
+        planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), of_verified, lambda: False,
         has_baseline=has_baseline, lost=lost,
     )  # fmt: skip
     return found, lost
@@ -138,6 +142,114 @@ def test_where_every_call_is_refused_plans_are_made_without_the_problem(posed: t
     assert plans and all(s.problem_key != step.problem_key for p in plans for s in p.steps)
 
 
+def calls_of(posed: tuple[Alternatives, Problems], kinds: set[str]) -> set[Key]:
+    entries = [e for e in posed[1].entries.values() if {c.kind.value for c, _ in e.uses} & kinds]
+    return {(e.problem.key, schedule) for e in entries for schedule, _ in e.kernels or ()}
+
+
+def test_a_plan_with_a_step_that_there_was_no_time_for_is_answered_by_one_of_what_was_verified(
+    posed: tuple[Alternatives, Problems],
+) -> None:
+    """One step of many must not lose all that was measured."""
+    known = Known(right=calls_of(posed, {"single", "convert"}) - calls_of(posed, {"origin"}))
+    assert any(s.kind.value == "origin" for p in planned(posed, known) for s in p.steps)
+    plans, lost = run(posed, known, Worker(answers=0), has_baseline=False)
+    assert [p.name for p in plans] == ["verified"] and len(lost) == 2
+    assert qualify.is_verified(plans[0], known) and not any(s.kind.value == "origin" for s in plans[0].steps)
+
+
+def test_without_enough_that_was_verified_there_is_no_such_plan(posed: tuple[Alternatives, Problems]) -> None:
+    right = calls_of(posed, {"single", "convert"}) - calls_of(posed, {"origin"})
+    products = {e.problem.key for e in posed[1].entries.values() if e.sort == "product alone"}
+    known = Known(right={key for key in right if key[0] not in products})
+    plans, lost = run(posed, known, Worker(answers=0), has_baseline=False)
+    assert plans == [] and len(lost) == 2
+
+
+def test_a_step_is_replaced_by_a_call_of_its_problem_that_was_verified(posed: tuple[Alternatives, Problems]) -> None:
+    """Before it is asked for: time may end meanwhile."""
+    solution, _ = planned(posed, Known())
+    known = Known()
+    entries = posed[1].entries
+    step = next(s for s in solution.steps if len(entries[s.problem_key].kernels or ()) > 1)
+    known.right = {(s.problem_key, s.kernel.schedule) for s in solution.steps} - {
+        (step.problem_key, step.kernel.schedule)
+    }
+    other = next(s for s, _ in entries[step.problem_key].kernels or () if s != step.kernel.schedule)
+    known.right.add((step.problem_key, other))
+    (found,) = qualify._settled([solution], posed[1], known, Worker(answers=0), lambda: True, has_baseline=True)
+    assert qualify.is_verified(found, known)
+    assert {s.kernel.schedule for s in found.steps if s.problem_key == step.problem_key} == {other}
+
+
+def test_the_plan_that_needs_least_is_verified_first_and_its_smallest_calls_before_others(
+    posed: tuple[Alternatives, Problems],
+) -> None:
+    worker = Worker()
+    run(posed, Known(), worker, has_baseline=False)
+    wanted = [{s.problem_key for s in p.steps} for p in planned(posed, Known())]
+    sizes = [qualify.work_bytes(t.problem) for t in worker.asked]
+    totals = [sum(qualify.work_bytes(posed[1].entries[k].problem) for k in keys) for keys in wanted]
+    first = wanted[totals.index(min(totals))]
+    assert {t.problem.key for t in worker.asked[: len(first)]} == first
+    assert sizes[: len(first)] == sorted(sizes[: len(first)])
+
+
+def test_a_call_that_turns_out_odd_is_verified_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
+    """Not refused: then nothing of the network is left but its single primitives."""
+    step = planned(posed, Known())[0].steps[0]
+    calls = [(step.problem_key, s) for s, _ in posed[1].entries[step.problem_key].kernels or ()]
+    known, worker = Known(), Worker(odd=calls)
+    plans, lost = run(posed, known, worker, has_baseline=False)
+    assert [p.name for p in plans] == ["solution-1", "library"] and not lost and not known.refused
+    asked = [t.finite for t in worker.asked if t.problem.key == step.problem_key]
+    assert asked == [False] * len(calls) + [True], "first every other call of the problem"
+
+
+def ahead_of(posed: tuple[Alternatives, Problems], known: Known) -> qualify.CallsAhead:
+    return qualify.CallsAhead(*posed, known, FACTS, Options())
+
+
+def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tuple[Alternatives, Problems]) -> None:
+    known = Known()
+    for entry in posed[1].entries.values():
+        entry.kernels = None
+    ahead = ahead_of(posed, known)
+    sizes = []
+    for trial in ahead:
+        sizes.append(qualify.work_bytes(trial.problem))
+        assert not trial.timed
+        assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
+    assert sizes == sorted(sizes) and len(sizes) == len(known.right) > 3
+    assert all(e.kernels is None for e in posed[1].entries.values()), "generators are asked for these later"
+    setting = pipeline.Setting(Options(budget_s=9.0), FACTS, None, {})
+    pipeline._library_calls(posed[1], known, setting)
+    (plan,) = pipeline.plans_of_verified(*posed, known, setting, Deadline.of(9.0))
+    assert qualify.is_verified(plan, known)
+
+
+def test_what_is_about_to_be_measured_is_not_verified_ahead(posed: tuple[Alternatives, Problems]) -> None:
+    every = [t.problem.key for t in ahead_of(posed, Known())]
+    known = Known()
+    ahead = ahead_of(posed, known)
+    first = next(ahead)
+    ahead.leave(every[1])
+    ahead.leave(first.problem.key)
+    assert not ahead.takes(Measurement(first.problem.key, first.kernels[0][0], Verdict.OK, (1.0,))), "it was timed"
+    assert [t.problem.key for t in ahead] == every[2:]
+
+
+def test_an_odd_call_is_verified_ahead_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
+    known = Known()
+    ahead = ahead_of(posed, known)
+    first = next(ahead)
+    key = first.problem.key, first.kernels[0][0]
+    assert ahead.takes(Measurement(*key, Verdict.NAN_CLASS))
+    again = next(ahead)
+    assert (again.problem.key, again.kernels[0][0]) == key and again.finite
+    assert ahead.takes(Measurement(*key, Verdict.OK)) and known.right == {key} and not known.refused
+
+
 @pytest.mark.parametrize("answers", [0, 2])
 def test_plans_that_there_is_no_time_for_are_dropped(answers: int, posed: tuple[Alternatives, Problems]) -> None:
     known, worker = Known(), Worker(answers=answers)
@@ -179,7 +291,8 @@ def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems])
     assert known.failed == "the measuring worker does not start: exit status 1"
     lost: list[str] = []
     plans = pipeline.select_plans(alternatives, problems, known, setting, lost)
-    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, Deadline.of(30.0), True, lost)
+    clock = Deadline.of(30.0)
+    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
     assert found == [] and known.failed in lost
 
 

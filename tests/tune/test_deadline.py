@@ -20,7 +20,7 @@ from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import KernelSource, Schedule
 from weft.options import Options
 from weft.tune.messages import Message
-from weft.tune.site import Built
+from weft.tune.site import Built, HostSite
 from weft.tune.store import Database
 from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.transport import Fault, WorkerFault
@@ -226,3 +226,26 @@ def test_a_trial_ends_by_itself_when_the_time_is_up_and_its_worker_stays(cost_ns
         transport.costs_ns = {}
         assert {m.verdict for m in tuner.measure(trials)} == {Verdict.OK}
         assert transport.started == 1
+
+
+def test_while_kernels_are_compiled_calls_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is compiled while something is timed."""
+    stuck, transport = Stuck(), FakeTransport({})
+    monkeypatch.setattr(HostSite, "build", lambda self, kernel, left_s: stuck(kernel, left_s))
+    calls = [replace(fake_trial(n, PAIR[:1]), timed=False) for n in range(10, 14)]
+    heard: list[Measurement] = []
+
+    def meanwhile() -> Iterator[ProblemTrial]:
+        for k, call in enumerate(calls):
+            if k == 2:
+                stuck.release.set()
+                time.sleep(1.0)  # until all of it is there
+            yield call
+
+    with Database.open(None) as database, Tuner(Options(), CpuFacts(), database, transport=transport) as tuner:
+        trials = [uncompiled(1)]
+        heard += tuner.measure(trials, meanwhile=meanwhile())
+    keys = [m.problem_key for m in heard]
+    assert keys[:2] == [c.problem.key for c in calls[:2]] and keys[-1] == trials[0].problem.key
+    assert len(keys) < len(calls) + 2, "what was built is measured before the rest is verified"
+    assert not heard[0].samples_us and heard[-1].samples_us

@@ -88,6 +88,8 @@ ENUMERATE_SHARE, EXTRACT_SHARE, SELECT_SHARE, REFERENCE_SHARE, LINK_SHARE = 0.15
 """Of the time that is left when a stage begins: what it may take before it ends with what it has."""
 SOLVES = 6
 """Programs that are solved at the end, at most: the time is shared among them, and some is for writing them down."""
+VERIFIED_SHARE = 0.3
+"""Of the time that is left, for the solver of the plan of what was verified alone."""
 QUALIFY_GRACE_S = 0.3
 """How long an answer is waited for when the time of verifying what was not measured is up."""
 GRACE_SHARE = 0.3
@@ -279,7 +281,10 @@ def compile_imported(
         verdict = judged(known, plans, options)
         if bench is not None:
             has_baseline = eager is not None
-            plans = stages.run("qualify", qualified, bench, plans, problems, known, again, clock, has_baseline, lost)
+            of_verified = partial(plans_of_verified, alternatives, problems, known, setting, clock)
+            plans = stages.run(
+                "qualify", qualified, bench, plans, problems, known, again, of_verified, clock, has_baseline, lost
+            )
             stages.note(f"{len(known.right)} calls verified without being timed, {len(known.refused)} refused")
     plans = [replace(plan, checks=checks) for plan in plans]
     if verdict.warning:
@@ -541,6 +546,7 @@ def measure(
     deadline = max(began, clock.end - reserved_s)
     grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
     learned = Learning()
+    ahead = qualify.CallsAhead(alternatives, problems, learned, setting.facts, options)
 
     failed: list[str] = []
 
@@ -577,12 +583,20 @@ def measure(
                     continue
                 kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
                 if kernels:
+                    ahead.leave(entry.problem.key)
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)
 
         try:
             for found in bench.tuner.measure(
-                trials(), progress=listen, deadline=deadline, ready_by=bench.ready_by, grace_s=grace_s
+                trials(),
+                progress=listen,
+                deadline=deadline,
+                ready_by=bench.ready_by,
+                grace_s=grace_s,
+                meanwhile=ahead,
             ):
+                if ahead.takes(found):
+                    continue  # it was not timed
                 done.add((found.problem_key, found.schedule))
                 measured_s = measured_s or clock.clock() - began
                 yield found
@@ -613,7 +627,8 @@ def qualified(
     plans: Sequence[Plan],
     problems: Problems,
     known: Known,
-    again: Callable[[], Sequence[Plan]],
+    again: qualify.Remake,
+    of_verified: qualify.Remake,
     clock: Deadline,
     has_baseline: bool,
     lost: list[str],
@@ -629,8 +644,32 @@ def qualified(
             lost.append(known.failed)
 
     return qualify.qualify(
-        plans, problems, known, verify, again, lambda: clock.passed(until), has_baseline=has_baseline, lost=lost
+        plans,
+        problems,
+        known,
+        verify,
+        again,
+        of_verified,
+        lambda: clock.passed(until),
+        has_baseline=has_baseline,
+        lost=lost,
     )
+
+
+def plans_of_verified(
+    alternatives: Alternatives, problems: Problems, known: Known, setting: Setting, clock: Deadline
+) -> list[Plan]:
+    """The best plan of nothing but what was verified, if there is one."""
+
+    def stands(entry: Entry, call: LibraryCall) -> bool:
+        return known.is_right(entry.problem.key, call.schedule)
+
+    options = replace(setting.options, solver_s=min(setting.options.solver_s, max(0.1, VERIFIED_SHARE * clock.left_s)))
+    offers = choose.offers(choose.rank(problems, known, library_only=False, stands=stands))
+    try:
+        return [choose.plain_plan("verified", alternatives.graph, offers, alternatives, options)]
+    except (OptionError, InvalidGraphError):
+        return []
 
 
 def progress_line(progress: Progress) -> str:

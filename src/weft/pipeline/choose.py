@@ -26,6 +26,8 @@ from weft.pipeline.search import Known
 
 UNMEASURED_FACTOR = 4.0
 """An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""
+UNVERIFIED_FACTOR = 1.25
+"""Calls that were verified without being timed are taken before those that must be verified still."""
 UNMEASURED_CALL_US = 12.0
 """Added on a GPU, where a small operator is often several kernels, none of them launched early. Inferred from one plan
 with 24 such calls: it took 400 us longer than predicted, some 16 for each."""
@@ -99,6 +101,8 @@ def rank(
         fresh = [x for x in stand_ins(entry, known) if stands is None or stands(entry, x[1])]
         if (entry.called if library_only else entry.essential) and fresh:
             cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
+            if not known.is_right(entry.problem.key, fresh[0][0]):
+                cost *= UNVERIFIED_FACTOR
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
 
@@ -111,21 +115,14 @@ def stand_ins(entry: Entry, known: Known) -> list[tuple[Schedule, LibraryCall]]:
     key = entry.problem.key
     calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall) and (key, s) not in known.refused]
     tried = [(s, k, known.measurements.get((key, s))) for s, k in calls]
-    fresh = [(s, k) for s, k, m in tried if _is_open(m)] or [(s, k) for s, k, m in tried if _is_odd(m)]
+    open_ = [(s, k) for s, k, m in tried if _is_open(m) and not known.is_odd(key, s)]
+    fresh = open_ or [(s, k) for s, k, _ in tried if known.is_odd(key, s)]
     return sorted(fresh, key=lambda x: ((key, x[0]) not in known.right, names_algorithm(x[1])))
 
 
 def _is_open(m: Measurement | None) -> bool:
     """Never measured, or given up on next to a faster kernel: nothing speaks against its being right."""
     return m is None or m.verdict is Verdict.SLOW
-
-
-def _is_odd(m: Measurement | None) -> bool:
-    """Right but for which results are NaN or infinite: oneDNN's convolutions multiply infinite weights with padding.
-
-    The framework's own operators are what the model is written in; where nothing else is right, they may stand in.
-    """
-    return m is not None and m.verdict is Verdict.NAN_CLASS
 
 
 def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) -> list[Offer]:

@@ -2,24 +2,35 @@
 
 What was measured has. Library calls that nobody measured may stand in a plan where nothing else is there; before the
 plan is linked, each is verified in the worker without being timed, or replaced by another call of its problem. Plans of
-which a step could not be verified in time, or was refused, are dropped. Without a budget there is no worker: then only
-calls in forms that a test of the tables covers may stand in a plan (`weft.generate.library.covered`).
+which a step could not be verified in time, or was refused, are dropped; where none is left but the library plan, one
+more is made of nothing but what was verified. Without a budget there is no worker: then only calls in forms that a
+test of the tables covers may stand in a plan (`weft.generate.library.covered`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import final
 
-from weft.kernels.measurement import Measurement, Verdict
+from weft.device.any import DeviceFacts
+from weft.errors import InvalidGraphError
+from weft.generate.registry import generators
+from weft.kernels.candidate import Problem
+from weft.kernels.measurement import Measurement
 from weft.kernels.plan import Plan, Step
+from weft.kernels.source import Schedule
+from weft.options import Options
+from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose
-from weft.pipeline.problems import Problems
+from weft.pipeline.problems import Problems, make_kernels
 from weft.pipeline.search import Known
 from weft.tune.tuner import ProblemTrial
 
 Verify = Callable[[Sequence[ProblemTrial]], Iterator[Measurement]]
 """Verifies kernels in a worker; those that there was no time for have no outcome."""
+Remake = Callable[[], Sequence[Plan]]
+"""Makes plans anew from what is known by then."""
 AGAIN = 2
 """How often plans are made anew, where each of them had a step of which every call was refused."""
 SHARE = 0.7
@@ -38,7 +49,8 @@ def qualify(
     problems: Problems,
     known: Known,
     verify: Verify,
-    again: Callable[[], Sequence[Plan]],
+    again: Remake,
+    of_verified: Remake,
     out_of_time: Callable[[], bool],
     *,
     has_baseline: bool,
@@ -51,7 +63,8 @@ def qualify(
         problems: what their steps solve.
         known: what was measured.
         verify: asks a worker.
-        again: makes plans anew from what is known by then.
+        again: makes plans anew.
+        of_verified: makes plans of kernels alone that were verified, if there are such plans.
         out_of_time: whether to stop.
         has_baseline: whether there is something else than the library plan to compare with; then that is verified only
             where no other plan is left.
@@ -62,6 +75,8 @@ def qualify(
         if out_of_time() or not all(_is_dead(p, known) for p in left):
             break
         left = _settled(again(), problems, known, verify, out_of_time, has_baseline=has_baseline)
+    if not any(is_verified(p, known) for p in left if p.name != "library"):
+        left += of_verified()
     for plan in left:
         missing = [s for s in plan.steps if not known.is_right(s.problem_key, s.kernel.schedule)]
         if missing:
@@ -88,10 +103,11 @@ def _settled(
         spared = has_baseline and any(is_verified(p, known) for p in others)
         asked: dict[str, ProblemTrial] = {}
         # one plan after another, first the one that lacks least: time may end, and one whole plan is an answer
-        for plan in sorted(others if spared else left, key=lambda p: len(_unknown(p, known))):
+        for plan in sorted(others if spared else left, key=lambda p: _work(_unknown(p, known), problems)):
             if _is_dead(plan, known):
                 continue
-            asked = {s.problem_key: _trial(s, problems, known) for s in _unknown(plan, known).values()}
+            unknown = sorted(_unknown(plan, known).items(), key=lambda x: work_bytes(problems.entries[x[0]].problem))
+            asked = {key: trial(step, problems, known) for key, step in unknown}
             if asked:
                 break
         if not asked:
@@ -99,11 +115,76 @@ def _settled(
         answers = 0
         for found in verify(list(asked.values())):
             answers += 1
-            right = found.verdict is Verdict.OK
-            (known.right if right else known.refused).add((found.problem_key, found.schedule))
+            known.heard(found, finite=asked[found.problem_key].finite)
         if answers < len(asked):
             break  # there was no time, or there is no worker
     return [_swapped(p, problems, known) for p in left]
+
+
+@final
+class CallsAhead:
+    """Trials of a library plan's calls, the smallest first, for when the worker waits for kernels that are compiled.
+
+    So a whole plan that is right is there early, and all that is measured can only improve on it.
+    """
+
+    def __init__(
+        self, alternatives: Alternatives, problems: Problems, known: Known, facts: DeviceFacts, options: Options
+    ) -> None:
+        self._alternatives, self._problems, self._known = alternatives, problems, known
+        self._facts, self._options = facts, options
+        self._left: list[Step] | None = None
+        """The smallest last; None: there is no plan yet."""
+        self._asked: dict[tuple[str, Schedule], Step] = {}
+        self._measured: set[str] = set()
+
+    def __iter__(self) -> Iterator[ProblemTrial]:
+        return self
+
+    def __next__(self) -> ProblemTrial:
+        if self._left is None:
+            self._left = self._plan()
+        while self._left:
+            step = self._left.pop()
+            if step.problem_key in self._measured or self._known.is_right(step.problem_key, step.kernel.schedule):
+                continue
+            self._asked[step.problem_key, step.kernel.schedule] = step
+            return trial(step, self._problems, self._known)
+        raise StopIteration
+
+    def leave(self, problem_key: str) -> None:
+        """This problem's kernels are about to be measured."""
+        self._measured.add(problem_key)
+        self._asked = {key: step for key, step in self._asked.items() if key[0] != problem_key}
+
+    def takes(self, found: Measurement) -> bool:
+        """Whether an outcome is one of these calls'; then it is learned."""
+        key = found.problem_key, found.schedule
+        step = self._asked.pop(key, None)
+        if step is None:
+            return False
+        was_odd = self._known.is_odd(*key)
+        self._known.heard(found, finite=was_odd)
+        if self._left is not None and not was_odd and self._known.is_odd(*key):
+            self._left.append(step)  # on finite inputs
+        return True
+
+    def _plan(self) -> list[Step]:
+        makers = generators(library=True, generated=False)
+        ranked = []
+        for entry in self._problems.entries.values():
+            if entry.essential:  # the entry itself is made by whoever measures it, with generated kernels
+                alone = replace(entry, kernels=None, widened=False)
+                made = tuple(make_kernels(alone, Problems({}), makers, self._facts, self._options))
+                if made:
+                    ranked.append(choose.Ranked(alone, made, (1.0,) * len(made), measured=False, rejected=0))
+        options = replace(self._options, budget_s=0.0, memory_limit_bytes=0)
+        try:
+            plan = choose.library_plan(self._alternatives.graph, ranked, self._alternatives, options)
+        except InvalidGraphError:
+            return []
+        steps = {s.problem_key: s for s in plan.steps}
+        return sorted(steps.values(), key=lambda s: -work_bytes(self._problems.entries[s.problem_key].problem))
 
 
 def _unknown(plan: Plan, known: Known) -> dict[str, Step]:
@@ -116,20 +197,32 @@ def _unknown(plan: Plan, known: Known) -> dict[str, Step]:
     return found
 
 
-def _trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
-    found = known.measurements.get((step.problem_key, step.kernel.schedule))
-    odd = found is not None and found.verdict is Verdict.NAN_CLASS
+def work_bytes(problem: Problem) -> int:
+    """Bytes of a problem's inputs and outputs, which its verification is about in proportion to."""
+    graph = problem.graph
+    return sum(graph.type_of(i).nbytes for i in (*graph.inputs, *graph.outputs))
+
+
+def _work(unknown: Mapping[str, Step], problems: Problems) -> int:
+    return sum(work_bytes(problems.entries[key].problem) for key in unknown)
+
+
+def trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
+    """A step's call, to be verified; one that was found odd on finite inputs."""
+    odd = known.is_odd(step.problem_key, step.kernel.schedule)
     problem = problems.entries[step.problem_key].problem
     return ProblemTrial(problem, [(step.kernel.schedule, step.kernel, None)], timed=False, finite=odd)
 
 
 def _swapped(plan: Plan, problems: Problems, known: Known) -> Plan:
-    """With the next call of its problem for every step that was refused."""
+    """With the best call of its problem for every step that was refused, is odd, or is not verified where that is."""
     steps = []
     for step in plan.steps:
-        if (step.problem_key, step.kernel.schedule) in known.refused:
+        key = step.problem_key, step.kernel.schedule
+        if not known.is_right(*key):
             calls = choose.stand_ins(problems.entries[step.problem_key], known)
-            if calls:
+            better = calls and known.is_right(step.problem_key, calls[0][0])
+            if calls and (better or key in known.refused or known.is_odd(*key)):
                 step = replace(step, kernel=calls[0][1], measured=False, runner_up=None, runner_up_us=0.0)
         steps.append(step)
     return replace(plan, steps=tuple(steps))

@@ -49,8 +49,26 @@ class Known:
     """Calls by problem key that were verified without being timed."""
     refused: set[tuple[str, Schedule]] = field(default_factory=set)
     """Calls that were refused then."""
+    odd: set[tuple[str, Schedule]] = field(default_factory=set)
+    """Calls that were right then but for which results are NaN or infinite."""
     failed: str = ""
     """Why there is no worker; empty: there is."""
+
+    def heard(self, found: Measurement, *, finite: bool) -> None:
+        """Take in what was found of a call that was not timed; `finite`: it was verified on finite inputs alone."""
+        key = found.problem_key, found.schedule
+        odd = found.verdict is Verdict.NAN_CLASS and not finite
+        (self.odd if odd else self.right if found.verdict is Verdict.OK else self.refused).add(key)
+
+    def is_odd(self, problem_key: str, schedule: Schedule) -> bool:
+        """Whether a call is right but for which results are NaN or infinite.
+
+        oneDNN's convolutions multiply infinite weights with padding. The framework's own operators are what the model
+        is written in; where nothing else is right, they may stand in.
+        """
+        key = problem_key, schedule
+        found = self.measurements.get(key)
+        return key in self.odd or (found is not None and found.verdict is Verdict.NAN_CLASS)
 
     def is_right(self, problem_key: str, schedule: Schedule) -> bool:
         """Whether a kernel has run in a worker and was found right there."""

@@ -399,6 +399,7 @@ class Tuner:
         ready_by: float | None = None,
         grace_s: float = GRACE_S,
         total: int = 0,
+        meanwhile: Iterator[ProblemTrial] = iter(()),  # noqa: B008 - nothing is left in it
     ) -> Iterator[Measurement]:
         """Measure trials one after another and yield an outcome for every kernel.
 
@@ -409,13 +410,16 @@ class Tuner:
             ready_by: on that clock; if no worker was ready by then, nothing is measured, and `gave_up` says so.
             grace_s: how long after the deadline what was begun may go on; then it is ended, without an outcome.
             total: number of trials if known, for the time that is left.
+            meanwhile: trials that are not timed, of library calls, taken while kernels are compiled and the worker has
+                nothing else to do. On a GPU it never has.
 
         Raises:
             DeviceError: the canary computes wrongly or no worker can be started [W301].
         """
         start = self._clock()
         self._ready_by, self._grace_s = ready_by, grace_s
-        for work in self._rolling(trials, deadline) if self._site.builds_ahead else self._grouped(trials, deadline):
+        ahead = self._site.builds_ahead
+        for work in self._rolling(trials, deadline) if ahead else self._grouped(trials, deadline, meanwhile):
             # lookups are free, so what comes after the deadline is still answered from the database
             late = self._expired(deadline)
             yield from self._finish(work, deadline)
@@ -426,15 +430,23 @@ class Tuner:
     def _ahead(self) -> int:
         return min(MAX_GROUP, 2 * max(1, self._site.jobs))
 
-    def _grouped(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
+    def _grouped(
+        self, trials: Iterable[ProblemTrial | None], deadline: float | None, meanwhile: Iterator[ProblemTrial]
+    ) -> Iterator[_Work]:
         """Trials whose kernels are built, a group at a time: nothing is built while one is measured."""
         source = (t for t in trials if t is not None)
         while group := [self._look_up(t) for t in islice(source, self._ahead)]:
             left_s = partial(self._left_s, deadline)
-            with self._waiting("build"), DaemonThreadPool(max(1, self._site.jobs), left_s) as pool:
+            with DaemonThreadPool(max(1, self._site.jobs), left_s) as pool:
                 known: Futures = {}
-                for build in [self._start_build(w, pool, known, deadline) for w in group]:
-                    build.take(left_s)
+                builds = [self._start_build(w, pool, known, deadline) for w in group]
+                while not all(b.is_done for b in builds) and not self._expired(deadline):
+                    if (trial := next(meanwhile, None)) is None:
+                        break
+                    yield self._start_build(self._look_up(trial), pool, known, deadline).work
+                with self._waiting("build"):
+                    for build in builds:
+                        build.take(left_s)
             yield from group
 
     def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
@@ -540,7 +552,7 @@ class Tuner:
         new = [work.done[k] for k in sorted(set(work.done) - work.known)]
         if new:
             self._database.commit(new, self._environment_of(work.trial), kills=work.kills)
-            self._kernels += len(new)
+            self._kernels += len(new) if work.trial.timed else 0
             self._rejected.update(m.verdict for m in new if m.verdict is not Verdict.OK)
         self._trials += 1
         for number in sorted(work.done):
