@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
 Output = torch.Tensor | tuple[torch.Tensor, ...]
+ByName = Mapping[str, torch.Tensor | None]
+"""Example inputs of an ONNX file by their names; None, and those that are not named: drawn."""
 Made = tuple[Compilation, Imported]
 """A plan, and what it was made of."""
 REFITTED = "weights were taken over by refit: the times are those of the weights before"
@@ -304,7 +306,7 @@ def _guards_hold(imported: Imported, inputs: Sequence[torch.Tensor]) -> bool:
 
 def compile(
     model: Model,
-    example_inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
+    example_inputs: Sequence[torch.Tensor] | ByName | torch.Tensor | None = None,
     *,
     device: str | torch.device | None = None,
     options: Options | None = None,
@@ -315,8 +317,9 @@ def compile(
 ) -> Compiled:
     """Compile a model for the shapes of `example_inputs`.
 
-    A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name) only where its
-    inputs have symbolic dimensions; `limits` bound what is read of it. The module is compiled for inference as it
+    A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name, of dimensions without one by
+    `INPUT:AXIS`) only where its inputs have symbolic dimensions, and takes them by name too, where None or what is
+    left out is drawn. `limits` bound what is read of it. The module is compiled for inference as it
     stands, under the autocast that is on: call `.eval()` first. Weights are constants of the plans, folded and
     packed: **what is done to the module or its weights later changes nothing**, until `Compiled.refit` is called with
     the new ones (on a GPU, where plans for further shapes are made of the module itself, that holds for each plan from
@@ -335,7 +338,11 @@ def compile(
         options = replace(options, device=str(device))
     if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", options.device):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
-    inputs = _as_tensors(example_inputs)
+    by_name = dict(example_inputs) if isinstance(example_inputs, Mapping) else None
+    inputs = _as_tensors(
+        example_inputs if not isinstance(example_inputs, Mapping)
+        else tuple(x for x in example_inputs.values() if x is not None)
+    )  # fmt: skip
     kind = options.device.partition(":")[0]
     if kind == "cpu":
         options = replace(options, device=kind)  # torch calls it cpu:0, too
@@ -347,7 +354,9 @@ def compile(
     run = Run(options, say)
     with without_autocast(kind):
         if isinstance(model, str | os.PathLike | bytes):
-            return _compile_onnx(model, inputs, run, dict(dims or {}), limits, name)
+            return _compile_onnx(model, inputs if by_name is None else by_name, run, dict(dims or {}), limits, name)
+        if by_name is not None:
+            raise OptionError(option="example_inputs", problem="only an ONNX file takes them by name")
         return _compile_torch(model, inputs, run, name, automatic)
 
 
@@ -371,7 +380,7 @@ def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[t
 
 
 def _compile_onnx(
-    model: str | os.PathLike[str] | bytes, inputs: tuple[torch.Tensor, ...] | None, run: Run,
+    model: str | os.PathLike[str] | bytes, inputs: Sequence[torch.Tensor] | ByName | None, run: Run,
     dims: dict[str, int], limits: Limits | None, name: str,
 ) -> Compiled:  # fmt: skip
     from weft.frontends.onnx import Limits
@@ -505,17 +514,21 @@ class _OnnxModel:
         self._file = _file_of(model)
         self._runtime = _Runtime(model, limits, options)
 
-    def imported(self, examples: Sequence[torch.Tensor] | None) -> Imported:
+    def imported(self, examples: Sequence[torch.Tensor] | ByName | None) -> Imported:
         """As primitives, for the shapes of these inputs."""
         from weft.frontends.onnx import import_onnx
 
-        arrays = None if examples is None else [np.asarray(as_array(t)) for t in examples]
+        arrays: list[Array] | dict[str, Array | None] | None = None
+        if isinstance(examples, Mapping):
+            arrays = {name: None if t is None else np.asarray(as_array(t)) for name, t in examples.items()}
+        elif examples is not None:
+            arrays = [np.asarray(as_array(t)) for t in examples]
         with put_off():
             return import_onnx(
                 self._model, limits=self._limits, dims=self._dims, example_inputs=arrays, initializers=self._data
             )
 
-    def build(self, examples: Sequence[torch.Tensor] | None, run: Run | None = None) -> Made:
+    def build(self, examples: Sequence[torch.Tensor] | ByName | None, run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
         run = run or Run(self._options, self._say)
         imported = run.stages.run("import", self.imported, examples)
@@ -525,11 +538,24 @@ class _OnnxModel:
         # ONNX Runtime has the file's own weights
         timed = self._options.device == "cpu" and not self._data
         made = compile_imported(
-            imported, self._options, example_inputs=examples, model=label, framework="onnxruntime",
+            imported, self._options, example_inputs=self._all(examples, imported), model=label, framework="onnxruntime",
             start=partial(self._runtime.start, imported) if timed else None, stages=run.stages, clock=run.clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
         return made, imported
+
+    def _all(
+        self, examples: Sequence[torch.Tensor] | ByName | None, imported: Imported
+    ) -> Sequence[torch.Tensor] | None:
+        """One for each input: what is not given by name is drawn."""
+        if not isinstance(examples, Mapping):
+            return examples
+        from weft.frontends.onnx.names import kept
+        from weft.pipeline.reference import example_inputs
+
+        given = {kept(name, self._limits.name_bytes): x for name, x in examples.items() if x is not None}
+        drawn = example_inputs(imported.graph, self._options.seed)
+        return [given.get(name, x) for name, x in zip(imported.graph.input_names, drawn, strict=True)]
 
     def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> _OnnxModel:
         """The same model with other data of initializers.

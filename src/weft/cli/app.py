@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import statistics
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from weft.api import Compiled, load
 from weft.api import compile as compile_model
 from weft.cli.diff import diff_command
 from weft.cli.gemm import gemm_command
+from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.mlp import mlp_command
 from weft.cli.repro import repro_command
@@ -51,7 +51,6 @@ Budget = Annotated[
     float | None,
     typer.Option(help="seconds of tuning, 600; 0: nothing is measured: the stored plan, else a library plan"),
 ]
-Dims = Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 
 HELP = (weft.__doc__ or "").split("\n\n")[0]  # the rest is about Python
@@ -149,16 +148,6 @@ def _can_be_written(*paths: Path | None) -> None:
             raise ArtifactError(where=visible(path.name), problem=problem, remedy="choose another place")
 
 
-def _dims(pairs: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for pair in pairs:
-        name, _, size = pair.partition("=")
-        if not size.isdigit():
-            raise OptionError(option="--dim", problem=f"{pair!r} is not NAME=SIZE")
-        found[name] = int(size)
-    return found
-
-
 def _compile(
     model: Path,
     options: Options,
@@ -166,12 +155,14 @@ def _compile(
     device: str,
     limits: Mapping[str, str],
     screen: Screen,
+    inputs: Sequence[torch.Tensor] | Mapping[str, torch.Tensor | None] | None = None,
 ) -> Compiled:
     compiled = compile_model(
         model,
+        inputs,
         device=device,
         options=options,
-        dims=_dims(dims),
+        dims=dims_of(dims),
         limits=limits_of(limits),
         say=screen.progress,
     )
@@ -190,6 +181,7 @@ def compile_command(
         str, typer.Option(help="most memory of values alive at once, inputs and weights left out, e.g. 256MiB")
     ] = "",
     dim: Dims = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     device: Device = "cpu",
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
@@ -197,7 +189,8 @@ def compile_command(
     """Compile an ONNX file to the fastest verified plan. Example: weft compile candy.onnx -o candy.weft."""
     screen = Screen(format)
     _can_be_written(output, report)
-    compiled = _compile(model, _options(budget, memory_limit), dim, device, limits, screen)
+    given = given_inputs(input)
+    compiled = _compile(model, _options(budget, memory_limit), dim, device, limits, screen, given)
     if output is not None:
         digest = compiled.save(output)
         with _writing(_record_path(output)):
@@ -228,15 +221,20 @@ def _record(path: Path) -> CompileRecord:
 @app.command("run")
 def run_command(
     plan: Annotated[Path, typer.Argument(help="saved plan")],
-    input: Annotated[list[Path], typer.Option("--input", help="one .npy file per input, in order")] = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write outputs as .npz")] = None,
     trust: Annotated[str | None, typer.Option(help="digest of a plan that somebody else saved")] = None,
     format: FormOption = "text",
 ) -> None:
-    """Run a saved plan on .npy files. Example: weft run candy.weft --input x.npy."""
+    """Run a saved plan on .npy files. Example: weft run candy.weft --input x=x.npy."""
+    from weft.pipeline.reference import example_inputs
+
     screen = Screen(format)
-    loaded = load(plan, trust=trust, options=Options.from_environment(os.environ))
-    result = loaded(*[_tensor(path).to(place_of(loaded.executable)) for path in input])
+    options = Options.from_environment(os.environ)
+    loaded = load(plan, trust=trust, options=options)
+    graph = loaded.executable.graph
+    inputs = in_order(given_inputs(input), graph.input_names, example_inputs(graph, options.seed), every=True)
+    result = loaded(*[x.to(place_of(loaded.executable)) for x in inputs])
     outputs = [x.cpu() for x in ([result] if isinstance(result, torch.Tensor) else result)]
     if output is not None:
         with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
@@ -250,18 +248,6 @@ def run_command(
             for i, r in enumerate(rows)
         ]
         screen.table("", ["output", "shape", "type", "mean", "std"], shown)
-
-
-def _tensor(path: Path) -> torch.Tensor:
-    magic = np.lib.format.MAGIC_PREFIX
-    try:
-        with path.open("rb") as file:  # what is no array, a device say, is not read to its end
-            start = file.read(len(magic))
-            content = io.BytesIO(start + (file.read() if start == magic else b""))
-        return torch.from_numpy(np.lib.format.read_array(content, allow_pickle=False))
-    except (OSError, ValueError, TypeError, EOFError, SyntaxError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise OptionError(option="--input", problem=f"{visible(path.name)}: {visible(problem, 200)}") from None
 
 
 def _statistics(x: torch.Tensor) -> dict[str, object]:
@@ -280,6 +266,7 @@ def bench(
     budget: Budget = None,
     rounds: Annotated[int, typer.Option(min=1, help="interleaved rounds")] = 15,
     dim: Dims = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     device: Device = "cpu",
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
@@ -300,10 +287,11 @@ def bench(
     for name in names:
         if name not in PEERS:
             raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
-    compiled = _compile(model, _options(budget), dim, device, limits, screen)
+    given = given_inputs(input)
+    compiled = _compile(model, _options(budget), dim, device, limits, screen, given)
 
-    place = torch.device(device)
-    inputs = [x.to(place) for x in example_inputs(compiled.graph, 0)]
+    place, graph = torch.device(device), compiled.graph
+    inputs = [x.to(place) for x in in_order(given, graph.input_names, example_inputs(graph, 0))]
     peers = _peers(names, model, inputs, dim, limits, device)
     wanted = compiled.run(*inputs)
     runs: dict[str, Callable[[], object]] = {"weft": _timed(compiled.run, inputs)}
@@ -357,10 +345,12 @@ def _peers(
         found["onnxruntime"] = onnxruntime_peer(model, inputs)
     if of_torch := [name for name in names if name in ("eager", "inductor", "max-autotune")]:
         arrays = [as_array(x) for x in inputs]
-        imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim), example_inputs=arrays)
+        imported = import_onnx(model, limits=limits_of(limits), dims=dims_of(dim), example_inputs=arrays)
         found.update(torch_peers(of_torch, imported, inputs))
     if "library" in names:
-        library = compile_model(model, options=_options(0.0), device=device, dims=_dims(dim), limits=limits_of(limits))
+        library = compile_model(
+            model, inputs, options=_options(0.0), device=device, dims=dims_of(dim), limits=limits_of(limits)
+        )
         found["library"] = Peer(_timed(library.executable, inputs))
     return {name: found[name] for name in names}
 
@@ -381,7 +371,7 @@ def fission_command(
     from weft.frontends.onnx import import_onnx, write_onnx
 
     screen = Screen(format)
-    imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim))
+    imported = import_onnx(model, limits=limits_of(limits), dims=dims_of(dim))
     with _writing(output):
         written = write_onnx(imported.graph, output, external=external)
     facts = {
@@ -396,11 +386,20 @@ def fission_command(
         print_pairs(screen, {**{k: str(v) for k, v in facts.items()}, "files": ", ".join(plain(x) for x in files)})
 
 
+def _arrays(
+    given: Sequence[torch.Tensor] | Mapping[str, torch.Tensor | None] | None,
+) -> list[np.ndarray[Any, Any]] | dict[str, np.ndarray[Any, Any] | None] | None:
+    if isinstance(given, Mapping):
+        return {name: None if x is None else x.numpy() for name, x in given.items()}
+    return None if given is None else [x.numpy() for x in given]
+
+
 @app.command()
 @with_limits
 def check(
     model: Annotated[Path, typer.Argument(help="ONNX file")],
     dim: Dims = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     format: FormOption = "text",
     limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
@@ -408,7 +407,9 @@ def check(
     from weft.frontends.onnx import import_onnx
 
     screen = Screen(format)
-    imported = import_onnx(model, limits=limits_of(limits), dims=_dims(dim))
+    imported = import_onnx(
+        model, limits=limits_of(limits), dims=dims_of(dim), example_inputs=_arrays(given_inputs(input))
+    )
     if screen.json:
         opaque = [{"op": u.op, "reason": u.reason, "count": u.count} for u in imported.opaque]
         notes = list(imported.notes)
@@ -417,7 +418,7 @@ def check(
         return
     print_pairs(screen, {"operators": str(imported.operators), "nodes": str(len(imported.graph))})
     for note in imported.notes:
-        screen.out.print(f"note: {plain(note, 200)}")
+        screen.out.print(f"note: {plain(note, 400)}")
     if imported.opaque:
         rows = [[plain(u.op), str(u.count), plain(u.reason, 100)] for u in imported.opaque]
         screen.table("run by the framework:", ["operator", "count", "why"], rows)
@@ -492,7 +493,7 @@ def report(
 def trace(
     plan: Annotated[Path, typer.Argument(help="saved plan")],
     output: Annotated[Path, typer.Option("-o", "--output", help="JSON file")] = Path("trace.json"),
-    input: Annotated[list[Path], typer.Option("--input", help="one .npy file per input; else random values")] = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     trust: Annotated[str | None, typer.Option(help="digest of a plan that somebody else saved")] = None,
     format: FormOption = "text",
 ) -> None:
@@ -506,7 +507,8 @@ def trace(
 
     screen = Screen(format)
     executable = load(plan, trust=trust, options=Options.from_environment(os.environ)).executable
-    given = [_tensor(path) for path in input] or example_inputs(executable.graph, 0)
+    graph = executable.graph
+    given = in_order(given_inputs(input), graph.input_names, example_inputs(graph, 0))
     found = timeline(executable, [x.to(place_of(executable)) for x in given])
     record = _record(plan) if _record_path(plan).is_file() else None
     with _writing(output):

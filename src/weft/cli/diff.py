@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import typer
 
+from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.show import Screen, plain
 from weft.errors import OptionError
@@ -37,9 +38,9 @@ def diff_command(
         Literal["auto", "onnxruntime", "primitives"],
         typer.Option(help="whose values stand beside Weft's: ONNX Runtime's where it is installed, or one call each"),
     ] = "auto",
-    input: Annotated[list[Path], typer.Option("--input", help="one .npy file per input; else random values")] = [],  # noqa: B006
+    input: Inputs = [],  # noqa: B006
     budget: Annotated[float | None, typer.Option(help="seconds of tuning; 0, the default: the plan remembered")] = None,
-    dim: Annotated[list[str], typer.Option("--dim", help="size of a symbolic dimension, e.g. batch=4")] = [],  # noqa: B006
+    dim: Dims = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     trust: Annotated[str | None, typer.Option(help="digest of a plan that somebody else saved")] = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs")] = (
@@ -54,13 +55,12 @@ def diff_command(
     """
     from weft.api import compile as compile_model
     from weft.api import load
-    from weft.cli.app import _dims, _tensor
     from weft.pipeline.layers import compare
     from weft.pipeline.reference import example_inputs
 
     screen = Screen(format)
     options = replace(Options.from_environment(os.environ), budget_s=budget or 0.0)
-    given = [_tensor(path) for path in input]
+    given = given_inputs(input)
     own: Own | None = None
     notes: list[str] = []
     if model.suffix == ".weft":
@@ -69,11 +69,12 @@ def diff_command(
         executable = load(model, trust=trust, options=options).executable
     else:
         executable = compile_model(
-            model, given or None, device=device, options=options, dims=_dims(dim), limits=limits_of(limits),
+            model, given, device=device, options=options, dims=dims_of(dim), limits=limits_of(limits),
             say=screen.progress,
         ).executable  # fmt: skip
         screen.done()
-    inputs = given or example_inputs(executable.graph, options.seed)
+    graph = executable.graph
+    inputs = in_order(given, graph.input_names, example_inputs(graph, options.seed))
     if model.suffix != ".weft" and against != "primitives":
         found = onnxruntime_values(model, executable, inputs, limits_of(limits))
         if isinstance(found, str):

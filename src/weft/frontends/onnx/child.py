@@ -20,13 +20,19 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.frontends.onnx import confine, errors
-from weft.frontends.onnx.importer import ExampleInput
+from weft.frontends.onnx.importer import ExampleInput, Examples
 from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.operators import HANDLERS
 from weft.frontends.onnx.pieces import Absent, Runtime, RuntimeWantedError
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.wire import to_message
 from weft.ir.types import Array, DType
+
+
+def _examples(entries: Any) -> Examples | None:
+    if isinstance(entries, dict):
+        return {name: None if e is None else _example(e) for name, e in entries.items()}
+    return None if entries is None else [_example(e) for e in entries]
 
 
 def _example(entry: Any) -> ExampleInput:
@@ -66,14 +72,13 @@ def serve(request: Any) -> Any:
     )
     confine.confine(readable)
     data = mmap.mmap(request["model"], size, mmap.MAP_PRIVATE, mmap.PROT_READ) if size else b""
-    examples = request["examples"]
     try:
         imported, external = read_model(
             memoryview(data),
             directory=Path(directory) if directory is not None else None,
             limits=limits,
             dims=request["dims"],
-            examples=None if examples is None else [_example(e) for e in examples],
+            examples=_examples(request["examples"]),
             file_name=request["file_name"],
             initializers=_given(request),
             runtime=_absent(request) or Runtime(request["trying"], limits.parse_memory_bytes // 4),

@@ -211,7 +211,7 @@ class Importer:
         reader: TensorReader,
         limits: Limits,
         dims: Mapping[str, int],
-        examples: Sequence[ExampleInput] | None,
+        examples: Examples | None,
         file_name: str = "",
         initializers: Mapping[str, Array] = MappingProxyType({}),
         runtime: Runtime | Absent = Absent.UNUSED,
@@ -224,15 +224,17 @@ class Importer:
         self.reader = reader
         self.limits = limits
         self.dims = dict(dims)
-        self.examples = examples
+        self._given = examples
+        self.examples: Sequence[ExampleInput | None] | None = None
+        """One for each input, once they are known; None: that one is not given."""
         self.file_name = file_name
         self.b = GraphBuilder()
         self.operators = 0
         self.work = 0
         self.opaque: Counter[tuple[str, str]] = Counter()
         self.notes: list[str] = list(checked.notes)
-        self.set_to_1: list[str] = []
-        """Symbolic dimensions that nobody gave a size."""
+        self.set_to_1: dict[str, str] = {}
+        """Symbolic dimensions that nobody gave a size, by what `dims` calls them: where the first one is."""
         self.guards: dict[int, str] = {}
         self._depends: list[int] = []
         self._known: dict[NodeId, Array] = {}
@@ -289,8 +291,12 @@ class Importer:
         )
         uses = tuple(OpaqueUse(op, reason, n) for (op, reason), n in self.opaque.most_common())
         if self.set_to_1:
-            listed = ", ".join(self.set_to_1[:8]) + (", ..." if len(self.set_to_1) > 8 else "")
-            self.notes.append(f"symbolic dimensions are set to 1: {listed}; pass dims or example inputs for others")
+            more = ", ..." if len(self.set_to_1) > 8 else ""
+            listed = ", ".join([*self.set_to_1.values()][:8]) + more
+            flags = " ".join(f"--dim {shown(name)}=SIZE" for name in [*self.set_to_1][:8]) + (" ..." if more else "")
+            self.notes.append(
+                f"symbolic dimensions are set to 1: {listed}; other sizes: {flags} (in Python `dims`) or example inputs"
+            )
         return Imported(built, self.operators, uses, guards, tuple(dict.fromkeys(self.notes)))
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope, wanted: set[str]) -> None:
@@ -642,23 +648,18 @@ class Importer:
 
     def _bind(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
         """Symbolic sizes from the example inputs; explicit `dims` go first."""
-        known = {d.dim_param for info in inputs for d in info.type.tensor_type.shape.dim if d.dim_param}
+        known = {n for info in inputs for k, d in enumerate(_dims(info)) if (n := _dim_name(info, k, d))}
+        self.dims = self._by_own_names(inputs, known)
         if unknown := sorted(self.dims.keys() - known):
             raise BindingError(
                 problem=f"no input has a symbolic dimension '{shown(unknown[0])}'",
                 remedy=f"its symbolic dimensions are: {', '.join(shown(n) for n in sorted(known)[:16]) or 'none'}",
             )
-        if self.examples is None:
-            return
-        if len(self.examples) != len(inputs):
-            raise BindingError(
-                problem=f"{len(self.examples)} example inputs for {len(inputs)} inputs of the model",
-                remedy="give one array per input, in the model's order",
-            )
-        for info, example in zip(inputs, self.examples, strict=True):
+        self.examples = self._in_order(inputs)
+        for info, example in zip(inputs, self.examples or [None] * len(inputs), strict=True):
             declared = info.type.tensor_type
             where = f"input '{shown(info.name)}'"
-            if not info.type.HasField("tensor_type"):
+            if example is None or not info.type.HasField("tensor_type"):
                 continue
             if declared.HasField("shape") and len(declared.shape.dim) != len(example.shape):
                 raise BindingError(
@@ -666,19 +667,58 @@ class Importer:
                     problem=f"the example has rank {len(example.shape)}, the model says {len(declared.shape.dim)}",
                     remedy="give an example of the declared shape",
                 )
-            for dim, size in zip(declared.shape.dim, example.shape, strict=False):
+            for k, (dim, size) in enumerate(zip(declared.shape.dim, example.shape, strict=False)):
                 if dim.HasField("dim_value") and dim.dim_value != size and dim.dim_value > 0:
                     raise BindingError(
                         where=where,
                         problem=f"the example has size {size}, the model says {dim.dim_value}",
                         remedy="give an example of the declared shape",
                     )
-                if dim.dim_param and self.dims.setdefault(dim.dim_param, size) != size:
+                name = _dim_name(info, k, dim)
+                if name and self.dims.setdefault(name, size) != size:
                     raise BindingError(
                         where=where,
-                        problem=f"symbolic size '{shown(dim.dim_param)}' is {self.dims[dim.dim_param]} and {size}",
+                        problem=f"symbolic size '{shown(name)}' is {self.dims[name]} and {size}",
                         remedy="give examples that agree",
                     )
+
+    def _by_own_names(self, inputs: Sequence[onnx.ValueInfoProto], known: set[str]) -> dict[str, int]:
+        """The sizes given, those for INPUT:AXIS by the name of that dimension where it has one."""
+        places = {f"{info.name}:{k}": (info, k, d) for info in inputs for k, d in enumerate(_dims(info))}
+        found: dict[str, int] = {}
+        for given, size in self.dims.items():
+            name = given
+            if given not in known and given in places:
+                info, k, dim = places[given]
+                name = _dim_name(info, k, dim) or given
+                if name == given:
+                    raise BindingError(
+                        where=f"input '{shown(info.name)}'",
+                        problem=f"dimension {k} has size {dim.dim_value}, not {size}",
+                        remedy="only symbolic dimensions can be given a size",
+                    )
+            if found.setdefault(name, size) != size:
+                raise BindingError(
+                    problem=f"symbolic size '{shown(name)}' is {found[name]} and {size}", remedy="give one size for it"
+                )
+        return found
+
+    def _in_order(self, inputs: Sequence[onnx.ValueInfoProto]) -> Sequence[ExampleInput | None] | None:
+        given = self._given
+        if isinstance(given, Mapping):
+            names = [info.name for info in inputs]
+            if unknown := next((name for name in given if name not in names), None):
+                raise BindingError(
+                    problem=f"the model has no input '{shown(unknown)}'",
+                    remedy=f"its inputs are: {', '.join(shown(n) for n in names[:16]) or 'none'}",
+                )
+            return [given.get(name) for name in names]
+        if given is not None and len(given) != len(inputs):
+            raise BindingError(
+                problem=f"{len(given)} example inputs for {len(inputs)} inputs of the model",
+                remedy="give one array per input, in the model's order",
+            )
+        return given
 
     def _input_type(self, info: onnx.ValueInfoProto, index: int) -> TensorType:
         where = f"input '{shown(info.name)}'"
@@ -716,12 +756,12 @@ class Importer:
                 if dim.dim_value < 0 or dim.dim_value >= 2**62:
                     raise BindingError(where=where, problem=f"size {dim.dim_value} of dimension {k}", remedy=_EXPORT)
                 shape.append(dim.dim_value)
-            elif dim.dim_param in self.dims:
-                shape.append(int(self.dims[dim.dim_param]))
+            elif (name := _dim_name(info, k, dim)) in self.dims:
+                shape.append(int(self.dims[name]))
             else:
                 shape.append(1)
-                name = f"'{shown(dim.dim_param)}'" if dim.dim_param else "unnamed"
-                self.set_to_1.append(f"{name} (dimension {k} of {where})")
+                told = f"'{shown(name)}'" if name == dim.dim_param else "unnamed"
+                self.set_to_1.setdefault(name, f"{told} (dimension {k} of {where})")
         if len(shape) > MAX_RANK:
             raise too_many(len(shape), where)
         result = TensorType(dtype, tuple(shape))
@@ -832,9 +872,8 @@ class Importer:
             refuse("it is too large")
         if mask & _OPAQUE_BIT:
             refuse("it is the result of an operator that fell back")
-        for i in used:
-            if self.examples is None or self.examples[i].data is None:
-                refuse("it depends on the model's inputs, and no example of them (or only a large one) is given")
+        if not self.lent(node):
+            refuse("it depends on the model's inputs, and no example of them (or only a large one) is given")
         for i in used:
             self.guards.setdefault(i, f"{call.op} needs its value")
         found = self.known(node, examples=bool(used))
@@ -842,9 +881,17 @@ class Importer:
             refuse(f"it is computed from values of more than {_VALUE_LIMIT} elements")
         return found
 
+    def lent(self, node: NodeId) -> bool:
+        """Whether a value follows from constants and inputs that have an example with values."""
+        mask = self.depends(node)
+        used = [i for i in range(mask.bit_length() - 1) if mask >> (1 + i) & 1]
+        if mask & _OPAQUE_BIT or (used and self.examples is None):
+            return False
+        return all(_data(self.examples[i]) is not None for i in used) if self.examples is not None else True
+
     def _example(self, index: int) -> Array:
         assert self.examples is not None
-        data = self.examples[index].data
+        data = _data(self.examples[index])
         assert data is not None
         return data
 
@@ -874,6 +921,25 @@ class ExampleInput:
     dtype: DType
     shape: tuple[int, ...]
     data: Array | None
+
+
+Examples = Sequence[ExampleInput] | Mapping[str, ExampleInput | None]
+"""One for each input in order, or some by name; None: there is none."""
+
+
+def _data(example: ExampleInput | None) -> Array | None:
+    return None if example is None else example.data
+
+
+def _dims(info: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return list(info.type.tensor_type.shape.dim)
+
+
+def _dim_name(info: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
+    """What `dims` calls a dimension: its own name, else (or where that is `?`) INPUT:AXIS; empty: its size is fixed."""
+    if dim.HasField("dim_value"):
+        return ""
+    return dim.dim_param if dim.dim_param not in ("", "?") else f"{info.name}:{axis}"
 
 
 @cache

@@ -43,12 +43,13 @@ def import_onnx(
     *,
     limits: Limits = _LIMITS,
     dims: Mapping[str, int] = _NO_DIMS,
-    example_inputs: Sequence[Array] | None = None,
+    example_inputs: Sequence[Array] | Mapping[str, Array | None] | None = None,
     initializers: Mapping[str, Array] = _NO_DATA,
 ) -> Imported:
     """An ONNX model as primitives. Opsets 6 to the newest that the installed onnx knows.
 
-    Shapes: static. Symbolic sizes are taken from `dims`, else from the example inputs, else they are 1 (with a note).
+    Shapes: static. Symbolic sizes are taken from `dims` (by their names, those without one as `INPUT:AXIS`), else from
+    the example inputs (one for each input, or by name; None: there is none), else they are 1 (with a note).
     Conditions: where an operator needs a run-time value (a shape, an axis, a condition) the graph is specialised on
     the example inputs' values and says so in `Imported.guards`.
     `initializers`: data that stand for those of the model's initializers of these names; of equal types and shapes,
@@ -62,7 +63,7 @@ def import_onnx(
     request: dict[str, Any] = {
         "limits": asdict(limits),
         "dims": {str(k): _size(str(k), v) for k, v in dims.items()},
-        "examples": None if example_inputs is None else [_example(i, x) for i, x in enumerate(example_inputs)],
+        "examples": _examples(example_inputs),
     }
     model, directory = open_model(source, limits)
     named = "" if directory is None else shown(Path(source).name)  # type: ignore[arg-type]
@@ -134,7 +135,13 @@ def _size(name: str, given: object) -> int:
     raise BindingError(problem=problem, remedy="give whole numbers")
 
 
-def _example(position: int, x: Array) -> dict[str, Any]:
+def _examples(given: Sequence[Array] | Mapping[str, Array | None] | None) -> Any:
+    if isinstance(given, Mapping):
+        return {str(k): None if x is None else _example(f"'{shown(k)}'", x) for k, x in given.items()}
+    return None if given is None else [_example(i, x) for i, x in enumerate(given)]
+
+
+def _example(position: int | str, x: Array) -> dict[str, Any]:
     array = np.asarray(x)
     try:
         dtype = DType.from_numpy(array.dtype)

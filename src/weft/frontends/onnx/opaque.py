@@ -340,7 +340,11 @@ class _Piece:
         names = [name for name in self.node.output if name]
         model = self.model([onnx.ValueInfoProto(name=name) for name in names]).SerializeToString(deterministic=True)
         known = runtime.types(model, self.call.where)
-        return [better if isinstance(_static(t), str) else t for t, better in zip(found, known, strict=True)]
+        own = domain_of(self.call.node.domain) == ""  # what ONNX says of its own operators is all there is
+        return [
+            better if isinstance(_static(t), str) and not (own and isinstance(t, onnx.TypeProto)) else t
+            for t, better in zip(found, known, strict=True)
+        ]
 
 
 def _makers(call: Call) -> list[Call | onnx.TensorProto]:

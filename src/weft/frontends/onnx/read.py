@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from weft.errors import LimitError, WeftError
 from weft.frontends.imported import Imported
 from weft.frontends.onnx.check import check_model, parse
 from weft.frontends.onnx.external import ExternalFiles, ExternalRange
-from weft.frontends.onnx.importer import ExampleInput, Importer
+from weft.frontends.onnx.importer import Examples, Importer
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.pieces import Absent, Runtime
 from weft.frontends.onnx.tensors import TensorReader, tensors_of_model
@@ -23,7 +23,7 @@ def read_model(
     directory: Path | None = None,
     limits: Limits | None = None,
     dims: Mapping[str, int] | None = None,
-    examples: Sequence[ExampleInput] | None = None,
+    examples: Examples | None = None,
     file_name: str = "",
     initializers: Mapping[str, Array] = MappingProxyType({}),
     runtime: Runtime | Absent = Absent.UNUSED,

@@ -18,7 +18,7 @@ MAX_TURNS = 512
 def _if(c: Call) -> Result:
     if c.type(0).size != 1:
         c.fail(f"a condition of {c.type(0).size} elements, not 1")
-    if c.im.depends(c.x(0)) and c.im.examples is None:
+    if c.im.depends(c.x(0)) and not c.im.lent(c.x(0)):
         return Declined("the condition is a run-time value")
     taken = bool(c.value(0).reshape(-1)[0])
     return c.im.subgraph(c.get("then_branch" if taken else "else_branch"), c.scope)
@@ -67,7 +67,7 @@ def _loop(c: Call) -> Result:
         step = c.b.constant(np.array(turn, np.int64))
         results = c.im.subgraph(body, c.scope, (step, condition, *carried))
         condition = _tensor(c, results[0])
-        if c.im.depends(condition) and c.im.examples is None:
+        if c.im.depends(condition) and not c.im.lent(condition):
             return Declined("the condition is a run-time value")
         going = bool(c.im.need(condition, c).reshape(-1)[0])
         carried = list(results[1 : 1 + n])
