@@ -8,8 +8,9 @@ Right: its error against float64 is at most `FACTOR` times that of eager, or bel
 
 Faults: `--count` of every kind in library calls, through tuners as a compilation uses them; `--count` of every kind
 that leaves the GPU alone in steps of whole plans, through linking and judging; and one compilation in which a third of
-all library calls is broken, some so that whoever runs them can use the GPU no more. This process, or the one that
-compiles, must be able to use it afterwards. A run of one part keeps the records of the other.
+all library calls is broken, some so that whoever runs them can use the GPU no more. Each of these `PARTS` is a process
+of its own, `--jobs` of them at once, which tells of its progress on the standard error; it must be able to use the GPU
+afterwards. A run of models or faults alone keeps the records of the other.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ ROUNDING = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0
 SLOWER = 1.02
 LIMIT_S = 110.0
 """For one process: start, compilation, checks."""
+BEGAN = time.perf_counter()
 TOKENS = 512
 HEADS, SIZE = 8, 64
 
@@ -423,57 +425,82 @@ def broken(kind: str, number: int, call: Any) -> Any:
 _TENSORS = frozenset({"add", "sub", "mul", "div"})
 
 
+def told(case: str, done: int, count: int) -> None:
+    """Progress, a line on the standard error for every tenth of the faults of a kind."""
+    if done % max(1, count // 10) == 0 or done == count:
+        print(f"{time.perf_counter() - BEGAN:7.1f} s  {case}: {done} of {count}", file=sys.stderr, flush=True)
+
+
 def call_faults(count: int, jobs: int, cache: Path) -> Iterator[dict[str, object]]:
-    """Faults in library calls, verified without being timed as a compilation does it; one record per kind."""
+    """Faults in library calls, verified without being timed as a compilation does it; one record per kind.
+
+    All kinds at once: most of the time goes into starting workers anew, `3 * jobs` at once for the kind that ends them.
+    """
     from benchmarks.gpu_faults import MULTIPLY, Bench, problem
     from weft.kernels.measurement import Verdict
     from weft.tune.tuner import ProblemTrial
 
     bench = Bench.here(cache)
-    for kind in KINDS:
-        together = 1 if kind in STICKY else 10
-        waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for first in range(0, count, together):
-            waiting.put(list(range(first, min(count, first + together))))
-        verdicts: Counter[str] = Counter()
-        sound: Counter[str] = Counter()
-        deaths: list[str] = []
+    tallies = {kind: Tally() for kind in KINDS}
 
-        def work(kind: str = kind, waiting: queue.SimpleQueue[list[int]] = waiting,
-                 verdicts: Counter[str] = verdicts, sound: Counter[str] = sound,
-                 deaths: list[str] = deaths) -> None:  # fmt: skip
-            def trials() -> Iterator[ProblemTrial]:
-                while True:
-                    try:
-                        numbers = waiting.get_nowait()
-                    except queue.Empty:
-                        return
-                    calls = [broken(kind, n, MULTIPLY) for n in numbers]
-                    kernels = [(c.schedule, c, None) for c in (*calls, MULTIPLY)]
-                    yield ProblemTrial(problem(f"{kind} {numbers}"), kernels, timed=False)
+    def work(kind: str, tally: Tally) -> None:
+        def trials() -> Iterator[ProblemTrial]:
+            while True:
+                try:
+                    numbers = tally.waiting.get_nowait()
+                except queue.Empty:
+                    return
+                calls = [broken(kind, n, MULTIPLY) for n in numbers]
+                kernels = [(c.schedule, c, None) for c in (*calls, MULTIPLY)]
+                yield ProblemTrial(problem(f"{kind} {numbers}"), kernels, timed=False)
 
-            try:
-                with bench.tuner() as tuner:
-                    for m in tuner.measure(trials()):
+        try:
+            with bench.tuner() as tuner:
+                for m in tuner.measure(trials()):
+                    with tally.lock:
                         faulty = "fault" in dict(m.schedule.params)
-                        (verdicts if faulty else sound)[m.verdict.value] += 1
-            except Exception as reason:  # whatever it is, it must not have happened
-                deaths.append(f"{type(reason).__name__}: {reason}"[:300])
+                        (tally.verdicts if faulty else tally.sound)[m.verdict.value] += 1
+                        if faulty:
+                            told(f"faults in calls: {kind}", sum(tally.verdicts.values()), count)
+        except Exception as reason:  # whatever it is, it must not have happened
+            tally.deaths.append(f"{type(reason).__name__}: {reason}"[:300])
 
-        threads = [threading.Thread(target=work) for _ in range(jobs if kind in STICKY else 2)]
-        for t in threads:
+    threads: dict[str, list[threading.Thread]] = {}
+    for kind in sorted(KINDS, key=lambda k: k not in STICKY):  # those that take longest begin first
+        tally, together = tallies[kind], 1 if kind in STICKY else 10
+        for first in range(0, count, together):
+            tally.waiting.put(list(range(first, min(count, first + together))))
+        at_once = 3 * jobs if kind in STICKY else 1
+        threads[kind] = [threading.Thread(target=work, args=(kind, tally)) for _ in range(at_once)]
+        for t in threads[kind]:
             t.start()
-        for t in threads:
+    for kind in KINDS:
+        for t in threads[kind]:
             t.join()
-        accepted = verdicts[Verdict.OK.value] + (sum(sound.values()) - sound[Verdict.OK.value])
+        tally = tallies[kind]
+        accepted = tally.verdicts[Verdict.OK.value] + (sum(tally.sound.values()) - tally.sound[Verdict.OK.value])
+        injected = sum(tally.verdicts.values())
         yield {
-            "record": "case", "suite": "attention-models", "case": f"faults in calls: {kind}",
-            "injected": sum(verdicts.values()), "verdicts": dict(verdicts), "deaths": deaths, "alive": lives(),
-            "right": not accepted and not deaths and sum(verdicts.values()) == count,
+            "record": "case", "suite": "attention-models", "case": f"faults in calls: {kind}", "injected": injected,
+            "verdicts": dict(tally.verdicts), "deaths": tally.deaths, "alive": lives(),
+            "right": not accepted and not tally.deaths and injected == count,
         }  # fmt: skip
 
 
-def plan_faults(count: int, cache: Path) -> Iterator[dict[str, object]]:
+@dataclass
+class Tally:
+    """What became of the faults of one kind."""
+
+    waiting: queue.SimpleQueue[list[int]] = field(default_factory=queue.SimpleQueue)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    sound: Counter[str] = field(default_factory=Counter)
+    """Of the call that is right, beside each."""
+    deaths: list[str] = field(default_factory=list)
+    """Of a tuner, which is the caller's."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[str, object]]:
     """Faults in steps of whole plans, through what links and judges them; one record per kind."""
     from weft import pipeline
     from weft.api import compile as compile_model
@@ -496,7 +523,7 @@ def plan_faults(count: int, cache: Path) -> Iterator[dict[str, object]]:
             return [model(*tensors)]
 
     places = [i for i, s in enumerate(plan.steps) if isinstance(s.kernel, LibraryCall) and len(s.outputs) == 1]
-    for kind in (k for k in KINDS if k not in STICKY):
+    for kind in kinds:
         chosen: Counter[str] = Counter()
         for number in range(count):
             at = places[number * 7 % len(places)]
@@ -511,6 +538,7 @@ def plan_faults(count: int, cache: Path) -> Iterator[dict[str, object]]:
                     lives=lives,
                 )  # fmt: skip
             chosen[won.name.partition("-")[0]] += 1
+            told(f"faults in plans: {kind}", number + 1, count)
         yield {
             "record": "case", "suite": "attention-models", "case": f"faults in plans: {kind}", "injected": count,
             "chosen": dict(chosen), "alive": lives(), "right": not chosen["bad"],
@@ -561,6 +589,83 @@ def compile_faults(cache: Path, budget_s: float) -> dict[str, object]:
     }  # fmt: skip
 
 
+PLAN_KINDS = tuple(k for k in KINDS if k not in STICKY)
+PARTS: Mapping[str, Callable[[int, int, float, Path], Iterator[dict[str, object]]]] = {
+    "calls": lambda count, jobs, _, cache: call_faults(count, jobs, cache),
+    "plans 1": lambda count, _, __, cache: plan_faults(PLAN_KINDS[::2], count, cache),
+    "plans 2": lambda count, _, __, cache: plan_faults(PLAN_KINDS[1::2], count, cache),
+    "compilation": lambda _, __, budget_s, cache: iter([compile_faults(cache, 2 * budget_s)]),
+}
+"""Of (faults of each kind, jobs, seconds of a compilation, folder of a cache); each in a process of its own."""
+PART_S = 300.0
+
+
+def faults(record: Record, count: int, jobs: int, budget_s: float) -> list[dict[str, object]]:
+    """All parts, so many at once; a part that raises, dies or does not end is a line, and the others are run."""
+    lines: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                return
+            for line in asked(name, count, jobs, budget_s):
+                lines.put(line)
+
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in PARTS:
+        waiting.put(name)
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(PARTS)))]
+    for t in threads:
+        t.start()
+    found = []
+    while any(t.is_alive() for t in threads) or not lines.empty():
+        try:
+            line = lines.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        found.append(line)
+        record.add(line)
+    return found
+
+
+def asked(part: str, count: int, jobs: int, budget_s: float) -> Iterator[dict[str, object]]:
+    """The lines of one part, as its process gives them; one more where it did not come to its end."""
+    command = [sys.executable, "-m", "benchmarks.gpu_trust", "--part", part, "--count", str(count), "--jobs", str(jobs)]
+    command += ["--budget", str(budget_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT.parent) as process:
+        late = threading.Timer(PART_S, process.kill)
+        late.start()
+        assert process.stdout is not None
+        for text in process.stdout:
+            if text.startswith("{"):
+                yield json.loads(text)
+        late.cancel()
+    if process.returncode:
+        yield {
+            "record": "case", "suite": "attention-models", "case": f"faults, {part}", "injected": 0, "alive": False,
+            "right": False, "problem": f"its process ended with status {process.returncode}",
+        }  # fmt: skip
+
+
+def run_part(part: str, count: int, jobs: int, budget_s: float) -> int:
+    """In a process of its own: print the lines of one part as they come; the exit status."""
+    with tempfile.TemporaryDirectory(prefix="weft-trust-") as place, torch.no_grad():
+        os.chmod(place, 0o700)
+        try:
+            for line in PARTS[part](count, jobs, budget_s, Path(place) / "cache"):
+                print(json.dumps(line), flush=True)
+        except Exception as reason:  # what is told is that this part failed, and why
+            traceback.print_exc()
+            line = {
+                "record": "case", "suite": "attention-models", "case": f"faults, {part}", "injected": 0,
+                "alive": lives(), "right": False, "problem": f"{type(reason).__name__}: {reason}"[:300],
+            }  # fmt: skip
+            print(json.dumps(line), flush=True)
+    return 0
+
+
 def summary(lines: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Counts of all cases."""
     of_models = [x for x in lines if "injected" not in x]
@@ -592,10 +697,13 @@ def main() -> None:
     parser.add_argument("--only", choices=("models", "faults"))
     parser.add_argument("--case", help="one model by name")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=1, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_trust: torch sees no NVIDIA GPU")
+    if given.part:
+        sys.exit(run_part(given.part, given.count, given.jobs, given.budget))
     if given.child:
         with torch.no_grad():
             child(given.child, given.batch, given.budget)
@@ -603,33 +711,16 @@ def main() -> None:
     record = Record(torch.cuda.get_device_name().lower().replace(" ", "-"), "attention-models")
     names = [(n, b) for n, batches in BATCHES.items() for b in batches if given.case in (None, n)]
     of_models = [f"{n} batch {b}" for n, b in names] if given.only != "faults" else []
-    faults = given.only != "models" and given.case is None
-    record.keep([*of_models, *(x for x in record.known() if faults and x.startswith("faults"))])
+    with_faults = given.only != "models" and given.case is None
+    record.keep([*of_models, *(x for x in record.known() if with_faults and x.startswith("faults"))])
     found: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="weft-trust-") as place, torch.no_grad():
         folder = Path(place)
         os.chmod(folder, 0o700)
         if of_models:
             found += models(record, names, given.budget, given.jobs, folder)
-        if faults:
-            parts: list[Callable[[], Iterator[dict[str, object]]]] = [
-                lambda: call_faults(given.count, 2 * given.jobs, folder / "calls"),
-                lambda: plan_faults(given.count, folder / "plans"),
-                lambda: iter([compile_faults(folder / "compile", 2 * given.budget)]),
-            ]
-            for number, part in enumerate(parts):
-                try:
-                    for line in part():
-                        found.append(line)
-                        record.add(line)
-                except Exception as reason:  # the others are run, and the exit status says so
-                    traceback.print_exc()
-                    line = {
-                        "record": "case", "suite": "attention-models", "case": f"faults, part {number}", "injected": 0,
-                        "alive": lives(), "right": False, "problem": f"{type(reason).__name__}: {reason}"[:300],
-                    }  # fmt: skip
-                    found.append(line)
-                    record.add(line)
+        if with_faults:
+            found += faults(record, given.count, given.jobs, given.budget)
     total = summary([x for x in record.lines if x.get("record") == "case"])
     record.add(total)
     print(table(found))

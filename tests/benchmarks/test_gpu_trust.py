@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter_ns
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -69,3 +74,47 @@ def test_the_summary_counts_models_and_faults_apart() -> None:
     assert (found["total"], found["alive"], found["right"], found["faster"]) == (2, 1, 1, 1)
     assert (found["faults"], found["fault_cases"], found["fault_cases_right"]) == (150, 2, 1)
     assert "gpt2 batch 8" in gpu_trust.table(lines)
+
+
+def test_a_part_that_raises_or_dies_is_a_line_and_the_others_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        '*calls*) echo \'{"case": "one", "right": true}\'; echo progress; exit 3;;\n'
+        "*compilation*) kill -9 $$;;\n"
+        '*) echo \'{"case": "two", "right": true}\';;\nesac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(gpu_trust.sys, "executable", str(script))
+    added: list[dict[str, object]] = []
+    record = SimpleNamespace(add=added.append)
+    found = gpu_trust.faults(cast("gpu_trust.Record", record), 100, 2, 1.0)
+    assert found == added
+    told = {x["case"]: x.get("problem", "") for x in found}
+    assert told == {
+        "one": "", "two": "", "faults, calls": "its process ended with status 3",
+        "faults, compilation": "its process ended with status -9",
+    }  # fmt: skip
+    assert sum(x["case"] == "two" for x in found) == 2 and sum(bool(x["right"]) for x in found) == 3
+
+    def raising(*_: object) -> Iterator[dict[str, object]]:
+        yield {"case": "first"}
+        raise ValueError("no plan")
+
+    monkeypatch.setattr(gpu_trust, "PARTS", {"raises": raising})
+    monkeypatch.setattr(gpu_trust, "lives", lambda: True)
+    assert gpu_trust.run_part("raises", 1, 1, 1.0) == 0
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {"case": "first"}
+    assert (last["right"], last["alive"], last["problem"]) == (False, True, "ValueError: no plan")
+
+
+def test_progress_is_told_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
+    for done in range(1, 26):
+        gpu_trust.told("faults in calls: refuses", done, 25)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 13 and lines[-1].endswith("faults in calls: refuses: 25 of 25")
+    for name in gpu_trust.KINDS:
+        assert (name in gpu_trust.PLAN_KINDS) == (name not in gpu_trust.STICKY)
