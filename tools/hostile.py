@@ -5,9 +5,10 @@
 A file is *named* where, within the limits, the model is refused with a code W1xx or W2xx, or compiled. The processes
 are forked from one that has imported all that a compilation imports and has computed nothing: seconds and bytes are
 those of `weft.compile` alone, and memory is what it takes beyond that process, or the most that one of its own
-processes takes; `cpu_s` are seconds of the processor, of all of them. A file that is too slow is asked again, `ASKED` times at most, as other work on the machine is none of
-its; the quickest answer counts. A line is printed for each file as it comes, and stands in the record from then on: a
-run that is broken off goes on where it was (from the beginning with `--fresh`, or where the sources have changed).
+processes takes; `cpu_s` are seconds of the processor, of all of them. A file that is too slow is asked again, `ASKED`
+times at most, as other work on the machine is none of its; the quickest answer counts. A line is printed for each file
+as it comes, and stands in the record from then on: a run that is broken off goes on where it was (from the beginning
+with `--fresh`, or where the sources have changed).
 """
 
 from __future__ import annotations
