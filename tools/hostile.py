@@ -7,8 +7,8 @@ are forked from one that has imported all that a compilation imports and has com
 those of `weft.compile` alone, and memory is what it takes beyond that process, or the most that one of its own
 processes takes; `cpu_s` are seconds of the processor, of all of them. A file that is too slow is asked again, `ASKED`
 times at most, as other work on the machine is none of its; the quickest answer counts. A line is printed for each file
-as it comes, and stands in the record from then on: a run that is broken off goes on where it was (from the beginning
-with `--fresh`, or where the sources have changed).
+as it comes, and stands in the record from then on: a run that is broken off goes on where it was, and one that came
+to its end asks those again that were not named (all with `--fresh`, or where the sources have changed).
 """
 
 from __future__ import annotations
@@ -216,14 +216,14 @@ def header() -> Found:
 
 
 def known(path: Path | None, head: Found) -> list[Found]:
-    """The files of a record that was broken off, if it has the same header."""
+    """The files that are named in a record of the same header, which was broken off or has others."""
     if path is None or not path.exists():
         return []
     lines = []
     for text in path.read_text().splitlines():
         with contextlib.suppress(ValueError):  # the last may have been cut off
             lines.append(json.loads(text))
-    return [x for x in lines if x["record"] == "file"] if lines and lines[0] == head else []
+    return [x for x in lines if x["record"] == "file" and x["named"]] if lines and lines[0] == head else []
 
 
 def summary(records: Sequence[Found]) -> Found:

@@ -76,7 +76,9 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert hostile.known(out, hostile.header()) == []
 
 
-def test_a_file_without_a_name_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_file_without_a_name_fails_the_run_and_is_asked_again(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("tests.hostile.corpus.corpus", lambda: {"right": None, "wrong": None})
-    assert hostile.main([]) == 1
-    assert any(x.startswith("NOT NAMED wrong") for x in capsys.readouterr().out.splitlines())
+    out = tmp_path / "hostile.jsonl"
+    for asked in (["named     right", "NOT NAMED wrong"], ["NOT NAMED wrong"]):
+        assert hostile.main(["-o", str(out)]) == 1
+        assert [x.split(":")[0] for x in capsys.readouterr().out.splitlines()[:-1]] == asked
