@@ -13,6 +13,7 @@ import importlib
 import os
 import re
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,11 +60,11 @@ REFITTED = "weights were taken over by refit: the times are those of the weights
 
 @final
 class Run:
-    """A compilation: its stages, and when it began. A budget is spent from here on; None: there is none."""
+    """A compilation that begins now: its stages and its clock."""
 
     def __init__(self, options: Options, say: Say) -> None:
         self.stages = Stages(options, say)
-        self.clock = Deadline.of(options.budget_s) if options.budget_s > 0 else None
+        self.clock = Deadline.of(options.budget_s)
 
 
 class Source(Protocol):
@@ -656,12 +657,15 @@ class _TorchModel:
     def build(self, examples: Sequence[torch.Tensor], run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
         run = run or Run(self._options, self._say)
+        began = time.monotonic()
         program = run.stages.run("export", self._exported, examples)
+        # without a budget it cannot be taken off anything
+        clock = run.clock if self._options.budget_s > 0 else run.clock.later(time.monotonic() - began)
         imported = run.stages.run("import", self._taken_in, program)
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
-                model=self._label, stages=run.stages, clock=run.clock,
+                model=self._label, stages=run.stages, clock=clock,
             )  # fmt: skip
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers

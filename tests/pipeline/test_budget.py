@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,8 @@ def test_a_worker_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytes
     worker(monkeypatch, HangsAtWork())
     compiled, said = in_time(x, tmp_path)
     assert compiled.record.tuning == Tuning.UNTUNED.value and len(said) == 1
+    stages = {s.name for s in compiled.record.stages}
+    assert "qualify" in stages and not {"reference", "link", "time"} & stages, "nothing is left to judge"
     assert not compiled.record.rejected_kernels or "hang" not in dict(compiled.record.rejected_kernels)
 
 
@@ -178,25 +181,27 @@ def test_a_solver_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytes
     assert {p.name.partition("/")[0] for p in compiled.record.plans} <= {"library", "eager"}
 
 
-@pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])
+@pytest.mark.parametrize("budget_s", [0.0, 9.0])
 def test_a_reference_that_is_slow(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float
 ) -> None:
     """Between two primitives it is seen that the time is up; the framework's own result is judged by then."""
-    worker(monkeypatch, NeverReady())
-    real = reference.primitive_by_primitive
+    worker(monkeypatch, FakeTransport({}))
+    monkeypatch.setenv("WEFT_CXX", "none")  # calls alone, so that there are plans to judge
+    real, calls = reference.primitive_by_primitive, []
 
     def slow(*args: object, check: Callable[[], None], **named: object) -> object:
         def slowly() -> None:
             time.sleep(0.4)
             check()
 
+        calls.append(args)
         return real(*args, check=slowly, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reference, "primitive_by_primitive", slow)
     compiled, _ = in_time(x, tmp_path, budget_s=budget_s)
     notes = {p.name: p.note for p in compiled.record.plans}
-    assert all(reference.OWN in note or note == NOT_JUDGED for note in notes.values())
+    assert calls and all(reference.OWN in note or note == NOT_JUDGED for note in notes.values())
 
 
 def test_a_plan_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
@@ -266,7 +271,8 @@ def test_taking_the_model_in_is_taken_off_the_budget(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         record = weft.compile(SlowToCopy().eval(), x, options=Options(budget_s=BUDGET_S, cache_dir=tmp_path)).record
-    assert record.measured == 0 and record.tuning == Tuning.UNTUNED.value
+    assert record.measured == 0 and record.tuning == Tuning.UNTUNED.value and record.chosen == "eager"
+    assert not {"open", "enumerate", "measure", "reference", "time"} & {s.name for s in record.stages}
     assert next(s.seconds for s in record.stages if s.name == "copy") >= BUDGET_S
 
 
@@ -391,6 +397,54 @@ def test_timing_keeps_to_a_bound(left_s: float, monkeypatch: pytest.MonkeyPatch)
     assert not judged_ or judged_[0] == "solution-0", "the best plan is the first to be judged"
     if left_s < 20:
         assert chosen.name == "eager", "a plan that was not timed beside it does not replace it"
+
+
+def test_what_a_run_took_before_tells_whether_there_is_time_for_one() -> None:
+    """Also for the first: nothing is run that would not end."""
+    calls: list[str] = []
+    clock = [0.0]
+    plan = replace(contender("solution-1", 1.0, calls, clock), first_s=1.0)
+    eager = replace(contender("eager", 0.4, calls, clock, baseline=True), first_s=0.4)
+    ones = [np.ones(2, np.float32)]
+    chosen, records = finish.decide(
+        [plan, eager], Expected(ones, ones), DType.F32, seed=0, left_s=lambda: 1.5 - clock[0]
+    )
+    assert chosen is eager and calls == [] and {r.note for r in records} == {NOT_JUDGED}
+    assert finish.interleave({"eager": eager.run}, rounds=9, seed=0, budget_s=9.0, left_s=lambda: 0.0)["eager"] == []
+    assert calls == []
+
+
+@pytest.mark.parametrize("slow_s", [0.1, 4.0, 11.0])
+def test_plans_that_would_not_be_linked_in_time_are_left_out(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    """Half of ten seconds is there for it, and the first plan tells what the next would take."""
+    made = weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path)).executable
+    now = [100.0]
+
+    def link(*_: object) -> object:
+        now[0] += slow_s
+        return made
+
+    monkeypatch.setattr(pipeline, "link", link)
+    setting = pipeline.survey(Options(budget_s=600.0, cache_dir=tmp_path))
+    plans = [replace(made.plan, name=f"solution-{k}", threads=k) for k in range(1, 6)]
+    lost: list[str] = []
+    clock = Deadline(now[0] - 11.2, 20.0, lambda: now[0])
+    assert clock.last - now[0] == pytest.approx(10.0)
+    found = pipeline.link_all(made.graph, plans, setting, [x], lambda *_: [x], lost, clock=clock)
+    assert [c.name for c in found] == [p.name for p in plans[: {0.1: 5, 4.0: 1, 11.0: 1}[slow_s]]] + ["eager"]
+    assert len(lost) == len(plans) - (len(found) - 1)
+    assert now[0] - 100.0 <= max(slow_s, 5.0)
+
+
+def test_what_comes_after_measuring_is_foreseen() -> None:
+    """Packing the weights of some plans, and a dozen runs, up to a share of the budget."""
+    assert finish.reserve_s(40.0) == 6.0
+    assert finish.reserve_s(40.0, run_us=1e6) == 12.0
+    assert finish.reserve_s(40.0, run_us=0.5e6, weight_bytes=2 * 10**9) == 12.0
+    assert finish.reserve_s(40.0, run_us=1e6, weight_bytes=10**9) == 15.0
+    assert finish.reserve_s(5.0, weight_bytes=10**11) == 2.0
 
 
 def test_with_nothing_to_judge_by_the_framework_answers() -> None:

@@ -7,7 +7,9 @@ import gc
 import importlib
 import math
 import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,7 +49,7 @@ from weft.kernels.record import CompileRecord, PlanRecord
 from weft.kernels.source import KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
-from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, collector, finish, preflight, qualify, reference, summary, warm
 from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, call_with_timeout
@@ -57,7 +59,7 @@ from weft.pipeline.problems import Entry, Problems, collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stages import Say, Stages, silent
 from weft.pipeline.stream import ON_CPU, ON_GPU, Inline, Learning, stream
-from weft.pipeline.verdict import judged
+from weft.pipeline.verdict import Judged, judged
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.runtime.lanes import order_of
@@ -96,6 +98,9 @@ GRACE_SHARE = 0.3
 """Of what is reserved for whole plans: how long an answer of the worker is waited for when measuring ends."""
 ALONE_US = 2000.0
 """On a CPU, plans that are predicted to take at most so long are also timed on one thread."""
+TOO_LATE = "the time was up before anything was looked for"
+NOTHING_FOUND = Enumeration((), 0, 0, Counter(), True, 0.0)
+"""What is found where there was no time to look."""
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -228,6 +233,11 @@ def compile_imported(
     given, checks = with_checks(imported) if options.check_indices else (imported, ())
     if checks:
         eager = settle = start = None  # the framework gives no indices out, and on a GPU dies of one outside
+    if eager is not None and tunes and clock.passed(clock.last) and not options.memory_limit_bytes:
+        taken = imported.graph
+        return by_framework(
+            imported, taken, taken, eager, settle, setting, stages, framework, model, [TOO_LATE], inputs=None
+        )
     with collector.put_off():
         cleaned = stages.run("clean up", clean_up, given.graph, strict=options.strict)
         alternatives = stages.run(
@@ -255,6 +265,13 @@ def compile_imported(
         return Compilation(executable.graph, executable, stages.close(record), won)
     if start is not None and options.budget_s >= STARTS_S:
         eager = stages.run("framework", start, START_SHARE * options.budget_s)
+    stand_in = None
+    if eager is not None and not options.memory_limit_bytes:  # nothing is known of the memory that it takes
+        stand_in = partial(
+            by_framework, imported, cleaned.graph, graph, eager, settle, setting, stages, framework, model
+        )
+    if stand_in is not None and tunes and clock.passed():
+        return stand_in([TOO_LATE], inputs=None)
     with opened(setting, clock, stages) as bench:
         enough = clock.until(clock.within(ENUMERATE_SHARE))
         found = stages.run(
@@ -295,6 +312,8 @@ def compile_imported(
         else reference.example_inputs(cleaned.graph, options.seed, imported.integers)
     )
     inputs = [x.to(setting.device) for x in inputs]
+    if not plans and stand_in is not None:
+        return stand_in(lost, found, problems, known, verdict, inputs=None if clock.passed() else inputs)
     if not plans and eager is None and start is not None:  # with a budget it was asked
         eager = stages.run("framework", start, START_SHARE * STARTS_S) if options.budget_s < STARTS_S else None
     with setting.aside():
@@ -362,6 +381,46 @@ def compile_imported(
             gc.collect()
             torch.cuda.empty_cache()
     return Compilation(graph, executable, stages.close(record), won)
+
+
+def by_framework(
+    imported: Imported,
+    cleaned: Graph,
+    graph: Graph,
+    eager: Callable[..., Tensors],
+    settle: Callable[[], None] | None,
+    setting: Setting,
+    stages: Stages,
+    framework: str,
+    model: str,
+    lost: Sequence[str],
+    found: Enumeration = NOTHING_FOUND,
+    problems: Problems | None = None,
+    known: Known | None = None,
+    verdict: Judged | None = None,
+    *,
+    inputs: Tensors | None,
+) -> Compilation:
+    """The framework's own execution, where no plan is left: there is nothing to compare it with, nor to judge it by.
+
+    `inputs`: on a GPU it is recorded with them; None: there is no time for that.
+    """
+    problems, known = problems or Problems({}), known or Known()
+    if verdict is None:
+        verdict = judged(known, (), setting.options)
+        warnings.warn(verdict.warning, BudgetWarning, stacklevel=3)
+    text = "Weft has no plan for this model, so the framework's own execution runs it"
+    warnings.warn(f"{text}: {_reason(lost)}", stacklevel=3)
+    own = PlanRecord(framework, 0, 0.0, (), math.inf, verified=False, worst_error=math.inf, note=finish.ALONE)
+    parts = summary.Parts(
+        imported, cleaned, found, problems, known, (), (own,), framework, graph, None, verdict=verdict
+    )  # fmt: skip
+    record = stages.run("record", summary.record, parts, model, setting.environment, tuple(stages.records))
+    with stages.timed("settle"):
+        if settle is not None:
+            settle()
+        answer = eager if inputs is None else record_eager(eager, inputs, setting, alone=True)
+    return Compilation(graph, None, stages.close(record), answer)
 
 
 def _blamed(
@@ -542,7 +601,8 @@ def measure(
     asked_s = measured_s = 0.0
     done: set[tuple[str, Schedule]] = set()
     began = clock.clock()
-    reserved_s = finish.reserve_s(options.budget_s, problems.run_us)
+    weights = sum(x.nbytes for x in alternatives.graph.constants.values())
+    reserved_s = finish.reserve_s(options.budget_s, problems.run_us, weights)
     deadline = max(began, clock.end - reserved_s)
     grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
     learned = Learning()
@@ -634,7 +694,8 @@ def qualified(
     lost: list[str],
 ) -> list[Plan]:
     """The plans whose steps a worker has verified, see `qualify`."""
-    until = max(clock.clock() + qualify.LEAST_S, clock.within(qualify.SHARE))
+    least_s = 0.0 if has_baseline else qualify.LEAST_S  # without one there is no other answer
+    until = max(clock.clock() + least_s, clock.within(qualify.SHARE))
 
     def verify(trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
         try:
@@ -823,7 +884,8 @@ def link_all(
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once. `lost` is told of the others.
 
-    When its share of the time is up, only what an answer needs still is: some plan, if it is the library's.
+    When its share of the time is up, or what the longest of those before took would pass it, only what an answer needs
+    still is: some plan, if it is the library's and there is no framework.
 
     Raises:
         DeviceError: a plan took the GPU's context with it, which nothing in this process can use any more [W301].
@@ -832,8 +894,9 @@ def link_all(
         # garbage that is found while weights are placed would leave room for them in the middle of larger segments
         gc.collect()
     contenders: list[finish.Contender] = []
-    late = clock.until(clock.at_last(LINK_SHARE))
+    end, longest_s = clock.at_last(LINK_SHARE), 0.0
     tunes = setting.options.budget_s > 0
+    answers = tunes and eager is not None  # without a budget there shall be a plan that can be saved
     seen: set[tuple[object, ...]] = set()
     variants = branched(graph, plans) if setting.on_gpu else alone(plans, setting.facts) if tunes else plans
     for plan in variants:  # on one thread only where that is timed
@@ -841,14 +904,20 @@ def link_all(
         if identity in seen:
             continue
         seen.add(identity)
-        if late() and (contenders or plan.name != "library"):
+        if clock.clock() + longest_s >= end and (contenders or answers or plan.name != "library"):
+            lost.append(f"there was no time for the plan {plan.name}")
             continue
+        began = clock.clock()
+        took_s = 0.0
         try:
             with collector.put_off():
                 executable = link(graph, plan, setting, clock.seconds_to(clock.last))
             executable.check_indices = False  # until it is given out
             if tunes:  # else it is run where it is judged, and time is short
+                first = time.perf_counter()
                 setting.bounded(executable, clock)(*inputs)
+                took_s = 0.0 if setting.on_gpu else time.perf_counter() - first  # there it is recorded
+            longest_s = max(longest_s, clock.clock() - began)
         except OutOfTime:
             lost.append(f"the plan {plan.name} did not end in time")
             continue
@@ -869,11 +938,15 @@ def link_all(
                 plan.predicted_us if all(s.measured for s in plan.steps) else 0.0,
                 plan.name == "library",
                 executable,
+                first_s=took_s,
             )
         )
-    if eager is not None and (not tunes or _takes(setting.bounded(eager, clock), inputs) or not contenders):
-        free = not setting.options.memory_limit_bytes
-        contenders.append(finish.Contender(framework, lambda: eager(*inputs), 0, 0.0, True, None, eligible=free))
+    if eager is not None:
+        first = time.perf_counter()
+        if not tunes or _takes(setting.bounded(eager, clock), inputs) or not contenders:
+            run, free = (lambda: eager(*inputs)), not setting.options.memory_limit_bytes
+            took_s = 0.0 if setting.on_gpu else time.perf_counter() - first
+            contenders.append(finish.Contender(framework, run, 0, 0.0, True, None, eligible=free, first_s=took_s))
     return contenders
 
 

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, final
 
 from weft.tune.thread_pool import leave
@@ -25,7 +25,7 @@ SLACK_SHARE, SLACK_S = 0.1, 2.0
 GIVE_UP = 0.6
 """The part of that after which what runs is given up; the rest is for what must be done still."""
 NO_BUDGET_S = 2.4
-"""The same in seconds where there is no budget, once the model was taken in."""
+"""The same in seconds where there is no budget; the framework's own export of the model is not counted."""
 READY_SHARE, READY_BY = 1 / 3, 2 / 3
 """Of the budget: how long a measuring process that was started is waited for, and until when at most."""
 
@@ -61,6 +61,10 @@ class Deadline:
     def of(cls, budget_s: float, clock: Callable[[], float] = time.monotonic) -> Deadline:
         """A budget that begins to be spent now."""
         return cls(clock(), budget_s, clock)
+
+    def later(self, seconds: float) -> Deadline:
+        """As if it had begun so much later."""
+        return replace(self, began=self.began + seconds)
 
     @property
     def end(self) -> float:

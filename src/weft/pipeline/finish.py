@@ -44,11 +44,17 @@ HOPELESS = 1.5
 
 RESERVED_RUNS, RESERVED_SHARE = 12.0, 0.4
 """Runs of the model that judging and timing whole plans take about, and the share of the budget they get at most."""
+RESERVED_PLANS, PACKED_BYTES = 3, 1e9
+"""Plans that are linked, and bytes of weights that are folded and packed in a second, about."""
 
 
-def reserve_s(budget_s: float, run_us: float = 0.0) -> float:
-    """The part of a compilation's budget that is left for judging and timing whole plans that take about so long."""
-    return max(min(20.0, 0.15 * budget_s), min(RESERVED_SHARE * budget_s, RESERVED_RUNS * run_us / 1e6))
+def reserve_s(budget_s: float, run_us: float = 0.0, weight_bytes: int = 0) -> float:
+    """The part of a compilation's budget that is left for linking, judging and timing whole plans.
+
+    A run takes about `run_us`; each plan packs the weights.
+    """
+    needed_s = RESERVED_RUNS * run_us / 1e6 + RESERVED_PLANS * weight_bytes / PACKED_BYTES
+    return max(min(20.0, 0.15 * budget_s), min(RESERVED_SHARE * budget_s, needed_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class Contender:
     """None for the framework's own eager execution."""
     eligible: bool = True
     """False: only compared with, because nothing is known of the memory it takes and there is a limit."""
+    first_s: float = 0.0
+    """Seconds that its first run took; 0: not known."""
 
     @property
     def is_framework(self) -> bool:
@@ -191,6 +199,7 @@ def interleave(
     drop: bool = False,
     keep: Collection[str] = (),
     left_s: Callable[[], float] = lambda: math.inf,
+    longest_s: float = 0.0,
 ) -> dict[str, list[float]]:
     """Microseconds per call in `rounds` rounds, fewer if the budget ends (but at least 5, or 2 of long runs).
 
@@ -199,14 +208,13 @@ def interleave(
     two rounds takes no part in the others; the fastest of `keep` always does.
 
     `left_s` is a bound: what would not end within it is not begun, be it the first round, for which the untimed calls
-    then stand, or a contender, which has no samples then.
+    then stand, or a contender, which has no samples then. `longest_s`: what a run took before, 0 where that is unknown.
     """
     sample = sample or host_sample
     repeats: dict[str, int] = {}
     first: dict[str, float] = {}
-    longest_s = 0.0
     for name, run in runs.items():
-        if left_s() < 2 * longest_s:
+        if left_s() <= 2 * longest_s:
             break
         run()
         first[name] = sample(run, 1)
@@ -268,6 +276,7 @@ def fastest(
 
 
 NOT_JUDGED = "not judged: the time was up"
+ALONE = "not judged: there is nothing else"
 
 
 def _judge(
@@ -284,7 +293,7 @@ def _judge(
     Where time is short, those first that matter most: the first plan and the framework's own.
     """
     found: dict[str, Check] = {}
-    longest_s = 0.0
+    longest_s = max((c.first_s for c in contenders), default=0.0)
     for c in sorted(contenders, key=lambda c: c is not contenders[0] and not c.is_framework):  # stable
         enough = not all_of_them and any(check.ok for check in found.values())
         if expected is None or enough or left_s() <= 2 * longest_s:
@@ -346,6 +355,7 @@ def decide(
         drop=True,
         keep=[c.name for c in sound if c.baseline],
         left_s=left_s,
+        longest_s=max((c.first_s for c in sound), default=0.0),
     )
     median = {name: statistics.median(s) for name, s in samples.items() if s}
     ranked = sorted((c for c in sound if c.eligible), key=lambda c: median.get(c.name, math.inf))  # stable

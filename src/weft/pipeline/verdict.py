@@ -44,9 +44,10 @@ def judged(known: Known, plans: Sequence[Plan], options: Options) -> Judged:
     if known.complete:  # every kernel was refused of what a library call stands in for: time changes nothing
         return Judged(Tuning.COMPLETE, open_, wanted)
     why = known.failed or "it ended"
+    missing = f"{open_} of the {wanted} problems of this model's best plan were not measured" if wanted else ""
     text = (
-        f"Weft's budget of {options.budget_s:g} s was too short, {why}: {open_} of the {wanted} problems of this"
-        " model's best plan were not measured. Nothing is remembered as tuned: with more time, or on an idle machine,"
+        f"Weft's budget of {options.budget_s:g} s was too short, {why}: {missing or 'nothing was measured'}."
+        " Nothing is remembered as tuned: with more time, or on an idle machine,"
         " compiling it again goes on from what was measured"
     )
     return Judged(Tuning.CUT_SHORT if known.measurements else Tuning.UNTUNED, open_, wanted, text)
