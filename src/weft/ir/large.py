@@ -108,7 +108,8 @@ def in_strips(parts: Sequence[InStrips]) -> None:
 
 
 def _side_by_side(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    threads = min(_MAX_THREADS, os.cpu_count() or 1, len(jobs))
+    # the system is asked only where it matters: every constant of a graph is hashed
+    threads = min(_MAX_THREADS, os.cpu_count() or 1, len(jobs)) if len(jobs) > 1 else 1
     if threads < 2:
         return [job() for job in jobs]
     with ThreadPoolExecutor(threads) as pool:
