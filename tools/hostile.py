@@ -18,7 +18,6 @@ import contextlib
 import importlib
 import json
 import os
-import platform
 import resource
 import select
 import shutil
@@ -32,6 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.record import environment
 
 import weft
 from weft.tune.keys import PACKAGE, source_hash
@@ -206,24 +207,30 @@ def prepare() -> None:
 # --- the record
 
 
-def header() -> Found:
-    """What a record is of: another one is not gone on with."""
+def header(command: str) -> Found:
+    """What a record is of."""
     return {
-        "record": "header", "suite": "hostile", "weft": weft.__version__, "python": platform.python_version(),
-        "cores": os.cpu_count(), "most_s": MOST_S, "most_bytes": MOST_BYTES, "allowed_bytes": ALLOWED_BYTES,
-        "measured": MEASURED, "sources": source_hash(PACKAGE, (".",))[:16],
+        **environment(command), "suite": "hostile", "cores": len(os.sched_getaffinity(0)), "most_s": MOST_S,
+        "most_bytes": MOST_BYTES, "allowed_bytes": ALLOWED_BYTES, "measured": MEASURED,
+        "sources": source_hash(PACKAGE, (".",))[:16],
     }  # fmt: skip
 
 
+_ALIKE = ("device", "python", "torch", "most_s", "most_bytes", "allowed_bytes", "measured", "sources")
+"""In the headers of records of which one goes on with the other."""
+
+
 def known(path: Path | None, head: Found) -> list[Found]:
-    """The files that are named in a record of the same header, which was broken off or has others."""
+    """The files that are named in a record which was broken off, or has others; none where it is of something else."""
     if path is None or not path.exists():
         return []
     lines = []
     for text in path.read_text().splitlines():
         with contextlib.suppress(ValueError):  # the last may have been cut off
             lines.append(json.loads(text))
-    return [x for x in lines if x["record"] == "file" and x["named"]] if lines and lines[0] == head else []
+    if not lines or any(lines[0].get(k) != head[k] for k in _ALIKE):
+        return []
+    return [x for x in lines if x["record"] == "file" and x["named"]]
 
 
 def summary(records: Sequence[Found]) -> Found:
@@ -258,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first, parts = given.part
     names = [name for name in every[first - 1 :: parts] if given.only in name]
     os.environ.setdefault("WEFT_CACHE_DIR", tempfile.mkdtemp(prefix="weft-hostile-cache-"))
-    head = header()
+    head = header(" ".join(["python -m tools.hostile", *(sys.argv[1:] if arguments is None else arguments)]))
     records = {r["name"]: r for r in known(None if given.fresh else given.output, head)}
     left = [name for name in names if name not in records]
     if left:

@@ -61,7 +61,7 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "hostile.jsonl"
     assert hostile.main(["-o", str(out), "--part", "1/3"]) == 0
     whole = out.read_text()
-    assert [json.loads(x)["record"] for x in whole.splitlines()] == ["header", "file", "file", "summary"]
+    assert [json.loads(x)["record"] for x in whole.splitlines()] == ["environment", "file", "file", "summary"]
     out.write_text(whole[: whole.index('{"record": "summary"')] + '{"record": "file", "na')  # in the middle of a line
     capsys.readouterr()
     assert hostile.main(["-o", str(out)]) == 0
@@ -73,7 +73,7 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert [r["name"] for r in files] == [f"right {k}" for k in range(6)]
     head = json.loads(out.read_text().splitlines()[0])
     out.write_text(out.read_text().replace(head["sources"], "other"))
-    assert hostile.known(out, hostile.header()) == []
+    assert hostile.known(out, hostile.header("again")) == []
 
 
 def test_a_file_without_a_name_fails_the_run_and_is_asked_again(tmp_path: Path, monkeypatch, capsys) -> None:
