@@ -10,7 +10,7 @@ import torch
 from tests.generate.library import table_cases as cases
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.library.covered import CONVERT, entry_of, is_covered
+from weft.generate.library.covered import CONVERT, GELU, entry_of, is_covered
 from weft.generate.library.execute import plain_math
 from weft.generate.library.operators import OPERATORS
 from weft.ir.prims import FREE, Prim
@@ -86,7 +86,7 @@ def test_what_is_rounded_once(stated: GpuFacts, gpu: CudaGpu) -> None:
 
 
 def test_fused_forms(stated: GpuFacts, gpu: CudaGpu) -> None:
-    assert {"cudnn", "cublaslt"} <= checked(map(cases.whole, cases.products()), stated, gpu)
+    assert {"cudnn", "cublaslt", GELU} <= checked(map(cases.whole, cases.products()), stated, gpu)
     assert "cublaslt" in checked(map(cases.whole, cases.counted_rows()), stated, gpu)
 
 

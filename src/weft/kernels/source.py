@@ -102,6 +102,21 @@ class LibraryCall:
     out_variant: bool = False
     """True when the last step writes straight into the planned output buffer (passed as `out=`)."""
 
+    @property
+    def reads(self) -> frozenset[int]:
+        """Positions of the problem's inputs that some step reads, or that are results."""
+        waiting: list[CallValue] = [*self.outputs]
+        for step in (*self.prepare, *self.run):
+            waiting += [*step.args, *(value for _, value in step.kwargs)]
+        found = set()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, tuple):
+                waiting += value
+            elif isinstance(value, Ref) and value.kind == "in":
+                found.add(value.index)
+        return frozenset(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Pointer:

@@ -205,9 +205,10 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
         for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT, Kind.CALL}))
         if not (o.candidate.members & alternatives.extra)
     ]
-    price = _overhead if _on_gpu(options) else _calls
+    on_gpu = _on_gpu(options)
+    price = _Overheads() if on_gpu else _calls
     priced = [replace(o.priced, cost_us=price(o)) for o in available]
-    if options.budget_s <= 0 and not options.memory_limit_bytes:
+    if (on_gpu or options.budget_s <= 0) and not options.memory_limit_bytes:
         return assemble("library", available, _cheapest(graph, priced, alternatives), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
@@ -219,7 +220,8 @@ def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives
     The way without a solver changes one value after another, and seldom finds its way out of a region in one format.
     """
     best: tuple[float, Sequence[int]] | None = None
-    for wanted in (None, Format.LAST, Format.ROW):
+    images = any(p.candidate.kind is Kind.CONVERT for p in priced)
+    for wanted in (None, Format.LAST, Format.ROW) if images else (None,):
         kept = [k for k, p in enumerate(priced) if wanted is None or _lies(p, wanted)]
         spare = {priced[k].candidate for k in kept}
         kept += [k for k, p in enumerate(priced) if wanted is not None and p.candidate not in spare]
@@ -237,11 +239,19 @@ def _lies(priced: Priced, wanted: Format) -> bool:
     return priced.candidate.kind is Kind.CONVERT or not others
 
 
-def _overhead(offer: Offer) -> float:
-    """On a GPU: see `generate.library.cost`."""
-    call = offer.ranked.kernels[0][1]
-    assert isinstance(call, LibraryCall)
-    return overhead_us(offer.cut.problem, call, offer.candidate.kind)
+class _Overheads:
+    """On a GPU: see `generate.library.cost`. One problem stands in many places."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bool], float] = {}
+
+    def __call__(self, offer: Offer) -> float:
+        key = offer.cut.problem.key, offer.candidate.kind is Kind.CONVERT
+        if key not in self._known:
+            call = offer.ranked.kernels[0][1]
+            assert isinstance(call, LibraryCall)
+            self._known[key] = overhead_us(offer.cut.problem, call, offer.candidate.kind)
+        return self._known[key]
 
 
 def _calls(offer: Offer) -> float:

@@ -15,6 +15,7 @@ from tests.tune.cases import OTHERS, single_graphs
 from weft import fission
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.library import LibraryGenerator
+from weft.generate.library.covered import GELU
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
@@ -112,7 +113,7 @@ ODD = frozenset(
 )
 """The framework's own operators, and oneDNN's, that make NaN of an infinity, or of what overflows inside, elsewhere
 than the primitives do: allowed on the inputs made for that, as it is for steps of plans."""
-ODD_ON_GPU = ODD | {"primitives conv", "operator conv", "cudnn", "cublaslt"}
+ODD_ON_GPU = ODD | {"primitives conv", "operator conv", "cudnn", "cublaslt", GELU}
 """cuDNN multiplies infinite weights with padding; cuBLASLt's relu makes 0 of NaN."""
 
 
@@ -135,6 +136,8 @@ def is_right(entry: str, found: Finding, odd_entries: frozenset[str] = ODD) -> b
 def primitives(prim: Prim) -> Iterator[Graph]:
     """Graphs of one primitive: those of `tests.tune.cases`, and some of images."""
     yield from single_graphs(prim) if _elementwise(prim) or prim in OTHERS else ()
+    if prim in (Prim.ADD, Prim.MUL):
+        yield from with_numbers(prim)
     cases = _IMAGES.get(prim, [])
     if _elementwise(prim) and not cases:
         cases = [((IMAGE,) * (ARITY[prim] or 0), a.NO_ATTRS)]
@@ -150,6 +153,16 @@ def primitives(prim: Prim) -> Iterator[Graph]:
             continue  # a type that the primitive does not take
         b = GraphBuilder()
         yield b.build([b.add(prim, *(b.input(t) for t in types), attrs=attrs)])
+
+
+def with_numbers(prim: Prim) -> Iterator[Graph]:
+    """A sum or a product with one number on either side, which is no tensor of the device's."""
+    for dtype, turned in itertools.product(
+        [d for d in DType if d is not DType.BOOL and not d.is_float8], (True, False)
+    ):
+        b = GraphBuilder()
+        x, number = b.input(TensorType(dtype, IMAGE)), b.broadcast(b.scalar(3, dtype), IMAGE)
+        yield b.build([b.apply(prim, *((number, x) if turned else (x, number)))])
 
 
 def _elementwise(prim: Prim) -> bool:

@@ -155,8 +155,10 @@ def test_the_deviation_of_one_image_is_no_scale() -> None:
     results = fission.apply(b, "instance_norm", [x, ones, zeros], {"eps": 1e-5})
     assert not isinstance(results, Declined)
     graph = clean_up(b.build(results)).graph
-    ((_, call),) = of_rule(graph, "instance_norm")
-    assert isinstance(call, Declined)
+    ((problem, call),) = of_rule(graph, "instance_norm")
+    assert isinstance(call, LibraryCall), call
+    assert call.run[-1].args[1] is None, "the deviation of the one image is not taken for a scale"
+    right(problem, call)
 
 
 @pytest.mark.parametrize(

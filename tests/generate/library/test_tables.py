@@ -10,7 +10,7 @@ from tests.generate.library import table_cases as cases
 from tests.tune.cases import problem as problem_of
 
 from weft.generate.library import LibraryGenerator
-from weft.generate.library.covered import CONVERT, OPAQUE, covered, entry_of, is_covered
+from weft.generate.library.covered import CONVERT, GELU, OPAQUE, covered, entry_of, is_covered
 from weft.generate.library.operators import OPERATORS
 from weft.generate.library.translate import OUT_VARIANTS, ROW_MAJOR_OUT_VARIANTS, TRANSLATE
 from weft.ir.graph import Graph, GraphBuilder
@@ -100,7 +100,7 @@ def test_the_tables_are_covered_whole() -> None:
     entries = {f"primitives {p.value}" for p in TRANSLATE if p not in FREE and p is not Prim.OPAQUE}
     entries |= {f"operator {rule}" for rule in OPERATORS}
     assert set(covered("cpu")) == entries | {CONVERT, OPAQUE, "widened", "conv", "linear"}
-    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "widened", "cudnn", "cublaslt"}
+    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "widened", "cudnn", "cublaslt", GELU}
     assert all(covered("cuda").values())
 
 

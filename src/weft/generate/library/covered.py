@@ -23,7 +23,7 @@ _COMPUTED = frozenset(d for d in DType if not d.is_float8)
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _WIDE = frozenset({DType.F32})
 _HALVES = frozenset({DType.F16, DType.BF16})
-CONVERT, OPAQUE = "convert", "opaque"
+CONVERT, OPAQUE, GELU = "convert", "opaque", "cublaslt gelu"
 _VIEWS = frozenset({Prim.TRANSPOSE, Prim.SLICE})
 """In front of others they are strides of an operand."""
 _MOVED = (Prim.CAST, Prim.TRANSPOSE, Prim.CONCAT, Prim.GATHER, Prim.SELECT)
@@ -48,17 +48,20 @@ def covered(device: str) -> Mapping[str, frozenset[DType]]:
     found[f"primitives {Prim.MATMUL.value}"] = _FLOATS  # cuBLAS has no products of integers
     found["operator hard_swish"] = _FLOATS - {DType.F64}  # computes f64 with a sixth of f32
     # cuBLASLt's GELU is none of f32's precision: 3.8 times what gate A allows, on an H200
-    return found | {"cudnn": _FLOATS - {DType.F64}, "cublaslt": _HALVES}
+    return found | {"cudnn": _FLOATS - {DType.F64}, "cublaslt": _FLOATS - {DType.F64}, GELU: _HALVES}
 
 
 def entry_of(problem: Problem, call: LibraryCall) -> str:
     """The entry of the tables that a call comes from; empty for one of several entries, or of none.
 
-    `primitives PRIM`, `operator RULE`, `convert` (a change of the memory format alone), `opaque`, else the form's name.
+    `primitives PRIM`, `operator RULE`, `convert` (a change of the memory format alone), `opaque`, `cublaslt gelu`, else
+    the form's name. Views in front of a primitive or an operator are strides of its operands.
     """
     form = str(dict(call.schedule.params).get("form", ""))
     if form == "operator":
         return f"operator {problem.origin_rule}"
+    if form == "cublaslt" and any(step.kwargs == (("use_gelu", True),) for step in call.run):
+        return GELU
     if form != "primitives":
         return form
     every = {n.prim for n in problem.graph.nodes if n.prim not in FREE}
@@ -74,8 +77,11 @@ def entry_of(problem: Problem, call: LibraryCall) -> str:
 def is_covered(problem: Problem, call: LibraryCall, device: str) -> bool:
     """Whether the test of the tables covers a call's form, so that it may run where nobody measured it.
 
+    By the types of what it reads and writes: tables that follow from its parameters it does not read.
+
     `device`: `cpu` or `cuda`. Memory formats are covered in every combination.
     """
     graph = problem.graph
-    dtypes = {graph.type_of(n).dtype for n in (*graph.inputs, *graph.outputs)}
+    read = [n for k, n in enumerate(graph.inputs) if k in call.reads]
+    dtypes = {graph.type_of(n).dtype for n in (*read, *graph.outputs)}
     return dtypes <= covered(device).get(entry_of(problem, call), frozenset())

@@ -6,6 +6,7 @@ where ATen's operator means something else (other axes, other formula).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -64,21 +65,15 @@ class Operator:
         """Keyword arguments that a row never looked at: its call cannot mean them."""
         return set(self._params) - self._read
 
-    def per_channel(self, position: int) -> NodeId | None:
-        """A scale (operand 1) or shift (operand 2) of dimension 1, also where clean-ups gave it another shape.
+    def affine(self, source: Callable[[NodeId], NodeId | None]) -> list[NodeId | None] | None:
+        """Scale (operand 1) and shift (operand 2) of a normalisation, also where clean-ups changed or dropped them.
 
-        Then the result still is `y · scale + shift`, and both are found there. None: absent, or not found.
+        Then the result still is `d · r · scale + shift` with r = rsqrt(..), and what is there of both is found there.
+        An absent one does nothing. `source`: the weight that a factor or a summand repeats. None: not found.
         """
-        channels = self.shape(0)[1]
-        return self._affine(position, lambda node: channel_bias(self.graph, node, channels, 1))
-
-    def trailing(self, position: int, shape: tuple[int, ...]) -> NodeId | None:
-        """The same of the last dimensions, which have this shape."""
-        return self._affine(position, lambda node: trailing_weight(self.graph, node, shape))
-
-    def _affine(self, position: int, source: Callable[[NodeId], NodeId | None]) -> NodeId | None:
-        if position < len(self.operands) and self.operands[position] != LOST:
-            return self.operands[position] if self.has(position) else None
+        given = [self.operands[k] if k < len(self.operands) else -1 for k in (1, 2)]
+        if LOST not in given:
+            return [node if node >= 0 else None for node in given]
         node = self.graph.outputs[0]
         if self.graph.nodes[node].prim is Prim.CAST:
             (node,) = self.graph.nodes[node].inputs
@@ -88,14 +83,19 @@ class Operator:
             sources = [source(i) for i in n.inputs] if n.prim is prim else []
             # at batch 1 the reciprocal deviation has a scale's shape, too
             sources = [x if x is not None and is_weight(self.graph, x) else None for x in sources]
-            if len(given := [x for x in sources if x is not None]) == 1:
-                found[prim] = given[0]
+            if len(weights := [x for x in sources if x is not None]) == 1:
+                found[prim] = weights[0]
                 node = n.inputs[sources.index(None)]
-        return found.get(Prim.MUL if position == 1 else Prim.ADD)
+        return [found.get(Prim.MUL), found.get(Prim.ADD)] if self._is_normalised(node) else None
 
-    def is_lost(self, position: int) -> bool:
-        """Whether clean-ups changed an operand."""
-        return position < len(self.operands) and self.operands[position] == LOST
+    def _is_normalised(self, node: NodeId) -> bool:
+        n = self.graph.nodes[self._behind_views(node)]
+        return n.prim is Prim.MUL and Prim.RSQRT in (self.graph.nodes[self._behind_views(i)].prim for i in n.inputs)
+
+    def _behind_views(self, node: NodeId) -> NodeId:
+        while self.graph.nodes[node].prim in (Prim.BROADCAST, Prim.RESHAPE):
+            (node,) = self.graph.nodes[node].inputs
+        return node
 
     def weight(self, node: NodeId, shape: tuple[int, ...]) -> Ref:
         """A weight in this shape and in the type of the first operand."""
@@ -143,26 +143,18 @@ def _layer_norm(o: Operator) -> Ref | None:
     if normal != tuple(range(rank - len(axes), rank)):
         return None
     shape = o.shape(0)[rank - len(axes) :]
-    affine: list[Ref | None] = []
-    for position in (1, 2):
-        node = o.trailing(position, shape)
-        if node is None and o.is_lost(position):
-            return None
-        if o.has(position) and o.shape(position) != shape:
-            return None
-        affine.append(None if node is None else o.weight(node, shape))
+    found = o.affine(lambda node: trailing_weight(o.graph, node, shape))
+    if found is None or any(node is not None and o.graph.type_of(node).size != math.prod(shape) for node in found):
+        return None
+    affine = [None if node is None else o.weight(node, shape) for node in found]
     return o.call("aten.native_layer_norm.default", o.ref(0), shape, *affine, o.number("eps", 1e-5))
 
 
 def _affine(o: Operator) -> list[Ref | None] | None:
     """Scale and shift of dimension 1 as ATen takes them, (channels,) of the type at hand; None: one is not found."""
-    found: list[Ref | None] = []
-    for position in (1, 2):
-        node = o.per_channel(position)
-        if node is None and o.is_lost(position):
-            return None
-        found.append(None if node is None else o.weight(node, o.shape(0)[1:2]))
-    return found
+    channels = o.shape(0)[1]
+    found = o.affine(lambda node: channel_bias(o.graph, node, channels, 1))
+    return None if found is None else [None if node is None else o.weight(node, (channels,)) for node in found]
 
 
 def _group_norm(o: Operator) -> Ref | None:

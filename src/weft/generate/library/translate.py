@@ -72,22 +72,9 @@ class Program:
         """True once the node's value has a name."""
         return node in self._refs
 
-    def used_inputs(self) -> set[int]:
+    def used_inputs(self) -> frozenset[int]:
         """Positions of the inputs that some step reads."""
-        found: set[int] = set()
-
-        def visit(value: CallValue) -> None:
-            if isinstance(value, Ref) and value.kind == "in":
-                found.add(value.index)
-            elif isinstance(value, tuple):
-                for v in value:
-                    visit(v)
-
-        for step in self.prepare + self.run:
-            visit(step.args)
-            for _, value in step.kwargs:
-                visit(value)
-        return found
+        return LibraryCall(Schedule("library", ()), tuple(self.prepare), tuple(self.run), ()).reads
 
     def bind_weight(self, node: NodeId, position: int) -> None:
         """Say that a node's value is passed in as a weight, at a position after the graph's own inputs."""
