@@ -14,8 +14,9 @@ import weft
 from benchmarks.models import load
 from benchmarks.networks import onnx_file
 from weft.api import flat
-from weft.cli.peers import onnxruntime_session
+from weft.cli.peers import onnxruntime_peer
 from weft.cli.show import Screen, microseconds, summary
+from weft.frontends.onnx import Limits
 from weft.ir.types import DType
 from weft.pipeline.finish import interleave
 from weft.tune.tolerance import gate_b
@@ -44,14 +45,14 @@ def main() -> None:
         check = gate_b(DType.F32, got=compiled.executable(*inputs)[0].numpy(), want=want[0].numpy())
         inductor = torch.compile(module)
         inductor(*inputs)
-        session = onnxruntime_session(path)
-        feeds = {session.get_inputs()[0].name: inputs[0].numpy()}
+        runtime = onnxruntime_peer(path, inputs, len(want), Limits()).run
+        assert runtime is not None
         samples = interleave(
             {
                 "weft": lambda: compiled(*inputs),
                 "torch eager": lambda: module(*inputs),
                 "torch.compile": lambda: inductor(*inputs),
-                "ONNX Runtime": lambda: session.run(None, feeds),
+                "ONNX Runtime": runtime,
             },
             rounds=15,
             seed=1,

@@ -22,7 +22,8 @@ import weft
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import export
 from benchmarks.record import Record
-from weft.cli.peers import onnxruntime_session
+from weft.cli.peers import onnxruntime_peer
+from weft.frontends.onnx import Limits
 from weft.pipeline.finish import interleave
 
 BUILD = Path(__file__).parent.parent / "build" / "models"
@@ -59,14 +60,14 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
         compiled = torch.compile(module)
         compiled(*inputs)
         inductor_s = time.perf_counter() - start
-        session = onnxruntime_session(path)
-        feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
+        runtime = onnxruntime_peer(path, inputs, len(from_onnx.graph.outputs), Limits()).run
+        assert runtime is not None
         runs: dict[str, Callable[[], object]] = {
             "weft": lambda: from_torch(*inputs),
             "weft_onnx": lambda: from_onnx(*inputs),
             "eager": lambda: module(*inputs),
             "inductor": lambda: compiled(*inputs),
-            "onnxruntime": lambda: session.run(None, feeds),
+            "onnxruntime": runtime,
         }
         samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     ms = {k: round(statistics.median(v) / 1e3, 4) for k, v in samples.items()}

@@ -22,7 +22,7 @@ from weft.cli import app as cli
 from weft.cli import main
 from weft.device import facts
 from weft.device.files import private_directory
-from weft.errors import DeviceError, InvalidGraphError, ToolchainError
+from weft.errors import DeviceError, InvalidGraphError, OptionError, ToolchainError
 
 HOSTILE = "[bold]\x1b[31mred\x1b]0;title\x07\u202egnp"
 
@@ -277,6 +277,41 @@ def test_bench_against_onnxruntime(run: Weft, model: Path) -> None:
     pytest.importorskip("onnxruntime")
     done = run("bench", model, "--budget", "0", "--rounds", "3", "--format", "json")
     assert done.code == 0 and done.data["median_us"]["onnxruntime"] > 0
+
+
+def test_onnxruntime_is_given_bytes_that_lie_where_the_model_may_read(run: Weft, model: Path, tmp_path: Path) -> None:
+    """As a peer, too: data beside the model work, and it opens nothing by itself."""
+    import torch
+
+    from weft.cli.peers import onnxruntime_peer
+    from weft.frontends.onnx import Limits
+
+    onnxruntime = pytest.importorskip("onnxruntime")
+    (tmp_path / "m").mkdir()
+    beside, outside = tmp_path / "m" / "beside.onnx", tmp_path / "m" / "outside.onnx"
+    proto = onnx.load(model)
+    onnx.save_model(proto, beside, save_as_external_data=True, location="w.bin", size_threshold=0)
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+    given: list[object] = []
+    make = onnxruntime.InferenceSession
+
+    def session(source: object, *more: Any, **named: Any) -> Any:
+        given.append(source)
+        return make(source, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "InferenceSession", session)
+        peer = onnxruntime_peer(beside, [x], 1, Limits())
+    assert peer.run is not None and given and all(isinstance(source, bytes) for source in given)
+    np.testing.assert_allclose(peer.run()[0].numpy(), reference(model, x.numpy()), atol=1e-6)
+    (tmp_path / "w.bin").write_bytes((tmp_path / "m" / "w.bin").read_bytes())
+    elsewhere = onnx.load(beside, load_external_data=False)
+    for t in elsewhere.graph.initializer:
+        for entry in t.external_data:
+            entry.value = "../w.bin" if entry.key == "location" else entry.value
+    onnx.save(elsewhere, outside)
+    with pytest.raises(OptionError, match="W113"):
+        onnxruntime_peer(outside, [x], 1, Limits())
 
 
 def test_bench_against_torch(run: Weft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

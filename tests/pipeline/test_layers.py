@@ -18,7 +18,7 @@ from weft.frontends.torch import import_exported
 from weft.ir.passes import clean_up
 from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
-from weft.kernels.source import KernelSource
+from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref
 from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import finish, link, reference, repro, survey, untuned, working_dtype
 from weft.pipeline.layers import check_steps, compare
@@ -102,6 +102,31 @@ def test_the_kernel_that_is_wrong_is_named_and_no_later_one(way: str, cache: Pat
     checks = check_steps(executable, [X], case.alternatives.classes)
     assert [c.step for c in checks if not c.ok] == [broken]
     assert "outside" in checks[broken].note
+
+
+def test_a_conversion_of_the_memory_format_is_judged_like_a_kernel(cache: Path) -> None:
+    """Also that of an input, whose plain form is the caller's own tensor."""
+    case = _Case(cache, "library")
+    plan = case.executable.plan
+    [k] = [k for k, s in enumerate(plan.steps) if s.kind is Kind.CONVERT]
+    step = plan.steps[k]
+    assert step.inputs[0][0] == step.outputs[0][0] in case.executable.graph.inputs
+    assert isinstance(step.kernel, LibraryCall)
+    wrong = replace(
+        step.kernel,
+        run=(CallStep("aten.mul.Scalar", (Ref("in", 0), 1.01)),),
+        outputs=(Ref("tmp", 0),),
+        out_variant=False,
+    )
+    steps = (*plan.steps[:k], replace(step, kernel=wrong), *plan.steps[k + 1 :])
+    executable = link(case.executable.graph, replace(plan, steps=steps), survey(case.options))
+    checks = check_steps(executable, [X], case.alternatives.classes)
+    assert [c.step for c in checks if not c.ok] == [k]
+    assert checks[k].operators == ("convert",)
+    told: list[str] = []
+    note = repro.blame(executable, case.case(executable.plan), "off", case.options, {}, told.append, seconds=60)
+    assert f"kernel {k} " in note and "convert is wrong" in note
+    assert len(told) == 1
 
 
 def test_a_value_that_is_overwritten_is_told(cache: Path) -> None:

@@ -292,7 +292,7 @@ def bench(
 
     place, graph = torch.device(device), compiled.graph
     inputs = [x.to(place) for x in in_order(given, graph.input_names, example_inputs(graph, 0))]
-    peers = _peers(names, model, inputs, dim, limits, device)
+    peers = _peers(names, model, inputs, len(graph.outputs), dim, limits, device)
     wanted = compiled.run(*inputs)
     runs: dict[str, Callable[[], object]] = {"weft": _timed(compiled.run, inputs)}
     notes = {name: peer.note for name, peer in peers.items()}
@@ -334,15 +334,16 @@ def _sample(place: torch.device) -> Sample | None:
 
 
 def _peers(
-    names: list[str], model: Path, inputs: list[torch.Tensor], dim: list[str], limits: Mapping[str, str], device: str
-) -> dict[str, Peer]:
+    names: list[str], model: Path, inputs: list[torch.Tensor], results: int, dim: list[str],
+    limits: Mapping[str, str], device: str,
+) -> dict[str, Peer]:  # fmt: skip
     from weft.cli.peers import Peer, onnxruntime_peer, torch_peers
     from weft.frontends.onnx import import_onnx
     from weft.pipeline.finish import as_array
 
     found: dict[str, Peer] = {}
     if "onnxruntime" in names:
-        found["onnxruntime"] = onnxruntime_peer(model, inputs)
+        found["onnxruntime"] = onnxruntime_peer(model, inputs, results, limits_of(limits))
     if of_torch := [name for name in names if name in ("eager", "inductor", "max-autotune")]:
         arrays = [as_array(x) for x in inputs]
         imported = import_onnx(model, limits=limits_of(limits), dims=dims_of(dim), example_inputs=arrays)

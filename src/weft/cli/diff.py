@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weft.runtime.any import AnyExecutable
 
 _SOURCE = re.compile(r"node '(.*)' \((\w+)\)", re.DOTALL)
-TRIAL_S = 60.0
-"""What ONNX Runtime may take for the model in a process of its own, before it runs in this one."""
 
 
 @with_limits
@@ -129,6 +127,7 @@ def onnxruntime_values(
     model: Path, executable: AnyExecutable, inputs: Sequence[torch.Tensor], limits: Limits | None
 ) -> Own | str:
     """ONNX Runtime's own values of what a plan stores, where they are an operator's results; or why there are none."""
+    from weft.cli.peers import TRIAL_S
     from weft.frontends.onnx import Limits
     from weft.frontends.onnx.check import parse
     from weft.frontends.onnx.trial import session_of

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.cli.show import visible
 from weft.errors import OptionError, UnsupportedError
 from weft.frontends.imported import Imported
+from weft.frontends.onnx.limits import Limits
+from weft.frontends.onnx.whole import onnxruntime_model
 from weft.frontends.torch.dtypes import FROM_TORCH, HELD
 from weft.ir.declined import Declined
+from weft.ir.types import TensorType
 from weft.options import Options
 from weft.tune.tolerance import gate_b
 
 Tensors = Sequence[torch.Tensor]
+TRIAL_S = 60.0
+"""What ONNX Runtime may take for the model in a process of its own, before it runs in this one."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +35,23 @@ class Peer:
     note: str = ""
 
 
-def onnxruntime_session(model: Path, threads: int = 0) -> Any:
-    """An ONNX Runtime session on the CPU with as many threads as torch, unless told otherwise.
+def onnxruntime_peer(model: Path, inputs: Tensors, results: int, limits: Limits) -> Peer:
+    """The ONNX file as it stands, on the CPU, with as many threads as torch.
 
-    Raises:
-        ImportError: it is not installed.
-    """
-    import onnxruntime
-
-    chosen = onnxruntime.SessionOptions()
-    chosen.intra_op_num_threads = threads or torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(model), chosen, providers=["CPUExecutionProvider"])
-
-
-def onnxruntime_peer(model: Path, inputs: Tensors) -> Peer:
-    """The ONNX file as it stands, on the CPU.
+    The runtime is given bytes with all data inside, read under the rules for untrusted files, and never a path; a
+    confined process runs them first.
 
     Raises:
         OptionError: ONNX Runtime is not installed, or refuses the model [W001].
     """
     if any(x.is_cuda for x in inputs):
         return Peer(None, "ONNX Runtime is a peer on the CPU only")
-    try:
-        session = onnxruntime_session(model)
-    except ImportError:
-        raise OptionError(option="--against", problem="onnxruntime is not installed") from None
-    except Exception as error:  # onnxruntime's own classes, which have no common base
-        problem = f"onnxruntime refuses the model: {visible(_first_line(error), 200)}"
-        raise OptionError(option="--against", problem=problem) from None
-    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=False)}
-    return Peer(lambda: [torch.from_numpy(np.asarray(y)) for y in session.run(None, feeds)])
+    types = [TensorType(FROM_TORCH[x.dtype], tuple(x.shape)) for x in inputs]
+    threads = torch.get_num_threads()
+    made = onnxruntime_model(model, types, results, limits=limits, threads=threads, seconds=TRIAL_S)
+    if isinstance(made, Declined):
+        raise OptionError(option="--against", problem=visible(made.reason, 200))
+    return Peer(made.prepared(*inputs))
 
 
 def torch_peers(names: Sequence[str], imported: Imported, inputs: Tensors) -> dict[str, Peer]:

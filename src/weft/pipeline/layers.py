@@ -1,8 +1,8 @@
 """A plan looked at step by step: which kernel is wrong by itself, and how far every value is from the model's own.
 
-Each step is judged on the values that it really read: its primitives are evaluated in float64 on those, so that what an
-earlier step did wrong is not held against it. What a step read is also compared with what was written, so that a value
-that something else overwrote in between is found.
+Each step, a conversion of the memory format too, is judged on the values that it really read: its primitives are
+evaluated in float64 on those, so that what an earlier step did wrong is not held against it. What a step read is also
+compared with what was written, so that a value that something else overwrote in between is found.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def stand_alone(graph: Graph, step: Step, classes: Classes) -> Graph:
         made.setdefault(node, fresh)  # one value may be read in two formats
 
     def resolved(node: NodeId) -> NodeId:
-        if node in members:
+        if node in members or node in made:  # what is read is read, as a conversion's own value is
             return node
         return inside.get(node, classes.get(node, node))
 

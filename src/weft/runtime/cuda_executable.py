@@ -406,7 +406,7 @@ class CudaExecutable:
 
     def stored(self, key: Key) -> torch.Tensor:
         """What a value holds now, inside of `before` of `run_steps`: memory that later steps may write."""
-        if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
+        if self.graph.nodes[key[0]].prim is Prim.CONSTANT and key not in self._static:
             node = key[0]
             return to_torch(self.graph.constant(node), self.graph.type_of(node).dtype, aligned=False).to(self.device)
         held = self._held.get(key)

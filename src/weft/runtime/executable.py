@@ -345,9 +345,9 @@ class Executable:
         node, format = key
         assert self._shown is not None
         tensors, fresh = self._shown
-        if self.graph.nodes[node].prim is Prim.CONSTANT:
+        if self.graph.nodes[node].prim is Prim.CONSTANT and key not in self._static:
             return to_torch(self.graph.constant(node), self.graph.type_of(node).dtype)
-        if self.graph.nodes[node].prim is Prim.INPUT:
+        if self.graph.nodes[node].prim is Prim.INPUT and format is Format.ROW:  # in another one a step has written it
             return tensors[self.graph.inputs.index(node)]
         if format is Format.ROW and node in self._direct_outputs:
             return fresh[self._direct_outputs[node]].reshape(self.graph.type_of(node).shape)

@@ -102,9 +102,7 @@ class NeedsValueError(UnsupportedError):
 
     code = "W202"
     template = "operator {op!r} needs the value of {what} at compile time: {reason}"
-    todo = (
-        "pass example inputs (--input NAME=FILE); the model is then specialised on their values, and guarded"
-    )
+    todo = "pass example inputs (--input NAME=FILE); the model is then specialised on their values, and guarded"
 
 
 class UnsupportedTypeError(UnsupportedError):
