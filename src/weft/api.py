@@ -215,18 +215,29 @@ class Compiled:
         self._source.tell_changes()
         return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
 
-    def diff(self, *inputs: torch.Tensor) -> list[Layer]:
+    def diff(self, *inputs: torch.Tensor, plan: Loaded | None = None) -> list[Layer]:
         """What each kernel of the example inputs' plan stores, against the model's values in float64, in order.
 
-        `inputs` have the example inputs' shapes; none: drawn. Each layer also has how far single calls are off.
+        `inputs` have the example inputs' shapes; none: drawn. Each layer also has how far single calls are off. `plan`:
+        a saved one stands in the place of this model's, which says what is right and how its operators are called.
+
+        Raises:
+            ArtifactError: the saved plan is not of this model [W401].
         """
         from weft.pipeline.layers import compare
         from weft.pipeline.reference import example_inputs
+        from weft.pipeline.refit import graph_of
 
         with without_autocast(self._options.device.partition(":")[0]):
-            executable = self.executable
+            executable = self.executable if plan is None else plan.executable
+            named = None
+            if plan is not None:
+                found = graph_of(executable, self._imported)
+                if isinstance(found, Declined):
+                    raise ArtifactError(problem=found.reason, remedy="give the model that was compiled, for its shapes")
+                named, _ = found
             given = inputs or example_inputs(executable.graph, self._options.seed, self._imported.integers)
-            return compare(executable, list(given))
+            return compare(executable, list(given), named=named)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write one offline HTML file that shows what was chosen and why.

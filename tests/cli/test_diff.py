@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from tests.cli.test_commands import make_model
@@ -72,6 +73,66 @@ def test_a_saved_plan_by_itself(run: Weft, model: Path, tmp_path: Path) -> None:
     code, out, _ = run("diff", tmp_path / "m.weft", "--format", "json")
     assert code == 0
     assert {layer["against"] for layer in json.loads(out)["layers"]} == {"primitives"}
+
+
+def test_a_saved_plan_beside_the_file_that_it_was_made_of(run: Weft, model: Path, tmp_path: Path) -> None:
+    """With the names of its operators, and ONNX Runtime's values."""
+    pytest.importorskip("onnxruntime")
+    run("compile", model, "--budget", "0", "-o", tmp_path / "m.weft")
+    code, out, _ = run("diff", tmp_path / "m.weft", "--of", model, "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["notes"] == []
+    assert {layer["against"] for layer in found["layers"]} >= {"onnxruntime"}
+    assert found["layers"][0]["operators"] == ["node 'net/matmul' (MatMul)"]
+
+
+def test_a_saved_plan_with_other_weights_than_the_file_is_told_where(run: Weft, model: Path, tmp_path: Path) -> None:
+    run("compile", model, "--budget", "0", "-o", tmp_path / "m.weft")
+    proto = onnx.load(model)
+    bias = next(t for t in proto.graph.initializer if t.name == "b")
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 1, "b"))
+    onnx.save(proto, tmp_path / "trained.onnx")
+    code, out, _ = run("diff", tmp_path / "m.weft", "--of", tmp_path / "trained.onnx", "--format", "json")
+    found = json.loads(out)
+    assert code == 1
+    assert "node 'net/add' (Add)" in found["layers"][found["first_over"]]["operators"]
+    assert found["notes"][0] == "1 constants of the plan are not those of trained.onnx"
+
+
+def test_a_plan_of_another_model_is_refused(run: Weft, model: Path, tmp_path: Path) -> None:
+    run("compile", model, "--budget", "0", "-o", tmp_path / "m.weft")
+    other = make_model(tmp_path / "other.onnx", op="Sigmoid", size=24)
+    code, _, err = run("diff", tmp_path / "m.weft", "--of", other)
+    assert code == 2
+    assert "other.onnx: it is the plan of another model, from the operator" in err, err
+    assert "net/act" in err
+    code, _, err = run("diff", model, "--of", other)
+    assert code == 2 and "is for a saved plan" in err
+    code, _, err = run("diff", tmp_path / "m.weft", "--against", "onnxruntime")
+    assert code == 2 and "give it by --of" in err
+
+
+def test_a_saved_plan_beside_a_torch_module(cache: Path, tmp_path: Path) -> None:
+    def net(first: float) -> torch.nn.Module:
+        found = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).eval()
+        chance = torch.Generator().manual_seed(5)
+        for k, p in enumerate(found.parameters()):
+            with torch.no_grad():
+                p.copy_(torch.randn(p.shape, generator=chance) * (1 if k else first))
+        return found
+
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(6))
+    options = weft.Options(budget_s=0, cache_dir=cache)
+    weft.compile(net(1.0), (x,), options=options).save(tmp_path / "m.weft")
+    saved = weft.load(tmp_path / "m.weft", options=options)
+    layers = weft.compile(net(1.0), (x,), options=options).diff(x, plan=saved)
+    assert all(layer.ok for layer in layers)
+    assert any("linear" in name for layer in layers for name in layer.operators)
+    layers = weft.compile(net(1.5), (x,), options=options).diff(x, plan=saved)
+    assert not layers[0].ok, "trained since"
+    with pytest.raises(weft.WeftError, match=r"another model.*W401"):
+        weft.compile(torch.nn.ReLU(), (x,), options=options).diff(x, plan=saved)
 
 
 def test_the_first_layer_over_its_limit_is_named(run: Weft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
-from weft.cli.show import Screen, plain
+from weft.cli.show import Screen, plain, visible
 from weft.errors import OptionError
 from weft.ir.graph import Graph, NodeId
 from weft.ir.types import Array
@@ -32,6 +32,9 @@ _SOURCE = re.compile(r"node '(.*)' \((\w+)\)", re.DOTALL)
 @with_limits
 def diff_command(
     model: Annotated[Path, typer.Argument(help="ONNX file, or a saved plan (.weft)")],
+    of: Annotated[
+        Path | None, typer.Option("--of", help="ONNX file that a saved plan is compared with; else its own graph")
+    ] = None,
     against: Annotated[
         Literal["auto", "onnxruntime", "primitives"],
         typer.Option(help="whose values stand beside Weft's: ONNX Runtime's where it is installed, or one call each"),
@@ -50,6 +53,7 @@ def diff_command(
 
     Example: weft diff model.onnx. The first layer over its limit is named; a limit is that of a whole model of the
     layer's type, or, where rounding goes further, a multiple of what the framework's own arithmetic is off by.
+    weft diff model.weft --of model.onnx holds a saved plan against the file: its weights, names and values.
     """
     from weft.api import compile as compile_model
     from weft.api import load
@@ -61,11 +65,15 @@ def diff_command(
     given = given_inputs(input)
     own: Own | None = None
     notes: list[str] = []
+    source, named = of, None
     if model.suffix == ".weft":
-        if against == "onnxruntime":
-            raise OptionError(option="--against", problem="a saved plan holds no ONNX file")
+        if against == "onnxruntime" and of is None:
+            raise OptionError(option="--against", problem="a saved plan holds no ONNX file: give it by --of")
         executable = load(model, trust=trust, options=options).executable
+    elif of is not None:
+        raise OptionError(option="--of", problem="is for a saved plan (.weft)")
     else:
+        source = model
         executable = compile_model(
             model, given, device=device, options=options, dims=dims_of(dim), limits=limits_of(limits),
             say=screen.progress,
@@ -73,15 +81,18 @@ def diff_command(
         screen.done()
     graph = executable.graph
     inputs = in_order(given, graph.input_names, example_inputs(graph, options.seed))
-    if model.suffix != ".weft" and against != "primitives":
-        found = onnxruntime_values(model, executable, inputs, limits_of(limits))
+    if of is not None:
+        named, note = _of_model(of, executable, inputs, limits_of(limits))
+        notes += note
+    if source is not None and against != "primitives":
+        found = onnxruntime_values(source, executable, named or graph, inputs, limits_of(limits))
         if isinstance(found, str):
             if against == "onnxruntime":
                 raise OptionError(option="--against", problem=found)
             notes.append(f"the framework's values are those of single library calls: {found}")
         else:
             own = found
-    layers = compare(executable, inputs, own, "onnxruntime")
+    layers = compare(executable, inputs, own, "onnxruntime", named)
     first = next((k for k, layer in enumerate(layers) if not layer.ok), None)
     if screen.json:
         rows = [asdict(layer) for layer in layers]
@@ -90,6 +101,28 @@ def diff_command(
         _show(screen, layers, first, notes)
     if first is not None:
         raise typer.Exit(1)
+
+
+def _of_model(
+    model: Path, executable: AnyExecutable, inputs: Sequence[torch.Tensor], limits: Limits
+) -> tuple[Graph, list[str]]:
+    """A saved plan's graph as the file has it; what is to be said about that.
+
+    Raises:
+        OptionError: it is no plan of this file [W001].
+    """
+    from weft.frontends.onnx import import_onnx
+    from weft.ir.declined import Declined
+    from weft.pipeline.finish import as_array
+    from weft.pipeline.refit import graph_of
+
+    imported = import_onnx(model, limits=limits, example_inputs=[as_array(x) for x in inputs])
+    found = graph_of(executable, imported)
+    if isinstance(found, Declined):
+        raise OptionError(option="--of", problem=f"{visible(model.name)}: {visible(found.reason, 300)}")
+    graph, others = found
+    told = [f"{others} constants of the plan are not those of {model.name}"] if others else []
+    return graph, told
 
 
 def _show(screen: Screen, layers: Sequence[Layer], first: int | None, notes: Sequence[str]) -> None:
@@ -124,9 +157,12 @@ def _short(operator: str) -> str:
 
 
 def onnxruntime_values(
-    model: Path, executable: AnyExecutable, inputs: Sequence[torch.Tensor], limits: Limits | None
+    model: Path, executable: AnyExecutable, graph: Graph, inputs: Sequence[torch.Tensor], limits: Limits | None
 ) -> Own | str:
-    """ONNX Runtime's own values of what a plan stores, where they are an operator's results; or why there are none."""
+    """ONNX Runtime's own values of what a plan stores, where they are an operator's results; or why there are none.
+
+    `graph` is the plan's with the names of the file's operators.
+    """
     from weft.cli.peers import TRIAL_S
     from weft.frontends.onnx import Limits
     from weft.frontends.onnx.check import parse
@@ -136,7 +172,7 @@ def onnxruntime_values(
 
     if any(x.is_cuda for x in inputs) or executable.linked.facts.get("gpu"):
         return "ONNX Runtime is compared with on the CPU only"
-    graph, bounds = executable.graph, limits or Limits()
+    bounds = limits or Limits()
     types = [graph.type_of(n) for n in graph.inputs]
     tried = onnxruntime_model(
         model, types, len(graph.outputs), limits=bounds, threads=torch.get_num_threads(), seconds=TRIAL_S

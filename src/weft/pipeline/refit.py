@@ -16,6 +16,7 @@ import torch
 from weft.errors import RefitError
 from weft.frontends.imported import Imported
 from weft.ir.attrs import ConstantAttrs
+from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
 from weft.ir.passes import clean_up
 from weft.ir.prims import FREE, Prim
@@ -68,13 +69,32 @@ def refitted(
     return executable
 
 
-def difference(old: Graph, new: Graph) -> str | None:
-    """Where two graphs differ in more than the data of constants, in words; None: nowhere."""
+def graph_of(plan: AnyExecutable, imported: Imported) -> tuple[Graph, int] | Declined:
+    """A plan's graph made anew of the model that it is said to be of: with that one's weights and names of operators.
+
+    Also how many of its constants are others than the plan's. Declined: it is no plan of this model, and from where on.
+    """
+    problem = ""
+    for strict in (False, True):
+        for given in (imported, with_checks(imported)[0]):
+            cleaned = clean_up(given.graph, strict=strict)
+            on_gpu = place_of(plan).type == "cuda"
+            graph = find_alternatives(cleaned.graph, strict=strict, on_gpu=on_gpu).graph
+            place = difference(plan.graph, graph, names=graph)
+            if place is None:
+                pairs = zip(plan.graph.nodes, graph.nodes, strict=True)
+                return graph, sum(mine.attrs != theirs.attrs for mine, theirs in pairs)
+            problem = problem or f"it is the plan of another model{place}"
+    return Declined(problem)
+
+
+def difference(old: Graph, new: Graph, names: Graph | None = None) -> str | None:
+    """Where two graphs differ in more than the data of constants, in words (by `names`); None: nowhere."""
     for node, (mine, theirs) in enumerate(zip(old.nodes, new.nodes, strict=False)):
         same = mine.prim is theirs.prim and mine.inputs == theirs.inputs and mine.type == theirs.type
         constants = isinstance(mine.attrs, ConstantAttrs) and isinstance(theirs.attrs, ConstantAttrs)
         if not same or not (constants or mine.attrs == theirs.attrs):
-            return _of(old, node) or _of(new, node)
+            return _of(names or old, node) or _of(new, node)
     if len(old) != len(new) or old.inputs != new.inputs or old.outputs != new.outputs:
         return ""
     return None
