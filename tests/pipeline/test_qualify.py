@@ -239,6 +239,21 @@ def test_what_is_about_to_be_measured_is_not_verified_ahead(posed: tuple[Alterna
     assert [t.problem.key for t in ahead] == every[2:]
 
 
+def test_a_plan_is_verified_before_it_is_too_late(posed: tuple[Alternatives, Problems]) -> None:
+    """By what was seen of the worker: the slower it is, the earlier."""
+    worked = [0.0]
+    ahead = qualify.CallsAhead(*posed, Known(), FACTS, Options(), lambda: worked[0])
+    assert not ahead.is_due(30.0, 40.0) and ahead.is_due(10.0, 40.0), "the time of a group is always left"
+    for seconds in (20.0, 60.0):
+        trial = next(ahead)
+        worked[0] += seconds
+        assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
+    assert ahead.is_due(30.0, 40.0)
+    for trial in ahead:
+        assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
+    assert not ahead.is_due(1.0, 40.0), "nothing is left"
+
+
 def test_an_odd_call_is_verified_ahead_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
     known = Known()
     ahead = ahead_of(posed, known)

@@ -292,3 +292,29 @@ def test_multiples_are_found(values: list[float], whole: int | None) -> None:
     largest = oracle._largest(x)
     found = next((q for q in (0, 4, 8) if math.isfinite(largest) and oracle._integral(x, q, largest)), None)
     assert found == whole
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("dilations", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((1, 2), (3, 0))])
+def test_strips_make_the_whole_convolution(
+    strides: tuple[int, int], dilations: tuple[int, int], pads: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    g = torch.Generator().manual_seed(4)
+    data = torch.randn(1, 3, 37, 23, dtype=torch.float64, generator=g)
+    weight = torch.randn(5, 3, 3, 2, dtype=torch.float64, generator=g)
+    (top, left), (bottom, right) = pads
+    padded = torch.nn.functional.pad(data, (left, right, top, bottom))
+    want = torch.nn.functional.conv2d(padded, weight, None, strides, 0, dilations)
+    c = a.ConvAttrs(strides=strides, pads_lo=(top, left), pads_hi=(bottom, right), dilations=dilations, groups=1)
+    for rows in (1, 4, 7):
+        got = oracle._in_strips(c, data, weight, tuple(want.shape), rows)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_large_windows_alone_are_taken_in_strips() -> None:
+    c = a.ConvAttrs(strides=(1, 1), pads_lo=(0, 0), pads_hi=(0, 0), dilations=(1, 1), groups=1)
+    data, weight = torch.empty(1, 32, 232, 232, device="meta"), torch.empty(3, 32, 9, 9, device="meta")
+    assert oracle._strip(c, data, weight, (1, 3, 224, 224)) == 1
+    deep = torch.empty(512, 512, 3, 3, device="meta")
+    assert oracle._strip(c, torch.empty(1, 512, 16, 16, device="meta"), deep, (1, 512, 14, 14)) == 0

@@ -606,7 +606,9 @@ def measure(
     deadline = max(began, clock.end - reserved_s)
     grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
     learned = Learning()
-    ahead = qualify.CallsAhead(alternatives, problems, learned, setting.facts, options)
+    ahead = qualify.CallsAhead(
+        alternatives, problems, learned, setting.facts, options, lambda: bench.tuner.seconds["run"]
+    )
 
     failed: list[str] = []
 
@@ -642,6 +644,8 @@ def measure(
                     yield None
                     continue
                 kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
+                if kernels and not setting.on_gpu and ahead.is_due(clock.seconds_to(deadline), deadline - began):
+                    yield from ahead
                 if kernels:
                     ahead.leave(entry.problem.key)
                     yield ProblemTrial(entry.problem, kernels, entry.bound_us)

@@ -33,6 +33,12 @@ Remake = Callable[[], Sequence[Plan]]
 """Makes plans anew from what is known by then."""
 AGAIN = 2
 """How often plans are made anew, where each of them had a step of which every call was refused."""
+TRIAL_S, BYTES_PER_S, PRIOR_S = 0.01, 100e6, 0.2
+"""What verifying a call takes, about: so many seconds, and one for so many bytes of its inputs and outputs. It counts
+for so many seconds of looking, and what was seen counts more and more."""
+MORE, GROUP_SHARE = 1.25, 0.25
+"""A plan is begun to be verified with so much more time than it is expected to take, and so much of the time for
+measuring, because what is measured is taken in groups."""
 SHARE = 0.7
 """Of the time that is left when plans are there, for verifying their steps; the rest is for whole plans."""
 LEAST_S = 0.5
@@ -125,18 +131,40 @@ def _settled(
 class CallsAhead:
     """Trials of a library plan's calls, the smallest first, for when the worker waits for kernels that are compiled.
 
-    So a whole plan that is right is there early, and all that is measured can only improve on it.
+    So a whole plan that is right is there early, and all that is measured can only improve on it. What is left of it
+    when it would else come too late (`is_due`) comes before anything else is measured.
     """
 
     def __init__(
-        self, alternatives: Alternatives, problems: Problems, known: Known, facts: DeviceFacts, options: Options
+        self,
+        alternatives: Alternatives,
+        problems: Problems,
+        known: Known,
+        facts: DeviceFacts,
+        options: Options,
+        worked_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`worked_s`: seconds that the worker has worked so far."""
         self._alternatives, self._problems, self._known = alternatives, problems, known
         self._facts, self._options = facts, options
         self._left: list[Step] | None = None
         """The smallest last; None: there is no plan yet."""
         self._asked: dict[tuple[str, Schedule], Step] = {}
         self._measured: set[str] = set()
+        self._worked_s, self._heard_s = worked_s, 0.0
+        self._took_s = self._should_s = 0.0
+        """What was verified so far took, and was expected to take."""
+
+    def is_due(self, left_s: float, window_s: float) -> bool:
+        """Whether what is left must begin now, of the seconds of measuring of which so many are left."""
+        if self._left is None:
+            self._left = self._plan()
+        open_ = {s.problem_key for s in self._left} - self._measured
+        needed_s = sum(self._expected_s(key) for key in open_) * (self._took_s + PRIOR_S) / (self._should_s + PRIOR_S)
+        return bool(open_) and left_s <= MORE * needed_s + GROUP_SHARE * window_s
+
+    def _expected_s(self, problem_key: str) -> float:
+        return TRIAL_S + work_bytes(self._problems.entries[problem_key].problem) / BYTES_PER_S
 
     def __iter__(self) -> Iterator[ProblemTrial]:
         return self
@@ -161,8 +189,11 @@ class CallsAhead:
         """Whether an outcome is one of these calls'; then it is learned."""
         key = found.problem_key, found.schedule
         step = self._asked.pop(key, None)
+        used_s, self._heard_s = self._worked_s() - self._heard_s, self._worked_s()
         if step is None:
             return False
+        self._took_s += used_s
+        self._should_s += self._expected_s(step.problem_key)
         was_odd = self._known.is_odd(*key)
         self._known.heard(found, finite=was_odd)
         if self._left is not None and not was_odd and self._known.is_odd(*key):

@@ -685,6 +685,8 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
     if not c.transposed and weight.shape[1] == 1 and data.dtype == torch.float64:
         return _depthwise(n, c, data, weight)
     if not c.transposed:
+        if data.dtype == torch.float64 and data.is_cpu and (rows := _strip(c, data, weight, n.type.shape)):
+            return _in_strips(c, data, weight, n.type.shape, rows)
         if c.pads_lo == c.pads_hi:
             return _CONV[k - 1](data, weight, None, c.strides, c.pads_lo, c.dilations, c.groups)
         flat = [p for lo, hi in zip(reversed(c.pads_lo), reversed(c.pads_hi), strict=True) for p in (lo, hi)]
@@ -697,6 +699,32 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
             flat = [0, 0] * (k - 1 - j) + [0, beyond]
             out = F.pad(out, flat)
         out = out.narrow(dim, c.pads_lo[j], size)
+    return out
+
+
+WINDOWS, STRIP = 16 << 20, 8 << 20
+"""Bytes of windows from which on a convolution is done in strips, and of those of a strip: the framework writes them
+all down before it multiplies them, and what fits no cache is three times as slow."""
+
+
+def _strip(c: a.ConvAttrs, data: T, weight: T, shape: tuple[int, ...]) -> int:
+    """Rows of the result that are done at a time; 0: all at once is as good."""
+    if len(c.strides) != 2 or data.shape[0] != 1 or c.groups != 1:
+        return 0
+    row = math.prod(weight.shape[1:]) * shape[3] * 8
+    rows = max(1, max(STRIP, weight.numel() * 8) // max(row, 1))
+    return 0 if row * shape[2] < WINDOWS or 2 * rows > shape[2] else rows
+
+
+def _in_strips(c: a.ConvAttrs, data: T, weight: T, shape: tuple[int, ...], rows: int) -> T:
+    flat = [p for lo, hi in zip(reversed(c.pads_lo), reversed(c.pads_hi), strict=True) for p in (lo, hi)]
+    padded = F.pad(data, flat) if any(flat) else data
+    out = data.new_empty(shape)
+    high = (weight.shape[2] - 1) * c.dilations[0] + 1
+    for start in range(0, shape[2], rows):
+        count = min(rows, shape[2] - start)
+        part = padded.narrow(2, start * c.strides[0], (count - 1) * c.strides[0] + high)
+        out.narrow(2, start, count).copy_(F.conv2d(part, weight, None, c.strides, 0, c.dilations))
     return out
 
 
