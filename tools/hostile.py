@@ -68,7 +68,7 @@ def answer(name: str, folder: str) -> Found:
         weft.compile(path, options=options)
         said = {"code": "", "text": "compiled"}
     except weft.WeftError as error:
-        said = {"code": error.code, "text": str(error)[:300]}
+        said = {"code": error.code, "text": str(error).replace(folder, "FOLDER")[:300]}
     except Exception as error:  # a bug: told as what it is
         said = {"code": "none", "text": f"{type(error).__name__}: {error}"[:300]}
     seconds = time.perf_counter() - start
