@@ -23,6 +23,8 @@ def shown(name: object) -> str:
     text = str(name)
     if len(text) > SHOWN_CHARS:
         text = text[: SHOWN_CHARS - 3] + "..."
+    if text.isascii() and text.isprintable():  # as almost all are; every node of a model is asked for its name
+        return text
     return "".join(
         c
         if unicodedata.category(c)[0] not in "CZ" or c == " "
