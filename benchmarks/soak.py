@@ -18,6 +18,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import statistics
 import sys
@@ -253,7 +254,12 @@ class Soak:
         cache.write_text("")  # who is root may write into any directory, but into no file as if it were one
         self.pause(3.0)
         cache.unlink()
-        away.rename(cache)
+        while away.exists():
+            # a compilation may have made a new one in between
+            with contextlib.suppress(OSError):
+                away.rename(cache)
+                break
+            shutil.rmtree(cache, ignore_errors=True)
         self.log.count("cache gone")
 
     def watch(self) -> None:

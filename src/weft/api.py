@@ -650,16 +650,19 @@ class _TorchModel:
         """The framework's own program for the shapes of these inputs."""
         if self._program is not None:
             return self._program
+        from weft.frontends.torch.traced_text import traced_text_dropped
+
         # tensors of their own: what is given twice, or is a weight too, would be traced as one value
         traced = tuple(x.to(self._options.device).detach() for x in examples)
-        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING:
+        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, traced_text_dropped():
             return torch.export.export(self._placed, traced, strict=False)
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported
+        from weft.frontends.torch.traced_text import traced_text_dropped
 
         device = self._options.device
-        with put_off(), without_autocast(self._kind):
+        with put_off(), without_autocast(self._kind), traced_text_dropped():
             imported = import_exported(program, device=device)
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)
