@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,8 @@ class Offer:
     cut: Extracted
 
 
+WORTH_TURNING_US = 10.0
+"""By so much a call on a GPU is better in another order of its images, where they are turned for it alone."""
 TRANSFORMED = ("winograd4", "winograd2")
 """Algorithms whose rounding is larger than that of a plain sum, worst first: each kernel is within its limits, but a
 deep network may add them up to more than the whole model may be off by."""
@@ -200,11 +203,8 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     Raises:
         OptionError: no such plan was found within the limit on memory [W001].
     """
-    available = [
-        o
-        for o in offers(ranked, kinds=frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT, Kind.CALL}))
-        if not (o.candidate.members & alternatives.extra)
-    ]
+    calls = [x for r in ranked if (x := _of_the_framework(r)) is not None]
+    available = [o for o in offers(calls, kinds=_CALLED) if not (o.candidate.members & alternatives.extra)]
     on_gpu = _on_gpu(options)
     price = _Overheads() if on_gpu else _calls
     priced = [replace(o.priced, cost_us=price(o)) for o in available]
@@ -212,6 +212,24 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
         return assemble("library", available, _cheapest(graph, priced, alternatives), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
+
+
+_CALLED = frozenset({Kind.SINGLE, Kind.ORIGIN, Kind.CONVERT, Kind.CALL})
+
+
+def _of_the_framework(ranked: Ranked) -> Ranked | None:
+    """Without a library's algorithms by number, where the plan can do without: None if nothing is left.
+
+    The library's best for a problem may be far worse than what the framework makes of the same operators: of
+    convolutions of row-major halves with a bias, cuDNN's heuristic names one without tensor cores.
+    """
+    kept = [k for k, (_, kernel) in enumerate(ranked.kernels) if not names_algorithm(kernel)]
+    if len(kept) == len(ranked.kernels) or (not kept and any(c.kind is Kind.SINGLE for c, _ in ranked.entry.uses)):
+        return ranked
+    if not kept:
+        return None
+    kernels, times = (tuple(x[k] for k in kept) for x in (ranked.kernels, ranked.times_us))
+    return replace(ranked, kernels=kernels, times_us=times)
 
 
 def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives) -> Sequence[int]:
@@ -222,9 +240,7 @@ def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives
     best: tuple[float, Sequence[int]] | None = None
     images = any(p.candidate.kind is Kind.CONVERT for p in priced)
     for wanted in (None, Format.LAST, Format.ROW) if images else (None,):
-        kept = [k for k, p in enumerate(priced) if wanted is None or _lies(p, wanted)]
-        spare = {priced[k].candidate for k in kept}
-        kept += [k for k, p in enumerate(priced) if wanted is not None and p.candidate not in spare]
+        kept = [*range(len(priced))] if wanted is None else _mostly(priced, wanted)
         chosen = heuristic(graph, [priced[k] for k in kept], alternatives=alternatives)
         cost = sum(priced[kept[k]].cost_us for k in chosen)
         if best is None or cost < best[0]:
@@ -233,10 +249,19 @@ def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives
     return best[1]
 
 
-def _lies(priced: Priced, wanted: Format) -> bool:
-    """Whether a kernel's images lie so; a change of format does anyhow."""
-    others = {*priced.input_formats, *priced.output_formats} - {wanted}
-    return priced.candidate.kind is Kind.CONVERT or not others
+def _mostly(priced: Sequence[Priced], wanted: Format) -> list[int]:
+    """Positions of what leaves images in one order, of changes of format, and of what is far better otherwise."""
+    there: dict[Candidate, float] = {}
+    for p in priced:
+        if {*p.input_formats, *p.output_formats} <= {wanted}:
+            there[p.candidate] = min(p.cost_us, there.get(p.candidate, math.inf))
+    return [
+        k
+        for k, p in enumerate(priced)
+        if p.candidate.kind is Kind.CONVERT
+        or {*p.input_formats, *p.output_formats} <= {wanted}
+        or p.cost_us < there.get(p.candidate, math.inf) - WORTH_TURNING_US
+    ]
 
 
 class _Overheads:

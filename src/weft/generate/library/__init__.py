@@ -74,9 +74,11 @@ class LibraryGenerator:
             found.append(_schedule("linear"))
         if problem.origin_rule:
             found.append(_schedule("operator"))
-        if sorted(p.value for p in prims if p is not Prim.CAST) in (["add"], ["mul"]) and prims.count(Prim.CAST) == 2:
+        between = [p for p in prims if p is not Prim.CAST] in ([Prim.ADD], [Prim.MUL]) and len(prims) == 3
+        if on_gpu and between:
             found.append(_schedule("widened"))
-        moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims)
+        # in front of others these are strides of an operand
+        moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if on_gpu else 0
         if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:

@@ -27,6 +27,8 @@ TURNED_BY_CUDNN = 1.4e6
 """The same of what cuDNN does itself in front of and behind a convolution."""
 ROW_UPSAMPLE = 0.16e6
 """Bytes per microsecond by which bilinear upsampling of row-major images takes longer than of channels-last ones."""
+LAST_POOL_US = 0.6
+"""By so much each element of a window takes longer in the pool of channels-last images: 5 x 5 to 13 x 13 at batch 1."""
 _HALVES = (DType.F16, DType.BF16)
 _ROW_INSIDE = ("reflection_pad", "replication_pad", "instance_norm", "group_norm", "index_select", "gather", "unfold")
 """Operators that make their operand row-major, and give a row-major result."""
@@ -61,6 +63,8 @@ def overhead_us(problem: Problem, call: LibraryCall, kind: Kind) -> float:
             cost += sum(_copy_us(graph, x) for x in n.inputs if x in strides and not _merges(graph, x, strides[x]))
     if any(name.startswith("upsample_bilinear") for name in names) and not last:
         cost += graph.type_of(output).nbytes / ROW_UPSAMPLE
+    if last and any(name.startswith("max_pool") for name in names):
+        cost += LAST_POOL_US * max(math.prod(n.attrs.kernel) for n in graph.nodes if isinstance(n.attrs, a.WindowAttrs))
     several = len(formats_of(graph.type_of(output))) > 1
     if (
         several
