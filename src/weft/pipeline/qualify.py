@@ -187,6 +187,8 @@ class CallsAhead:
 
     def takes(self, found: Measurement) -> bool:
         """Whether an outcome is one of these calls'; then it is learned."""
+        if self._left is None:
+            return False  # none was asked for
         key = found.problem_key, found.schedule
         step = self._asked.pop(key, None)
         used_s, self._heard_s = self._worked_s() - self._heard_s, self._worked_s()
@@ -196,7 +198,7 @@ class CallsAhead:
         self._should_s += self._expected_s(step.problem_key)
         was_odd = self._known.is_odd(*key)
         self._known.heard(found, finite=was_odd)
-        if self._left is not None and not was_odd and self._known.is_odd(*key):
+        if not was_odd and self._known.is_odd(*key):
             self._left.append(step)  # on finite inputs
         return True
 
