@@ -135,16 +135,15 @@ class Compiled:
         for position, given in enumerate(inputs):
             if not isinstance(given, torch.Tensor):
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
-        key = tuple((tuple(t.shape), t.dtype) for t in inputs)
+        key = tuple([(t.shape, t.dtype) for t in inputs])  # a shape equals, and hashes as, the tuple of its sizes
+        found = self._plans.known(key)
+        if found is not None and (not found[1].guards or _guards_hold(found[1], inputs)):
+            return found[0].run
         if self._again is None or len(inputs) != len(self.graph.inputs):
-            known = self._plans.known(key)
-            if known is None or not _guards_hold(known[1], inputs):
-                if self._first.eager is not None:
-                    _check(self.graph, inputs)
-                return self.run
-            found = known
-        else:
-            found = self._plans.get(key, lambda: self._made(inputs), lambda plan: _guards_hold(plan[1], inputs))
+            if self._first.eager is not None:
+                _check(self.graph, inputs)
+            return self.run
+        found = self._plans.get(key, lambda: self._made(inputs), lambda plan: _guards_hold(plan[1], inputs))
         return found[0].run
 
     def _made(self, inputs: Sequence[torch.Tensor]) -> Made:
