@@ -12,17 +12,22 @@ from torch import nn
 
 from weft.device.cuda.facts import profile
 from weft.frontends.torch import import_exported
-from weft.ir.graph import Graph
+from weft.generate.library.algorithm import CONVOLUTION
+from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.passes import clean_up
-from weft.kernels.candidate import Kind
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan
-from weft.kernels.source import LibraryCall
+from weft.kernels.source import CallStep, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline import Setting, limits_of
-from weft.pipeline.problems import collect
+from weft.orchestrate.extract import Extracted
+from weft.pipeline import Setting, choose, limits_of
+from weft.pipeline.choose import Ranked
+from weft.pipeline.problems import Entry, collect
 from weft.pipeline.search import Known, priced_offers
 from weft.pipeline.untuned import plan_in
 
@@ -165,6 +170,52 @@ def test_rows_of_channels_are_read_as_images_where_they_lie() -> None:
         "addmm": 1, "convolution": 1, "add": 1, "gelu": 1, "native_layer_norm": 1, "upsample_bilinear2d": 1,
         "cudnn_convolution_relu": 1, "amax": 1,
     }  # fmt: skip
+
+
+class Pools(nn.Module):
+    """Pools of several sizes side by side, between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())))
+        self.after = nn.Sequential(*(m for _ in range(4) for m in (nn.Conv2d(256, 256, 3, padding=1), nn.ReLU())))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        pools = [nn.functional.max_pool2d(x, k, 1, k // 2) for k in (5, 9, 13)]
+        result: torch.Tensor = self.after(torch.cat([x, *pools], 1))
+        return result
+
+
+def test_large_windows_are_row_major_and_nothing_else_is() -> None:
+    _, plan = planned(Pools(), 1, 64, 13, 13)
+    formats: dict[str, set[Format]] = {}
+    for step in plan.steps:
+        assert isinstance(step.kernel, LibraryCall)
+        for call in step.kernel.run:
+            formats.setdefault(call.target.split(".")[1], set()).add(step.inputs[0][1])
+    assert formats["max_pool2d"] == {Format.ROW}
+    assert formats["cudnn_convolution_relu"] == {Format.LAST}
+
+
+def test_an_algorithm_by_number_stands_only_where_nothing_else_does() -> None:
+    b = GraphBuilder()
+    problem = Problem(
+        b.build([b.apply(Prim.EXP, b.input(TensorType(DType.F16, (4,))))]), "p", (Format.ROW,), (Format.ROW,)
+    )
+    own = LibraryCall(Schedule("library", (("form", "operator"),)), (), (), ())
+    numbered = LibraryCall(Schedule("library", (("form", "engine"),)), (), (CallStep(CONVOLUTION, ()),), ())
+
+    def left(kind: Kind, *calls: LibraryCall) -> list[LibraryCall] | None:
+        candidate = Candidate(1, (), (0,), kind)
+        entry = Entry(problem, [(candidate, Extracted(problem, (), (0,)))], 1.0, 1.0)
+        ranked = Ranked(entry, tuple((c.schedule, c) for c in calls), (1.0,) * len(calls), measured=False, rejected=0)
+        found = choose._of_the_framework(ranked)
+        return None if found is None else [c for _, c in found.kernels if isinstance(c, LibraryCall)]
+
+    assert left(Kind.ORIGIN, numbered, own) == [own]
+    assert left(Kind.ORIGIN, numbered) is None
+    assert left(Kind.SINGLE, numbered) == [numbered]
 
 
 def with_and_without(make: Callable[[], nn.Module], *shape: int) -> list[tuple[object, ...]]:

@@ -228,8 +228,8 @@ def _of_the_framework(ranked: Ranked) -> Ranked | None:
         return ranked
     if not kept:
         return None
-    kernels, times = (tuple(x[k] for k in kept) for x in (ranked.kernels, ranked.times_us))
-    return replace(ranked, kernels=kernels, times_us=times)
+    kernels, times = ranked.kernels, ranked.times_us
+    return replace(ranked, kernels=tuple(kernels[k] for k in kept), times_us=tuple(times[k] for k in kept))
 
 
 def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives) -> Sequence[int]:
