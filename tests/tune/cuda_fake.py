@@ -69,6 +69,7 @@ class Act(Enum):
     HANG_LATE = "no end once it is recorded"
     REFUSED = "the driver refuses the launch"
     MEMORY = "out of memory"
+    RACE = "wrong where it is delayed"
 
 
 @dataclass
@@ -136,6 +137,7 @@ class FakeKernel:
 
     act: Act
     gpu: FakeGpu
+    shaken: bool = False
     runs: int = 0
 
     def pack(self, w: int, packed: int) -> None:
@@ -167,7 +169,7 @@ class FakeKernel:
             out[: N // 2] = value[: N // 2]
             return
         out[:] = value
-        if act is Act.WRONG or (act is Act.LATE and late):
+        if act is Act.WRONG or (act is Act.LATE and late) or (act is Act.RACE and self.shaken):
             out[5] = out[5] * 2 + 1
         if act is Act.DRIFTS and late:
             out[5] = np.nextafter(out[5], np.float32(np.inf))
@@ -217,7 +219,7 @@ def fake_driver(act: Act, gpu: FakeGpu) -> CudaDriver:
     def encode(*_: object) -> bytes:
         raise AssertionError("no tensor maps here")
 
-    return CudaDriver(lambda path: _Module(FakeKernel(act, gpu)), encode)
+    return CudaDriver(lambda path: _Module(FakeKernel(act, gpu, shaken=path.stem == "shaken")), encode)
 
 
 def schedule(act: Act, number: int = 0) -> Schedule:
@@ -382,5 +384,6 @@ EXPECTED: Mapping[Act, str] = {
     Act.HANG_LATE: "hang",
     Act.REFUSED: "crash",
     Act.MEMORY: "oom",
+    Act.RACE: "ok",
 }
 """Verdicts that an act may get."""

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from tests.generate.cuda import products
 from tests.tune.cuda_fake import EXPECTED, LIBRARY, Act, FakeCudaTransport, FakeGpu, problem, schedule, source, trial
 
 from weft.device.cuda.facts import GpuFacts
@@ -19,6 +22,7 @@ from weft.device.facts import CpuFacts
 from weft.device.files import private_directory
 from weft.errors import DeviceError
 from weft.generate.bind import CudaDriver
+from weft.generate.cuda import CudaGenerator
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -28,6 +32,7 @@ from weft.kernels.formats import Format
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CallStep, CudaSource, KernelSource, Launch, Pointer, Ref, Schedule
 from weft.options import Options
+from weft.tune.cuda_shaken import Shaken, shaken
 from weft.tune.cuda_site import CANARY_TEXT, CudaSite, describe_gpu, device_index, driver_version
 from weft.tune.cuda_subject import LATE_ENTRY, LateWriter, Waited
 from weft.tune.cuda_timing import CUDA_POLICY, copies_needed, launches_needed, time_rounds
@@ -283,8 +288,78 @@ def test_the_driver_is_named_where_the_system_says(tmp_path: Path) -> None:
 def test_the_worker_is_told_which_gpu() -> None:
     assert [device_index(d) for d in ("cuda", "cuda:0", "cuda:3", "cpu", "cuda:x")] == [0, 0, 3, 0, 0]
     options = replace(OPTIONS, device="cuda:2", allow_tf32=True)
-    hello = {"op": "hello", "device": 2, "allow_tf32": True, "late": ""}
+    sizes = {"sms": GpuFacts().sms, "shared_bytes": GpuFacts().shared_per_block}
+    hello = {"op": "hello", "device": 2, "allow_tf32": True, "late": "", "soil": "", **sizes}
     assert CudaSite(options, GpuFacts(), None, None).hello() == hello
+
+
+@dataclass
+class Forms:
+    """A site that compiles nothing: every kernel has a second form of one skeleton."""
+
+    site: CudaSite
+    asked: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.site, name)
+
+    def build(self, kernel: CudaSource, left_s: float = math.inf) -> Built:
+        return Built("/nonexistent.cubin", 0.1)
+
+    def shaken(self, kernel: CudaSource) -> Shaken:
+        return Shaken(kernel, "alike")
+
+    def build_shaken(self, form: Shaken, left_s: float = math.inf) -> str:
+        self.asked.append(form.source.sha256)
+        return "/nonexistent/shaken.cubin"
+
+
+def shaken_outcome(acts: Sequence[Act], database: Database, deadline: float | None = None) -> tuple[list[Verdict], int]:
+    """Verdicts on kernels of one skeleton, and how many were built in their second form."""
+    work = trial(acts)
+    work = replace(work, kernels=[(s, k, None) for s, k, _ in work.kernels[1:]])
+    with Tuner(OPTIONS, GpuFacts(), database, transport=FakeCudaTransport(), clock=lambda: 0.0) as tuner:
+        site = Forms(CudaSite(OPTIONS, GpuFacts(), None, None))
+        tuner._site = site  # type: ignore[assignment]
+        by = {m.schedule: m.verdict for m in tuner.measure([work], deadline=deadline)}
+    return [by[schedule(a, n)] for n, a in enumerate(acts)], len(site.asked)
+
+
+def test_a_kernel_that_is_right_only_if_nothing_delays_it_is_rejected_before_it_is_timed() -> None:
+    database = Database.open(None)
+    assert shaken_outcome([Act.RACE], database) == ([Verdict.WRONG], 1)
+    assert shaken_outcome([Act.RACE], Database.open(None), deadline=5.0) == ([Verdict.OK], 0)  # no time is left for it
+    assert shaken_outcome([Act.OK], database) == ([Verdict.OK], 1)
+    # one of its skeleton was found right
+    assert shaken_outcome([Act.SLOWER], database) == ([Verdict.OK], 0)
+
+
+def test_the_second_form_delays_every_meeting_and_lets_copies_come_late(tmp_path: Path) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    case = products.product((50, 136), (136, 72))
+    facts = GpuFacts()
+    schedules = CudaGenerator().schedules(case, facts)
+    assert not isinstance(schedules, Declined)
+    kinds = {str(dict(s.params).get("template")): s for s in reversed(schedules)}
+    site = CudaSite(replace(OPTIONS, cache_dir=tmp_path), facts, nvrtc, None)
+    skeletons = set()
+    for name in ("mma", "wgmma", "tma"):
+        source = CudaGenerator().emit(case, kinds[name])
+        assert isinstance(source, CudaSource)
+        form = shaken(source)
+        assert form is not None
+        text = form.source.text
+        assert (text.count("w_copy16_late(") > 1) == (text.count("w_q.arrived(") > 0) == (name != "tma")
+        assert (text.count("w_stay_w_bar_wait(") > 1) == (name == "tma")
+        assert site.build_shaken(form)
+        skeletons.add(form.skeleton)
+        other = replace(source, text=re.sub(r"\n__syncthreads\(\);", "\n;", source.text, count=1))
+        assert (made := shaken(other)) is not None and made.skeleton != form.skeleton
+    assert len(skeletons) == 3
+    plain = 'extern "C" __global__ void run(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }'
+    assert shaken(CudaSource(Schedule("cuda"), plain, (LAUNCH,))) is None
 
 
 def test_the_worker_is_given_a_predecessor_for_what_it_judges(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ source, so that one compilation serves them.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import resource
+import signal
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -24,7 +27,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import KernelSource, Schedule
-from weft.tune.verify import NativeSubject, Reference, Verified, build_reference, on_one_core, verify
+from weft.tune.verify import NativeSubject, Reference, Verified, at_the_fence, build_reference, on_one_core, verify
 
 ROWS, COLS = 37, 130
 
@@ -252,3 +255,37 @@ extern "C" void cores(int* seen) {
     after = {t.name: os.sched_getaffinity(int(t.name)) for t in tasks.iterdir()}
     assert all(after[t] == cores for t, cores in before.items() if t in after)
     assert all(os.sched_getscheduler(int(t)) == os.SCHED_OTHER for t in after)
+
+
+PEEKING = """extern "C" void peeks(const void* const* in, void* const* out, void* ws, const void* const* pk) {
+  const volatile float* x = (const float*)in[0];
+  float* y = (float*)out[0];
+  for (int i = 0; i < 100; ++i) y[i] = x[i] + 1.0f;
+  (void)x[AT];
+}
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize(("at", "dies"), [("99", False), ("116", True), ("-1", True)])
+def test_what_a_kernel_reads_beside_its_inputs_ends_the_process(at: str, dies: bool, tmp_path: Path) -> None:
+    compiler = find_compiler()
+    if not isinstance(compiler, HostCompiler):
+        pytest.skip("no compiler")
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (100,)))
+    posed = problem(b.build([b.apply(Prim.ADD, x, 1.0)]), Format.ROW, Format.ROW)
+    reference = build_reference(posed, seed=0)
+    text = PEEKING.replace("AT", at)
+    built = compiler.compile(text, ("-O2",), cache_dir=tmp_path)
+    subject = NativeSubject(posed, KernelSource(Schedule("cpp"), text, "peeks"), str(built.path))
+    found = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns)
+    assert found.finding.verdict is Verdict.OK  # it shows in no number
+    child = os.fork()
+    if child == 0:  # nothing of this process is used after it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.disable()
+        os._exit(0 if at_the_fence(posed, subject, reference, found.outputs).verdict is Verdict.OK else 1)
+    _, status = os.waitpid(child, 0)
+    assert (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGSEGV, signal.SIGBUS)) is dies
+    assert dies or status == 0

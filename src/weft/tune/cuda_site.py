@@ -17,13 +17,15 @@ import torch
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, gate
+from weft.device.cuda.resources import gate as fit
 from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
 from weft.kernels.codec import Json
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
-from weft.tune.cuda_subject import LATE_TEXT
+from weft.tune.cuda_shaken import Shaken, shaken
+from weft.tune.cuda_subject import LATE_TEXT, SOIL_TEXT
 from weft.tune.cuda_timing import CUDA_POLICY, CUDA_PROTOCOL_VERSION
 from weft.tune.inputs import SETS_VERSION
 from weft.tune.keys import MEASURING_PARTS, PACKAGE, canonical, source_hash
@@ -53,6 +55,7 @@ HASHED_PARTS = (
     "generate/library/conv_call.py",
     "generate/library/lt_call.py",
     "tune/cuda_device.py",
+    "tune/cuda_shaken.py",
     "tune/cuda_site.py",
     "tune/cuda_subject.py",
     "tune/cuda_timing.py",
@@ -174,6 +177,29 @@ class CudaSite:
                 return Refused(Verdict.RESOURCE, f"{launch.entry}: {declined.reason}")
         return Built(str(made.path), made.seconds)
 
+    def shaken(self, kernel: KernelSource | CudaSource) -> Shaken | None:
+        """See `Site`."""
+        return shaken(kernel) if isinstance(kernel, CudaSource) else None
+
+    def build_shaken(self, form: Shaken, left_s: float = math.inf) -> str:
+        """See `Site`."""
+        if self._compiler is None:
+            return ""
+        kernel = form.source
+        try:
+            made = self._compiler.compile(
+                kernel.text,
+                arch=self._facts.arch,
+                flags=kernel.flags,
+                max_registers=kernel.max_registers,
+                cache_dir=self._options.cache,
+                timeout_s=min(self._options.compile_timeout_s, left_s),
+            )
+        except (DeviceError, ToolchainError, OSError, ValueError):
+            return ""
+        fits = [fit(made.resources, (), x, self._facts, max_spill_bytes=1 << 30) for x in kernel.launches]
+        return "" if any(isinstance(x, Declined) for x in fits) else str(made.path)
+
     def transport(self) -> Transport:
         """See `Site`."""
         return ProcessTransport(
@@ -188,6 +214,9 @@ class CudaSite:
             "device": index,
             "allow_tf32": self._options.allow_tf32,
             "late": self._compiled(LATE_TEXT),
+            "soil": self._compiled(SOIL_TEXT),
+            "sms": self._facts.sms,
+            "shared_bytes": self._facts.shared_per_block,
         }
 
     def canary(self) -> Mapping[str, Json]:

@@ -44,6 +44,20 @@ LATE_TEXT = """extern "C" __global__ void weft_late(const long long* table, unsi
 """
 """Lets its successor start at once, and only after 40 us copies what that one is to read: (from, to, bytes) by row."""
 LATE_ENTRY = "weft_late"
+SOIL_WORDS = 200
+SOIL_TEXT = f"""extern "C" __global__ void __launch_bounds__(256, 1) weft_soil(const unsigned* ones, unsigned bytes) {{
+  extern __shared__ unsigned soiled[];
+  unsigned held[{SOIL_WORDS}];
+#pragma unroll
+  for (int k = 0; k < {SOIL_WORDS}; ++k) held[k] = ((const volatile unsigned*)ones)[k];
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < {SOIL_WORDS}; ++k) ((volatile unsigned*)soiled)[threadIdx.x] = held[k];
+  for (unsigned i = threadIdx.x; i < bytes / 4; i += 256) soiled[i] = 0xFFFFFFFFu;
+}}
+"""
+"""Leaves NaN in the registers and the shared memory of a multiprocessor, for whoever reads what it did not write."""
+SOIL_ENTRY = "weft_soil"
 _LATE_BLOCKS, _LATE_THREADS = 32, 256
 """Few enough for room beside the successor."""
 _UNREAD = 0xFF
@@ -220,12 +234,37 @@ class Predecessor(Protocol):
 
 
 @final
+class Soil:
+    """Fills registers and shared memory of every multiprocessor with NaN: their content outlives a kernel."""
+
+    def __init__(self, path: str, gpu: Gpu, *, sms: int, shared_bytes: int, driver: CudaDriver | None = None) -> None:
+        """Load what `SOIL_TEXT` was compiled to. DeviceError: it cannot be loaded."""
+        self._gpu = gpu
+        self._module = (driver or real_driver()).load(Path(path))
+        self._ones = torch.full((SOIL_WORDS,), -1, dtype=torch.int32, device=gpu.device)
+        self._bound = self._module.function(SOIL_ENTRY).bind(
+            (sms, 1, 1),
+            (256, 1, 1),
+            (self._ones.data_ptr(), shared_bytes),
+            shared_bytes=shared_bytes,  # all of it, so that each multiprocessor gets one block
+            cluster=(1, 1, 1),
+            dependent=False,
+        )
+
+    def __call__(self) -> None:
+        """Enqueue it."""
+        self._bound.launch(self._gpu.stream)
+
+
+@final
 class LateWriter:
     """The predecessor on a real GPU: a kernel that waits for nothing reads what is not there yet."""
 
-    def __init__(self, path: str, gpu: Gpu, *, driver: CudaDriver | None = None) -> None:
+    def __init__(
+        self, path: str, gpu: Gpu, *, soil: Callable[[], None] | None = None, driver: CudaDriver | None = None
+    ) -> None:
         """Load what `LATE_TEXT` was compiled to. DeviceError: it cannot be loaded."""
-        self._gpu = gpu
+        self._gpu, self._soil = gpu, soil
         self._module = (driver or real_driver()).load(Path(path))
         self._function = self._module.function(LATE_ENTRY)
         self._kept: tuple[object, ...] = ()
@@ -248,6 +287,8 @@ class LateWriter:
             dependent=False,
         )
         self._kept = (table, bound)
+        if self._soil is not None:
+            self._soil()
         bound.launch(self._gpu.stream)
 
 

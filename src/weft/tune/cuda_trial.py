@@ -10,19 +10,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter_ns
 from typing import final
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import DeviceError, WeftError
 from weft.generate.library.execute import plain_math
 from weft.ir.text import print_graph
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Kernel
 from weft.tune.cuda_device import CaptureError, Gpu, HungError
 from weft.tune.cuda_subject import GpuSubject, MakeSubject, MisbehavedError, Predecessor, Waited, make_gpu_subject
 from weft.tune.cuda_timing import PROBE_LAUNCHES, Sampler, copies_needed, launches_needed, time_rounds
@@ -46,6 +46,12 @@ SLOW_FLOOR_S, SLOW_FACTOR = 0.05, 30.0
 """A first call over so many times the fastest so far, and over the floor, is not timed. It includes loading."""
 PROBE_S = 0.05
 """What the first recorded launches of a kernel may take in all."""
+SHAKEN_S = 0.01
+"""A kernel whose calls take longer is not shaken: that takes many times as long."""
+DELAYED = "with warps delayed"
+"""What the verdict on a shaken kernel begins with."""
+SHAKEN_ROUNDS = 2
+"""Times that all inputs are looked at, with other delays each time."""
 LIFE_S = 2.0
 """A sign of life is sent at least so often while kernels are timed."""
 _ERRORS = (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError, MisbehavedError)
@@ -65,6 +71,8 @@ class Bench:
     make: MakeSubject = make_gpu_subject
     before: Predecessor | None = None
     """What generated kernels are verified behind; None: nothing."""
+    soil: Callable[[], None] | None = None
+    """What a shaken kernel is verified behind."""
     clock: Callable[[], int] = perf_counter_ns
     _key: tuple[str, int, bool] = ("", 0, False)
     _reference: Reference | None = None
@@ -127,6 +135,7 @@ class _Trial:
         self._gpu.wait()
         self._passed: dict[int, _Passed] = {}
         self._variants: list[Arena] = []
+        self._shaken: set[int] = set()
 
     # --- verification ---
 
@@ -156,10 +165,51 @@ class _Trial:
             if result.finding.verdict is not Verdict.OK:
                 _verdict(self._say, number, result.finding)
                 continue  # rejected
+            if form := request.shaken.get(number):
+                try:
+                    quick = min(result.first_call_s, self._call_s(subject)) < SHAKEN_S
+                    finding = self._shake(kernel, form, shared) if quick else None
+                except _ERRORS as error:
+                    shared.clear()
+                    self._failed(number, error)
+                    continue
+                if finding is not None and finding.verdict is not Verdict.OK:
+                    _verdict(self._say, number, finding)
+                    continue
+                if finding is not None:
+                    self._shaken.add(number)
             fastest = min(fastest, result.first_call_s)
             arena = Arena(request.problem, (), inputs=self._base(), device=gpu.device)
             self._passed[number] = _Passed(subject, result.outputs, result.finding, arena, result.first_call_s)
         self._say.at(-1)
+
+    def _call_s(self, subject: GpuSubject) -> float:
+        """Of the shortest of some calls, as others may have had the GPU meanwhile."""
+        arena = Arena(self._request.problem, (), inputs=self._base(), device=self._gpu.device)
+        call, shortest = subject.enqueue(arena, POISONS[0]).call, math.inf
+        for _ in range(3):
+            self._gpu.wait()
+            start = self._bench.clock()
+            call()
+            self._gpu.wait()
+            shortest = min(shortest, (self._bench.clock() - start) * 1e-9)
+        return shortest
+
+    def _shake(self, kernel: Kernel, path: str, shared: dict[InputSet, Arena]) -> Finding | None:
+        """Verdict on the form of a kernel that is delayed wherever it may be; None: it cannot run here."""
+        request, gpu = self._request, self._gpu
+        try:
+            subject = self._bench.make(request.problem, kernel, path, gpu)
+            subject.enqueue(Arena(request.problem, (), inputs=self._base(), device=gpu.device), POISONS[0])
+        except DeviceError:  # it takes more of the machine
+            return None
+        soil = self._bench.soil
+        waited = Waited(subject, gpu, before=(lambda _: soil()) if soil is not None else None)
+        for _ in range(SHAKEN_ROUNDS):
+            result = verify(request.problem, waited, self._reference, shared, slow_s=math.inf, clock=self._bench.clock)
+            if result.finding.verdict is not Verdict.OK:
+                return replace(result.finding, error=f"{DELAYED}: {result.finding.error}")
+        return Finding(Verdict.OK)
 
     def _before(self, arena: Arena) -> None:
         """Let the inputs that another step would write come late."""
@@ -321,13 +371,14 @@ class _Trial:
         if finding.verdict is Verdict.OK and median < 0.9 * self._request.bound_us:
             text = f"{median:.3f} us is below the roofline's {self._request.bound_us:.3f} us"
             finding = Finding(Verdict.IMPOSSIBLE, text, finding.ratio)
-        _verdict(self._say, number, finding, samples if finding.verdict is Verdict.OK else ())
+        shaken = number in self._shaken
+        _verdict(self._say, number, finding, samples if finding.verdict is Verdict.OK else (), shaken=shaken)
         del self._passed[number]
 
     def answer(self) -> None:
         """Verdicts of what is left: everything that passed, where nothing was to be timed."""
         for number, p in self._passed.items():
-            _verdict(self._say, number, p.finding)
+            _verdict(self._say, number, p.finding, shaken=number in self._shaken)
 
 
 def _copied(problem: Problem, base: Arena, positions: frozenset[int], device: torch.device) -> Arena:
@@ -343,7 +394,9 @@ def _copied(problem: Problem, base: Arena, positions: frozenset[int], device: to
     return other
 
 
-def _verdict(say: Channel, number: int, finding: Finding, samples: Sequence[float] = ()) -> None:
+def _verdict(
+    say: Channel, number: int, finding: Finding, samples: Sequence[float] = (), *, shaken: bool = False
+) -> None:
     ratio = finding.ratio if finding.ratio < 1e300 else 1e300  # infinities have no JSON form
     encoded: list[Json] = [float(x) for x in samples]
     say.say(
@@ -353,4 +406,5 @@ def _verdict(say: Channel, number: int, finding: Finding, samples: Sequence[floa
         error=finding.error[:4000],
         ratio=ratio,
         samples=encoded,
+        shaken=shaken,
     )

@@ -20,7 +20,7 @@ import torch
 from weft.errors import WeftError
 from weft.generate.bind import CudaDriver, real_driver
 from weft.tune.cuda_device import CudaGpu, Gpu
-from weft.tune.cuda_subject import LateWriter
+from weft.tune.cuda_subject import LateWriter, Soil
 from weft.tune.cuda_trial import Bench, RestartError, run_trial
 from weft.tune.messages import BOARD_BYTES, GarbageError, Message
 from weft.tune.worker import PipeChannel, TrialRequest
@@ -96,8 +96,20 @@ def serve(channel: PipeChannel) -> None:
 def _start(message: Message) -> Bench:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # address space is not limited: the driver reserves all of it
     gpu = CudaGpu(int(cast("int", message["device"])))
-    late = str(message["late"])
-    return Bench(gpu, bool(message["allow_tf32"]), before=LateWriter(late, gpu) if late else None)
+    late, soil = str(message["late"]), _soil(message, gpu)
+    before = LateWriter(late, gpu, soil=soil) if late else None
+    return Bench(gpu, bool(message["allow_tf32"]), before=before, soil=soil)
+
+
+def _soil(message: Message, gpu: CudaGpu) -> Soil | None:
+    """None: it did not compile, or cannot be launched here."""
+    if not message["soil"]:
+        return None
+    sms, shared_bytes = (int(cast("int", message[name])) for name in ("sms", "shared_bytes"))
+    try:
+        return Soil(str(message["soil"]), gpu, sms=sms, shared_bytes=shared_bytes)
+    except WeftError:
+        return None
 
 
 def _tidy(trials: int) -> None:

@@ -20,6 +20,7 @@ from weft.kernels.codec import Json
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
+from weft.tune.cuda_shaken import Shaken
 from weft.tune.keys import Described, describe_environment
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import ProcessTransport, Transport
@@ -84,6 +85,14 @@ class Site(Protocol):
         """Compile a source, or find it in the cache, in the seconds that are left. Safe on many threads."""
         ...
 
+    def shaken(self, kernel: KernelSource | CudaSource) -> Shaken | None:
+        """The form of a kernel that is verified besides; None: there is none."""
+        ...
+
+    def build_shaken(self, form: Shaken, left_s: float = math.inf) -> str:
+        """Compile it, however slow it will be; empty: it does not compile in time, or would not fit."""
+        ...
+
     def transport(self) -> Transport:
         """A worker, not started yet."""
         ...
@@ -130,6 +139,14 @@ class HostSite:
         except (OSError, ValueError) as error:
             return Refused(Verdict.COMPILE, f"{type(error).__name__}: {error}")
         return Built(str(built.path), built.seconds)
+
+    def shaken(self, kernel: KernelSource | CudaSource) -> Shaken | None:  # noqa: ARG002 - threads take turns instead
+        """See `Site`."""
+        return None
+
+    def build_shaken(self, form: Shaken, left_s: float = math.inf) -> str:  # noqa: ARG002 - there is none
+        """See `Site`."""
+        return ""
 
     def transport(self) -> Transport:
         """See `Site`."""

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from queue import Empty, Full, Queue
-from typing import Self, cast, final
+from typing import Any, Self, cast, final
 
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
@@ -48,6 +48,7 @@ from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
+from weft.tune.cuda_shaken import Shaken
 from weft.tune.cuda_site import CudaSite
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site
@@ -64,6 +65,8 @@ MARGIN = 0.02
 GRACE_S = 1.0
 """After the deadline, for the answer to what was begun before it."""
 _FAILED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.OOM})
+SHAKEN_LEFT_S = 10.0
+"""Time to the deadline without which no kernel is built in a second form."""
 LOOK_S = 0.005
 """How long kernels are waited for before new trials are looked for."""
 
@@ -158,6 +161,10 @@ class _Work:
     """Kernels that the database answered."""
     kernels: list[str] = field(default_factory=list)
     """What each kernel is: SHA-256 of its content."""
+    shaken: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Skeleton and object of the form of a kernel that is verified besides."""
+    was_shaken: set[int] = field(default_factory=set)
+    """Kernels whose second form was run."""
 
     def __post_init__(self) -> None:
         self.kernels = [kernel_sha256(kernel) for _, kernel, _ in self.trial.kernels]
@@ -195,11 +202,19 @@ class _Build:
     work: _Work
     futures: Mapping[int, Future[Built | Refused | None]]
     """By position in its kernels."""
+    shaken: Mapping[int, tuple[str, Future[str]]] = field(default_factory=dict)
+    """Skeletons and objects of second forms."""
+
+    @property
+    def running(self) -> list[Future[Any]]:
+        """What is still compiled."""
+        every: list[Future[Any]] = [*self.futures.values(), *(f for _, f in self.shaken.values())]
+        return [f for f in every if not f.done()]
 
     @property
     def is_done(self) -> bool:
         """Whether all are."""
-        return all(f.done() for f in self.futures.values())
+        return not self.running
 
     def take(self, left_s: Callable[[], float] = lambda: math.inf) -> _Work:
         """The trial with its paths and refusals, once all are there; what takes longer than is left is left out."""
@@ -212,6 +227,10 @@ class _Build:
                 self.work.reject(number, result.verdict, result.error)
             elif result is not None:
                 self.work.paths[number], self.work.compile_s[number] = result.path, result.seconds
+        for number, (skeleton, form) in self.shaken.items():
+            with contextlib.suppress(TimeoutError):
+                if path := form.result(None if math.isinf(left := left_s()) else max(0.0, left)):
+                    self.work.shaken[number] = (skeleton, path)
         return self.work
 
 
@@ -219,7 +238,7 @@ def _first_built(builds: Sequence[_Build]) -> _Build | None:
     """The earliest whose kernels are all there; None: for a moment nothing was finished."""
     found = next((b for b in builds if b.is_done), None)
     if found is None:
-        left = [f for b in builds for f in b.futures.values() if not f.done()]
+        left = [f for b in builds for f in b.running]
         futures_wait(left, timeout=LOOK_S, return_when=FIRST_COMPLETED)
     return found
 
@@ -344,6 +363,8 @@ class Tuner:
         """On a GPU, at the end of each trial, where it can be asked."""
         self.seconds = {"build": 0.0, "worker": 0.0, "run": 0.0}
         """Waited so far for kernels to be built, for a worker to start, and for its answers."""
+        self._sound: set[str] = set()
+        """Skeletons of kernels that were found right in their second form."""
         self._rejected: Counter[Verdict] = Counter()
         self._kernels = self._lookups = self._trials = 0
 
@@ -523,6 +544,7 @@ class Tuner:
     def _start_build(self, work: _Work, pool: Executor, known: Futures, deadline: float | None) -> _Build:
         """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
         futures: dict[int, Future[Built | Refused | None]] = {}
+        forms: dict[int, tuple[str, Future[str]]] = {}
         for number in () if self._expired(deadline) else work.left:
             _, kernel, binary = work.trial.kernels[number]
             if isinstance(kernel, LibraryCall):
@@ -533,9 +555,23 @@ class Tuner:
                 if kernel.sha256 not in known:
                     known[kernel.sha256] = pool.submit(self._compile, kernel, deadline)
                 futures[number] = known[kernel.sha256]
+                if (form := self._to_shake(kernel, deadline)) is not None:
+                    forms[number] = (form.skeleton, pool.submit(self._site.build_shaken, form, self._left_s(deadline)))
         if self._site.builds_ahead and any(isinstance(work.trial.kernels[k][1], CudaSource) for k in futures):
             self.start_early()  # it loads while they are built
-        return _Build(work, futures)
+        return _Build(work, futures, forms)
+
+    def _to_shake(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Shaken | None:
+        """The second form of a kernel, where none of its skeleton was found right in that form here."""
+        form = self._site.shaken(kernel)
+        if form is None or form.skeleton in self._sound or self._left_s(deadline) < SHAKEN_LEFT_S:
+            return None
+        key, schedule = _skeleton(form.skeleton)
+        found = self._database.lookup(key, schedule, form.skeleton, Untimed(self.environment, finite=False))
+        if found is not None and found.verdict is Verdict.OK:
+            self._sound.add(form.skeleton)
+            return None
+        return form
 
     def _compile(self, kernel: KernelSource | CudaSource, deadline: float | None) -> Built | Refused | None:
         """The object, or why not; None: no time was left."""
@@ -554,9 +590,19 @@ class Tuner:
             self._database.commit(new, self._environment_of(work.trial), kills=work.kills)
             self._kernels += len(new) if work.trial.timed else 0
             self._rejected.update(m.verdict for m in new if m.verdict is not Verdict.OK)
+        self._remember(work)
         self._trials += 1
         for number in sorted(work.done):
             yield work.done[number]
+
+    def _remember(self, work: _Work) -> None:
+        """Keep the skeletons of kernels that were found right in their second form."""
+        sound = {work.shaken[k][0] for k in work.was_shaken if work.done[k].verdict is Verdict.OK} - self._sound
+        self._sound |= sound
+        for skeleton in sorted(sound):
+            key, schedule = _skeleton(skeleton)
+            found = Measurement(key, schedule, Verdict.OK, kernel=skeleton)
+            self._database.commit(found, Untimed(self.environment, finite=False))
 
     def _run(self, work: _Work, deadline: float | None) -> None:
         """Worker rounds until every kernel that has a binary has an outcome."""
@@ -678,6 +724,8 @@ class Tuner:
             raise WorkerFault(Fault.GARBAGE, f"a verdict on kernel {number} with samples {samples[:4]}")
         if verdict is Verdict.OK and ((work.trial.timed and not samples) or ratio > 1):
             raise WorkerFault(Fault.GARBAGE, "an OK without samples or over its limits")
+        if event.get("shaken") is True and number in work.shaken:
+            work.was_shaken.add(number)
         found = work.measurement(number, verdict, error=error, samples=samples, ratio=ratio)
         if verdict is Verdict.OK and found.median_us < 0.9 * work.trial.bound_us:
             error = f"{found.median_us:.3f} us is below the roofline's {work.trial.bound_us:.3f} us"
@@ -699,6 +747,7 @@ class Tuner:
             "policy": cast("Json", asdict(self._site.policy)),
             "time": work.trial.timed,
             "finite": work.trial.finite,
+            "shaken": {str(k): work.shaken[k][1] for k in numbers if k in work.shaken},
             "left_s": 1e9 if deadline is None else max(0.0, deadline - self._clock()),
         }
 
@@ -773,6 +822,11 @@ class Tuner:
         if answer.get("event") != "canary" or answer.get("problem") != "":
             self._transport.kill()
             raise DeviceError(problem=f"after a fault the machine computes wrongly: {str(answer)[:300]}")
+
+
+def _skeleton(skeleton: str) -> tuple[str, Schedule]:
+    """What the database has a skeleton under: as a problem, and as its schedule."""
+    return f"skeleton {skeleton}", Schedule("cuda", (("shaken", 1),))
 
 
 def make_site(

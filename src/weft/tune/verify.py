@@ -6,8 +6,10 @@ An element whose bytes are still the poison in both runs was never written, what
 Guard zones of 256 bytes lie directly before and after every buffer; those of inputs hold 0xFF, so that a read out
 of bounds turns into NaN; inputs must be bitwise unmodified. A generated kernel must give the same bits under both
 poisons (and after timing), a library call the same values within its limits. One whose threads wait for each other
-must also give them where the threads take turns on one core, so that a wait that is missing is seen; on a GPU a kernel
-is judged behind a predecessor that writes the inputs late (`tune.cuda_subject.LateWriter`).
+must also give them where the threads take turns on one core, so that a wait that is missing is seen, and on a CPU each
+where the pages beside all inputs and outputs cannot be touched (`at_the_fence`); on a GPU a kernel is judged behind a
+predecessor that writes the inputs late (`tune.cuda_subject.LateWriter`), and in a form that is delayed at random
+(`tune.cuda_shaken`).
 
 Problems with opaque primitives have no reference: their calls are checked for guards, unmodified inputs and
 written outputs only, because the framework's own operator is what defines them.
@@ -18,11 +20,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import mmap
 import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Protocol, final
 
@@ -55,7 +59,7 @@ from weft.tune.tolerance import (
     gate_a,
 )
 
-VERIFIER_VERSION = 4
+VERIFIER_VERSION = 5
 """Part of the key of every verdict; raised when a check changes."""
 POISONS = (0xFF, 0xA5)
 GUARD_BYTES = 256
@@ -70,20 +74,53 @@ Clock = Callable[[], int]
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
+class Fence(Enum):
+    """On which side of a buffer memory lies that cannot be touched."""
+
+    BEFORE = "before"
+    BEHIND = "behind"
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _fenced(least_bytes: int) -> torch.Tensor:
+    """At least so many bytes between two pages that nobody may read or write. OSError: there is no memory."""
+    page = mmap.PAGESIZE
+    size = -(-least_bytes // page) * page
+    held = mmap.mmap(-1, size + 2 * page)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    for at in (base, base + page + size):
+        if _LIBC.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return torch.frombuffer(held, dtype=torch.uint8, count=size, offset=page)
+
+
 @final
 class Buffer:
     """Bytes between two guard zones; the second begins at the very next byte.
 
     They begin at a multiple of 64 bytes, on a GPU of 256, as the contract of the kernels has it, or `shift` behind one.
+    On a CPU there may be a `fence` instead of one zone: memory whose touch ends the process.
     """
 
-    def __init__(self, size_bytes: int, guard: int, device: torch.device = CPU, shift: int = 0) -> None:
+    def __init__(
+        self, size_bytes: int, guard: int, device: torch.device = CPU, shift: int = 0, fence: Fence | None = None
+    ) -> None:
         unit = 64 if device == CPU else 256
-        self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + unit + shift,), dtype=torch.uint8, device=device)
-        start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % unit + shift
+        zones = [GUARD_BYTES, GUARD_BYTES]
+        if fence is None:
+            self._raw = torch.empty((size_bytes + 2 * GUARD_BYTES + unit + shift,), dtype=torch.uint8, device=device)
+            start = GUARD_BYTES + (-(self._raw.data_ptr() + GUARD_BYTES)) % unit + shift
+        else:
+            self._raw = _fenced(size_bytes + GUARD_BYTES + unit + shift)
+            start = shift
+            if fence is Fence.BEHIND:  # as near to it as the beginning may be
+                start += (self._raw.numel() - size_bytes - shift) // unit * unit
+            zones = [min(GUARD_BYTES, start), min(GUARD_BYTES, self._raw.numel() - start - size_bytes)]
         self._guard = guard
-        self._before = self._raw[start - GUARD_BYTES : start]
-        self._after = self._raw[start + size_bytes : start + size_bytes + GUARD_BYTES]
+        self._before = self._raw[start - zones[0] : start]
+        self._after = self._raw[start + size_bytes : start + size_bytes + zones[1]]
         # a GPU sets all at once as fast as the zones; here the bytes between are set by those who use them
         for part in (self._before, self._after) if device == CPU else (self._raw,):
             _set(part, guard)
@@ -144,20 +181,21 @@ class Arena:
         inputs: Arena | None = None,
         device: torch.device = CPU,
         shift: int = 0,
+        fence: Fence | None = None,
     ) -> None:
         """Allocate; `inputs` lends its input buffers, for kernels that were seen to leave them alone.
 
-        `shift`: bytes by which all buffers lie behind where they would begin otherwise.
+        `shift`: bytes by which all buffers lie behind where they would begin otherwise. `fence`: of all buffers.
         """
         graph = problem.graph
         self._types = tuple(graph.type_of(i) for i in graph.inputs)
         self.output_types = tuple(graph.type_of(i) for i in graph.outputs)
         self._formats = problem.input_formats
         if inputs is None:
-            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD, device, shift) for t in self._types]
+            self.inputs = [Buffer(t.nbytes, _INPUT_GUARD, device, shift, fence) for t in self._types]
         else:
             self.inputs = inputs.inputs
-        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD, device, shift) for t in self.output_types]
+        self.outputs = [Buffer(t.nbytes, _OUTPUT_GUARD, device, shift, fence) for t in self.output_types]
         pairs = zip(self.inputs, self._types, self._formats, strict=True)
         self.input_tensors = [b.tensor(t, f) for b, t, f in pairs]
         triples = zip(self.outputs, self.output_types, problem.output_formats, strict=True)
@@ -217,6 +255,8 @@ class Subject(Protocol):
 
 PARTED = re.compile(r"\btid \+ 1\) / nt\b|#pragma omp (?:barrier|for)")
 """What a text has once for each piece of work that its threads divide among them."""
+FENCED_BYTES = 256 << 20
+"""Inputs and outputs of a problem together, above which nothing is run at a fence."""
 TURNS_S = 0.1
 """No further turn is taken after so long: on one core a call lasts as many times as long as it has threads."""
 
@@ -789,6 +829,38 @@ def verify(
     return Verified(
         Finding(Verdict.OK, reference.opaque and f"unverified: {reference.opaque}", ratio), last, first_call
     )
+
+
+def at_the_fence(
+    problem: Problem,
+    subject: Subject,
+    reference: Reference,
+    before: Sequence[torch.Tensor],
+    check: Check = lambda: None,
+) -> Finding:
+    """A kernel that was verified once more where it must not touch anything beside its buffers, not even to no effect.
+
+    If it does, this process ends. `before`: the bytes of the outputs on the timed set. What `check` raises ends it. Not
+    asked of what takes much memory, nor of a library.
+    """
+    graph = problem.graph
+    size = sum(graph.type_of(i).nbytes for i in (*graph.inputs, *graph.outputs))
+    if not subject.deterministic or size > FENCED_BYTES or reference.device != CPU:
+        return Finding(Verdict.OK)
+    case = reference.timed
+    for fence in Fence:
+        check()
+        arena = Arena(problem, case.inputs, shift=problem.alignment, fence=fence)
+        binding = subject.bind(arena, POISONS[0])
+        arena.poison(POISONS[0])
+        binding.call()
+        finding = _after_call(arena, binding, case.kind)
+        if finding.verdict is not Verdict.OK:
+            return finding
+        for k, (buffer, x) in enumerate(zip(arena.outputs, before, strict=True)):
+            if not bulk.same_bytes(buffer.bytes, x) and not (case.expected and case.expected[k].skip):
+                return Finding(Verdict.UNSTABLE, f"output {k}: other bits where memory lies otherwise")
+    return Finding(Verdict.OK)
 
 
 def _in_turn(arena: Arena, subject: Subject, before: Sequence[torch.Tensor], case: Case) -> Finding:

@@ -20,7 +20,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import BinaryIO, Protocol, cast, final
@@ -47,6 +47,7 @@ from weft.tune.verify import (
     NativeSubject,
     Reference,
     Subject,
+    at_the_fence,
     classify,
     reference_of,
     verify,
@@ -58,6 +59,8 @@ SHARED_BYTES = 1 << 30
 """References of the last graphs that are kept: problems that differ in formats alone share one."""
 SLOW_FACTOR, SLOW_FLOOR_S = 3.0, 30e-6
 """A verified kernel whose shortest call is so many times that of the fastest so far is not timed."""
+FENCED_S = 0.1
+"""A kernel whose call takes longer is not run beside memory that cannot be touched."""
 MAX_TIMED_BYTES = 2 << 30
 """Outputs of all kernels of a trial together; above it there is one set of buffers only."""
 
@@ -131,6 +134,8 @@ class TrialRequest:
     """After so many seconds no further kernel is looked at; those have no verdict."""
     finite: bool = False
     """Kernels are verified on finite inputs alone."""
+    shaken: Mapping[int, str] = field(default_factory=dict)
+    """By number, the object of a kernel's other form, which is verified besides."""
 
     @classmethod
     def from_message(cls, m: Message) -> TrialRequest:
@@ -148,6 +153,7 @@ class TrialRequest:
             time=bool(m["time"]),
             left_s=float(cast("float", m["left_s"])),
             finite=bool(m.get("finite", False)),
+            shaken={int(k): str(v) for k, v in cast("Mapping[str, str]", m.get("shaken", {})).items()},
         )
 
 
@@ -246,12 +252,15 @@ def _run(request: TrialRequest, say: Channel, machine: Machine, references: Refe
                 result = verify(
                     request.problem, subject, reference, arenas, slow_s=slow_s, clock=machine.clock, check=check
                 )
+                finding = result.finding
+                if finding.verdict is Verdict.OK and result.first_call_s < FENCED_S:
+                    finding = at_the_fence(request.problem, subject, reference, result.outputs, check)
         except (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError) as error:
             arenas.clear()
             _verdict(say, number, classify(error))
             continue  # the next kernel gets clean buffers
-        if result.finding.verdict is not Verdict.OK:
-            _verdict(say, number, result.finding)
+        if finding.verdict is not Verdict.OK:
+            _verdict(say, number, finding)
             continue  # rejected
         if result.first_call_s * 1e6 >= 0.9 * request.bound_us:  # what is impossible drives nobody out
             fastest = min(fastest, result.first_call_s)

@@ -1,0 +1,121 @@
+"""A kernel in a form that shows what it does not wait for; verified beside the kernel, never timed.
+
+It computes the same, but every freedom that the machine has is used: behind each point where threads meet or wait, and
+where the kernel begins, every warp may stay behind for some microseconds, each by its own draw; and what a thread
+copies into shared memory without waiting destroys what lay there at once and arrives when the thread waits for it, or
+never. A barrier or a wait that is missing, or too few copies waited for, gives other numbers then, or hangs. In the
+kernel itself they may come right a thousand times, where nothing delays the warp that others read from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import weft.generate.cuda
+from weft.kernels.source import CudaSource, Schedule
+
+_HEAD = """// delays and late copies: see weft.tune.cuda_shaken
+static __device__ __forceinline__ void w_stay(unsigned site) {
+  unsigned at, warp = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) >> 5;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(at) :: "memory");
+  at = (at >> 2) + (warp + 1u) * 0x9E3779B9u + site * 0x85EBCA6Bu + blockIdx.x * 0xC2B2AE35u;
+  at ^= at >> 16, at *= 0x7FEB352Du, at ^= at >> 15, at *= 0x846CA68Bu, at ^= at >> 16;
+  asm volatile("nanosleep.u32 %0;" :: "r"((at & 1u) ? 0u : (at >> 8 & 4095u)) : "memory");
+}
+struct w_late {
+  enum { MOST = 40 };
+  unsigned to[MOST], bytes[MOST], group[MOST];
+  const void* from[MOST];
+  unsigned first, count, groups;
+  __device__ __forceinline__ w_late() : first(0), count(0), groups(0) {}
+  __device__ __forceinline__ void copy(unsigned at, const void* p, unsigned n = 16u) {
+    if (count == MOST) arrive();  // it may be as early as that
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(at), "r"(0xFFFFFFFFu) : "memory");
+    const unsigned k = (first + count++) % MOST;
+    to[k] = at, from[k] = p, bytes[k] = n, group[k] = groups;
+  }
+  __device__ __forceinline__ void commit() { ++groups; }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\\ncp.async.commit_group;\\ncp.async.wait_group 0;"
+                 :: "r"(to[first]), "l"(from[first]), "r"(bytes[first]) : "memory");
+    first = (first + 1) % MOST, --count;
+  }
+  __device__ __forceinline__ void arrived(unsigned left) {  // all but the last groups
+#pragma unroll 1
+    while (count && group[first] + left < groups) arrive();
+  }
+};
+#define __syncthreads() (__syncthreads(), w_stay(__LINE__))
+#define w_copy16_late(...) w_q.copy(__VA_ARGS__)
+#define w_commit_late() w_q.commit()
+"""
+_MEET = (
+    "w_wait", "w_together", "__syncwarp", "w_bar_wait", "w_mail_wait", "w_meet_some", "w_turn_wait", "w_turn_take",
+    "w_cluster_sync", "w_cluster_wait", "w_cluster_leave",
+)  # fmt: skip
+_CALL = re.compile(rf"(?<!void )(?<!bool )(?<![\w.])({'|'.join(_MEET)})(?=\()")
+_GROUPS = re.compile(r"(?<!void )(?<![\w.])(w_group_wait|w_stores_read)<(\w+)>\(\)")
+_ARRIVED = re.compile(r"(?<!void )(?<![\w.])w_arrived<(.+?)>\(\)")
+_COPIES = re.compile(r"(?<!void )(?<![\w.])(w_copy16|w_commit)(?=\()")
+_TOP = re.compile(r"^(extern \"C\" __global__|W_KERNEL\(|W_FN |static __device__|template |INLINE )")
+_SHARES = re.compile(
+    r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|w_any_thread|w_arrived|w_bar_wait|w_meet_some|w_cluster_\w+)\b"
+)
+"""What stands in a line in which threads share memory, meet or wait."""
+
+
+_ENTRY = re.compile(r"\bk[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shaken:
+    """A kernel in the form that is shaken."""
+
+    source: CudaSource
+    skeleton: str
+    """Hash of the template and of the lines in which threads share, meet or wait: common to a kind of kernels."""
+
+
+@cache
+def header_lines() -> frozenset[str]:
+    """What stands in the headers that texts begin with."""
+    found = Path(weft.generate.cuda.__file__).parent.rglob("*.h")
+    return frozenset(line for path in found for line in path.read_text(encoding="utf-8").split("\n"))
+
+
+def shaken(source: CudaSource) -> Shaken | None:
+    """The form of a kernel that is shaken; None where its threads share no memory."""
+    headers = header_lines()
+    lines = source.text.split("\n")
+    own = [k for k, line in enumerate(lines) if line not in headers]
+    meeting = [_ENTRY.sub("", lines[k]) for k in own if _SHARES.search(lines[k])]
+    if not meeting:
+        return None
+    template = str(dict(source.schedule.params).get("template", ""))
+    skeleton = hashlib.sha256("\n".join([template, *meeting]).encode()).hexdigest()
+    starts = [k for k in own if _TOP.match(lines[k])]
+    late: set[int] = set()
+    """Functions that copy; the lines that begin them."""
+    for k in own:
+        if _ARRIVED.search(lines[k]) or _COPIES.search(lines[k]):
+            late.add(max((s for s in starts if s < k), default=-1))
+    found = list(lines)
+    for k in own:
+        line = lines[k]
+        if line.startswith("#"):
+            continue
+        line = _CALL.sub(r"w_stay_\1", line)
+        line = _GROUPS.sub(rf"(\1<\2>(), w_stay({k}))", line)
+        line = _ARRIVED.sub(rf"(w_q.arrived(\1), w_stay({k}))", line)
+        line = _COPIES.sub(r"\1_late", line)
+        if k in starts and line.endswith("{"):
+            kernel = "__global__" in line or line.startswith("W_KERNEL(")
+            line += (" w_late w_q;" if k in late else "") + (f" w_stay({k});" if kernel else "")
+        found[k] = line
+    calls = "".join(f"#define w_stay_{name}(...) ({name}(__VA_ARGS__), w_stay(__LINE__))\n" for name in _MEET)
+    schedule = Schedule(source.schedule.generator, (*source.schedule.params, ("shaken", 1)))
+    return Shaken(replace(source, schedule=schedule, text=_HEAD + calls + "\n".join(found)), skeleton)
