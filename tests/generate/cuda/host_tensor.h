@@ -76,6 +76,8 @@ static std::vector<Block>* w_cluster;
 static Barrier w_cluster_barrier;
 static unsigned long w_progress;
 static int w_defer;
+static std::function<void()> w_begin;  // before each cluster
+static int w_order;  // 0: all threads in turn; 1, 2: the first or the last warp as far ahead of the others as it can be
 static dim3 w_grid;
 static char w_error[256];
 static std::vector<std::pair<const char*, const char*>> w_buffers;
@@ -373,6 +375,7 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
     for (unsigned y = 0; y < grid.y; y += cluster.y)
       for (unsigned x = 0; x < grid.x; x += cluster.x) {
         w_cluster_barrier = Barrier{count * block.x, 0, 0};
+        if (w_begin) w_begin();
         unsigned rank = 0;
         for (Block& b : blocks) {
           b.index = {x + rank % cluster.x, y + rank / cluster.x % cluster.y, z + rank / (cluster.x * cluster.y)};
@@ -401,14 +404,22 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
         for (bool alive = true; alive;) {
           alive = false;
           const unsigned long before = w_progress;
-          for (Block& b : blocks)
-            for (Thread& t : b.threads)
-              if (!t.done) {
+          const unsigned lanes = w_order ? 32 : block.x, parts = (block.x + lanes - 1) / lanes;
+          for (unsigned k = 0; k < count * parts; ++k) {
+            const unsigned p = w_order == 2 ? count * parts - 1 - k : k;
+            for (bool moved = true; moved;) {  // in order, a warp goes as far as it can
+              const unsigned long there = w_progress;
+              for (unsigned i = p % parts * lanes; i < block.x && i < (p % parts + 1) * lanes; ++i) {
+                Thread& t = blocks[p / parts].threads[i];
+                if (t.done) continue;
                 alive = true;
                 w_self = &t;
                 swapcontext(&w_main, &t.context);
                 if (*w_error) return;
               }
+              moved = w_order && w_progress != there;
+            }
+          }
           if (alive && w_progress == before) {
             snprintf(w_error, sizeof w_error, "threads wait for each other forever");
             return;

@@ -91,6 +91,7 @@ class Emulated:
         parts.append(
             'extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }\n'
             'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
+            'extern "C" void set_order(int order) { w_order = order; }\n'
         )
         for i, source in enumerate({s.sha256: s for s in sources}.values()):
             text = source.text
@@ -120,10 +121,20 @@ class Emulated:
 
 
 def run(
-    kernels: Emulated, problem: Problem, source: CudaSource, inputs: list[np.ndarray], *, defer: bool = True
+    kernels: Emulated,
+    problem: Problem,
+    source: CudaSource,
+    inputs: list[np.ndarray],
+    *,
+    defer: bool = True,
+    order: int = 0,
 ) -> list[np.ndarray]:
-    """Outputs of the emulated kernel; asserts guard zones, untouched inputs and that the state is left zero."""
+    """Outputs of the emulated kernel; asserts guard zones, untouched inputs and that the state is left zero.
+
+    `order`: 0 lets all threads take turns, 1 and 2 let the first or the last warp go as far ahead as it can.
+    """
     library = kernels.library
+    library.set_order(order)
     g = problem.graph
     types = [g.type_of(i) for i in g.inputs]
     ins = [Buffer(t.nbytes) for t in types]
