@@ -169,7 +169,7 @@ def table_of(records: Iterable[Record], facts: GpuFacts, networks: Sequence[str]
         number += last is not None and record.started - last > BREAK_S
         last = record.started
         m = record.measurement
-        if m.verdict is Verdict.OK:
+        if m.verdict is Verdict.OK and m.samples_us:
             key = m.problem_key, json.loads(record.environment).get("allow_tf32") is True
             network.setdefault(key, networks[number] if number < len(networks) else str(number))
             found.setdefault(key, {})[m.schedule] = m.median_us

@@ -1,6 +1,7 @@
 """Mutants of generated kernels through the tuner's own verification: how many wrong kernels would be timed?
 
     python -m benchmarks.mutants [--device cpu|cuda] [--count 250] [--seed 0] [--jobs J] [--only OPERATOR] [--dry]
+                                 [--part K/N] [--journal FILE] [--finish]
 
 Kernels come from the cases of the tests of the generators, by all templates. A mutant is a kernel with one change in
 its own text (not in the headers) by one of `OPERATORS`. Those that do not compile, or that the compiler refuses for
@@ -8,16 +9,22 @@ their resources, are none. Each of the others is a candidate of a trial of `weft
 was made of. It is
 
     caught       its verdict is not OK, and was there before the kernel would have been timed
-    equivalent   it means the same: its machine code is that of the kernel, or `EQUIVALENT` has the reason
+    equivalent   it means the same. Its machine code is that of the kernel, at once or once the compiler knows the
+                 launch; or, where a barrier or a wait is missing, its emulation on the host gives the same numbers
+                 though copies arrive as late as the waits allow and the first or the last warp goes as far ahead of the
+                 others as it can; or `EQUIVALENT` has the reason
     survived     neither
 
 The file of results has a line for each that was not caught, and a summary; `total` counts what is not equivalent.
-`--dry` only compiles. What may hang comes last.
+`--dry` only compiles. What may hang comes last. `--journal` keeps every outcome at once: a run that was cut short, or
+the other parts of `--part`, go on from there, on another machine as well. `--finish` judges nothing: it looks for the
+reasons of those that passed and writes the record.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -37,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-import torch
+import numpy as np
 from tests.generate.cpp.test_groups import NAMED
 from tests.generate.cuda import (
     test_attention,
@@ -53,6 +60,8 @@ from tests.generate.cuda import (
     test_tma,
 )
 from tests.generate.cuda.products import convolution, product
+from tests.generate.cuda.tensor_emulator import Emulated, small_integers
+from tests.generate.cuda.tensor_emulator import run as emulated
 
 import weft.generate
 from benchmarks.record import RESULTS, environment
@@ -63,6 +72,7 @@ from weft.device.facts import CpuFacts, cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.generate.cpp import CppGenerator
 from weft.generate.cuda import CudaGenerator
+from weft.ir.attrs import ConvAttrs
 from weft.ir.declined import Declined
 from weft.ir.text import parse_graph, print_graph
 from weft.ir.types import DType
@@ -71,6 +81,7 @@ from weft.kernels.formats import Format
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, KernelSource, Schedule
 from weft.options import Options
+from weft.tune.cuda_trial import DELAYED
 from weft.tune.site import Built
 from weft.tune.store import Database
 from weft.tune.timing import TimingPolicy
@@ -258,12 +269,104 @@ class Equivalent:
 
 def _only_squared(m: Mutant) -> bool:
     """Is the value that the line defines read as a factor of its own square alone?"""
-    name = re.match(r"const w_f\d\dv? (e\w+) = ", m.before)
+    name = re.match(r"const (?:w_f\d\dv?|float) ([ev]\w+) = ", m.before)
     if name is None:
         return False
     lines = m.origin.source.text.split("\n")
     others = [x for x in lines if re.search(rf"\b{name[1]}\b", x) and x.strip() != m.before]
     return bool(others) and all(f"({name[1]} * {name[1]})" in x and x.count(name[1]) == 2 for x in others)
+
+
+def _only_whether_zero(m: Mutant) -> bool:
+    """Is it a difference of which a product only asks whether it is zero: whether to begin a sum or to go on?"""
+    return bool(re.search(r"\(st - first\) \| (?:u \| )?q\)", m.before)) and m.after == m.before.replace(
+        "(st - first)", "(first - st)"
+    )
+
+
+def _low_bits(m: Mutant) -> bool:
+    """Does an address of an operand differ in bits that its descriptor, which counts in 16 bytes, does not hold?"""
+    was, now = (re.search(r"\(u32\)\(q \* (\d+)\), 16, 1024", x) for x in (m.before, m.after))
+    lines, at = _place(m)
+    loop = next((x for x in reversed(lines[:at]) if "int q = 0; q < " in x), "")
+    most = re.search(r"q < (\d+)", loop)
+    if was is None or now is None or most is None:
+        return False
+    # all else in the address is a multiple of 128 bytes
+    same = all(q * int(was[1]) // 16 == q * int(now[1]) // 16 for q in range(int(most[1])))
+    return same and m.after == m.before.replace(was[0], now[0], 1)
+
+
+def _set_again(m: Mutant) -> bool:
+    """Does a thread write one element behind its table, which it then writes again as the first of the next?"""
+    table = r"for \(int i = t; i < (\d+); i \+= (\d+)\) \(\(float\*\)\(sm \+ TABLES\)\)\[(\d+) \+ i\] = "
+    lines, at = _place(m)
+    loop, behind = re.match(table, m.before), re.match(table, lines[at + 1].strip())
+    if loop is None or behind is None or f"i < {int(loop[1]) + 1};" not in m.after:
+        return False
+    same = loop[1] == behind[1] and loop[2] == behind[2] and int(loop[1]) % int(loop[2]) == 0
+    return same and int(behind[3]) == int(loop[3]) + int(loop[1])
+
+
+def _no_second_group(m: Mutant) -> bool:
+    """Is it a multiple of the number of the warpgroup, of which one alone computes?"""
+    changed = re.search(r"\(group \* (\d+) \* ", m.before)
+    lines, at = _place(m)
+    alone = any(re.match(r"if \(warp >= 4\) \{", x) for x in lines[:at])
+    return alone and changed is not None and m.after == m.before.replace(changed[0], _next(changed[0], changed[1]), 1)
+
+
+def _next(text: str, number: str) -> str:
+    return text.replace(number, str(int(number) + 1))
+
+
+def _never_so_late(m: Mutant) -> bool:
+    """Is it when to wait for a slot that is used twice, in a block that uses none twice?"""
+    limit = re.match(r"if \(it >= \(last - first < (\d+) \? \(u32\)\(last - first\) : \1u\)\) \{", m.before)
+    lines, at = _place(m)
+    tile = next((x for x in reversed(lines[:at]) if x.startswith("for (int tile = ")), "")
+    depth = next((x for x in reversed(lines[:at]) if x.startswith("const int first = 0, last = ")), "")
+    once = re.match(r"for \(int tile = \w+; tile < (\d+); tile \+= \1u\)", tile)
+    return limit is not None and once is not None and int(re.findall(r"\d+", depth)[1]) <= int(limit[1])
+
+
+def _never_that_thread(m: Mutant) -> bool:
+    """Is the last element, which is left out, another one's: no thread has that number here?"""
+    bound = re.match(r"if \((t\d+_) < (\d+)u\) \{", m.before)
+    launches = m.source.launches if isinstance(m.source, CudaSource) else ()
+    if bound is None or len(launches) != 1 or m.after != f"if ({bound[1]} < {int(bound[2]) - 1}u) {{":
+        return False
+    lines, _ = _place(m)
+    text = "\n".join(lines)
+    start = re.search(rf"const w_index {bound[1]} = t \+ (\d+)u;", text)
+    t = re.search(r"const w_index t = blockIdx\.x \* \(w_index\)(\d+) \+ threadIdx\.x;", text)
+    if start is None or t is None:
+        return False
+    place = (int(bound[2]) - 1) % int(t[1]) - int(start[1])
+    return not 0 <= place < launches[0].block[0]
+
+
+def _window_ends_before(m: Mutant) -> bool:
+    """Is it the end of an axis that no window reaches?"""
+    ends = re.findall(r"\[i\] \+ \(?d\.y[^<]*?\)+ < (\d+)u", m.before)
+    other = re.findall(r"\[i\] \+ \(?d\.y[^<]*?\)+ < (\d+)u", m.after)
+    changed = [(x, y) for x, y in zip(ends, other, strict=False) if x != y]
+    if len(changed) != 1 or int(changed[0][1]) != int(changed[0][0]) + 1:
+        return False
+    for node in m.origin.problem.graph.nodes:
+        if isinstance(node.attrs, ConvAttrs) and not node.attrs.transposed:
+            x, w = (m.origin.problem.graph.type_of(i).shape for i in node.inputs[:2])
+            a = node.attrs
+            axis = ends.index(changed[0][0])
+            last = (node.type.shape[2 + axis] - 1) * a.strides[axis] - a.pads_lo[axis]
+            return last + (w[2 + axis] - 1) * a.dilations[axis] < x[2 + axis] == int(changed[0][0])
+    return False
+
+
+def _sums_not_stored(m: Mutant) -> bool:
+    """Is it the row that a thread reads for sums which are not stored, as it lies behind the last?"""
+    row = re.search(r"const int r = (t[pe]) \+ i \* \d+ < (\d+) \? ", m.before)
+    return row is not None and f"const int r = {row[1]} < {row[2]} ? " in m.after
 
 
 def _same_parts(m: Mutant) -> bool:
@@ -349,6 +452,14 @@ def _around_again(m: Mutant) -> bool:
 
 
 EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent("swapped operand", _only_whether_zero, "a product asks of the difference only whether it is zero"),
+    Equivalent("wrong constant", _low_bits, "the descriptor of the operand does not hold the bits that differ"),
+    Equivalent("off-by-one bound", _set_again, "its thread writes the element again, as the next table's first"),
+    Equivalent("wrong constant", _no_second_group, "it is a multiple of the number of the warpgroup, which is 0"),
+    Equivalent("swapped operand", _never_so_late, "a block uses no slot twice, so it asks for none"),
+    Equivalent("off-by-one bound", _never_that_thread, "no thread has the number of the element that is left out"),
+    Equivalent("off-by-one bound", _window_ends_before, "no window reaches the end of that axis"),
+    Equivalent("dropped term", _sums_not_stored, "the sums of the row that is read instead are never stored"),
     Equivalent("dropped term", _first_of_one, "the sum is zero there: the first term of a loop that runs once"),
     Equivalent("wrong dtype", _shift, "the value is read for the maximum of a softmax alone, a shift that cancels"),
     Equivalent("off-by-one bound", _written_again, "the element more is written again by the piece behind the border"),
@@ -602,20 +713,24 @@ class Bench:
         return Tuner(self.options, self.facts, Database.open(None), compiler=self.compiler, policy=QUICK)
 
 
-def prepare(bench: Bench, drawn: Sequence[Mutant], count: int) -> tuple[list[Mutant], list[Mutant]]:
-    """Those that compile, and those whose machine code is that of their kernel."""
-    kernels = {id(m.origin): m.origin for m in drawn}
+def prepare(bench: Bench, drawn: Sequence[Mutant], count: int, journal: Journal) -> tuple[list[Mutant], list[Mutant]]:
+    """Those that compile, up to `count`, and those whose machine code is that of their kernel; or as is known."""
+    asked = [m for m in drawn if not journal.recall(m)]
+    kernels = {id(m.origin): m.origin for m in asked}
     with ThreadPoolExecutor(bench.jobs) as pool:
         own = dict(zip(kernels, pool.map(lambda k: bench.build(k.source), kernels.values()), strict=True))
-        paths = list(pool.map(lambda m: bench.build(m.source), drawn))
+        paths = dict(zip((id(m) for m in asked), pool.map(lambda m: bench.build(m.source), asked), strict=True))
     different: list[Mutant] = []
     same: list[Mutant] = []
-    for m, path in zip(drawn, paths, strict=True):
-        if not path or not own[id(m.origin)]:
-            continue
-        m.path = path
-        if code_of(path) == code_of(own[id(m.origin)]):
-            m.outcome, m.note = "equivalent", "the machine code is the same"
+    for m in drawn:
+        if id(m) in paths:
+            m.path = paths[id(m)]
+            if not m.path or not own[id(m.origin)]:
+                continue  # none
+            if code_of(m.path) == code_of(own[id(m.origin)]):
+                m.outcome, m.note = "equivalent", "the machine code is the same"
+                journal.keep(m, "")
+        if m.outcome == "equivalent":
             same.append(m)
         elif len(different) < count:
             different.append(m)
@@ -637,21 +752,73 @@ def judge(m: Mutant, found: Sequence[Measurement]) -> str:
         m.outcome, m.note = "survived", "no verdict"
     elif measured.verdict is Verdict.OK or measured.verdict is Verdict.IMPOSSIBLE or "after timing" in measured.error:
         m.outcome, m.note = "survived", f"{measured.verdict.value}, error over limit {measured.rmse:.3g}"
-        if reason := known_equivalent(m):
-            m.outcome, m.note = "equivalent", reason
     else:
-        m.outcome, m.note = "caught", measured.verdict.value
+        delayed = " with warps delayed" * measured.error.startswith(DELAYED)
+        m.outcome, m.note = "caught", measured.verdict.value + delayed
     if own is None or own.verdict is not Verdict.OK:
         return "no verdict" if own is None else f"{own.verdict.value}: {own.error}"
     return ""
 
 
-def run(bench: Bench, mutants: Sequence[Mutant]) -> list[str]:
-    """Outcomes of all; gives what was said about sound kernels that were rejected."""
+@dataclass
+class Journal:
+    """Outcomes as they come, one a line: what was judged is not judged again. Without a path it keeps nothing."""
+
+    path: Path | None
+    head: dict[str, object] = field(default_factory=dict)
+    """What the first of its runs was made in."""
+    known: dict[str, dict[str, str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Read what is there; a line that was cut off counts as none."""
+        if self.path is None or not self.path.exists():
+            return
+        for text in self.path.read_text().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                row = json.loads(text)
+                if row.get("record") == "environment":
+                    self.head = self.head or row
+                    continue
+                self.known[row["key"]] = {k: str(row[k]) for k in ("outcome", "note", "unsound")}
+
+    def begin(self, head: dict[str, object]) -> None:
+        """Say what outcomes are made in, where nothing says so yet."""
+        if not self.head:
+            self.head = head
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a") as file:
+                    file.write(json.dumps(head) + "\n")
+
+    def recall(self, m: Mutant) -> bool:
+        """Set the outcome that is known; False: none is."""
+        row = self.known.get(key_of(m))
+        if row is not None:
+            m.outcome, m.note = row["outcome"], row["note"]
+        return row is not None
+
+    def keep(self, m: Mutant, unsound: str) -> None:
+        """Add an outcome."""
+        row = {"key": key_of(m), "outcome": m.outcome, "note": m.note, "unsound": unsound}
+        with self._lock:
+            self.known[row["key"]] = row
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(row | {"case": line(m)["case"]}) + "\n")
+
+
+def key_of(m: Mutant) -> str:
+    """The same for the same change of the same kernel anywhere."""
+    return hashlib.sha256(f"{m.operator}\0{m.origin.source.sha256}\0{m.source.sha256}".encode()).hexdigest()
+
+
+def run(bench: Bench, mutants: Sequence[Mutant], journal: Journal) -> None:
+    """Outcomes of all."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for m in in_order(mutants):
-        waiting.put(m)
-    unsound: list[str] = []
+        if not journal.recall(m):
+            waiting.put(m)
 
     def work() -> None:
         with bench.tuner() as tuner:
@@ -664,8 +831,8 @@ def run(bench: Bench, mutants: Sequence[Mutant]) -> list[str]:
                 kernels = [(s.schedule, s, None) for s in (origin.source, m.source)]
                 # as the incumbent it is judged however slow it is
                 trial = ProblemTrial(origin.problem, kernels, incumbent=m.source.schedule)
-                if said := judge(m, list(tuner.measure([trial]))):
-                    unsound.append(f"{origin.name} {origin.source.schedule}: {said}")
+                said = judge(m, list(tuner.measure([trial])))
+                journal.keep(m, said and f"{origin.name} {origin.source.schedule}: {said}")
                 if m.outcome != "caught":
                     print(json.dumps(line(m)), flush=True)
 
@@ -674,7 +841,80 @@ def run(bench: Bench, mutants: Sequence[Mutant]) -> list[str]:
         thread.start()
     for thread in threads:
         thread.join()
-    return unsound
+
+
+def explain(bench: Bench, survivors: Sequence[Mutant]) -> None:
+    """Look for the reason why what survived means the same."""
+    for m in survivors:
+        if reason := known_equivalent(m):
+            m.outcome, m.note = "equivalent", reason
+        elif isinstance(m.source, CudaSource) and same_code_where_known(bench, m):
+            m.outcome, m.note = "equivalent", "the machine code is the same where the compiler knows the launch"
+        elif m.operator in LAST and (reason := needless(m)):
+            m.outcome, m.note = "equivalent", reason
+        print(json.dumps(line(m)), flush=True)
+
+
+def same_code_where_known(bench: Bench, m: Mutant) -> bool:
+    """Do both texts give the same code where the sizes of the one launch are assumed in them?"""
+    sources = [x for x in (m.origin.source, m.source) if isinstance(x, CudaSource)]
+    if any(len({y.entry for y in x.launches}) != 1 or x.pack for x in sources):
+        return False
+    paths = [bench.build(told(x)) for x in sources]
+    return len(paths) == 2 and all(paths) and code_of(paths[0]) == code_of(paths[1])
+
+
+def told(source: CudaSource) -> CudaSource:
+    """The text with what the launch says: sizes of grid and block, and where shared memory begins."""
+    launch = source.launches[0]
+    facts = " && ".join(
+        f"{name}.{axis} < {n}u"
+        for name, sizes in (("threadIdx", launch.block), ("blockIdx", launch.grid))
+        for axis, n in zip("xyz", sizes, strict=True)
+    )
+    text = "\n".join(
+        x + f" __builtin_assume({facts});" if re.match(r"(extern \"C\" __global__|W_KERNEL\().*\{$", x) else x
+        for x in source.text.split("\n")
+    )
+    for axis, n in zip("xyz", launch.grid, strict=True):
+        text = text.replace(f"gridDim.{axis}", f"{n}u")
+    base = "const u32 sb = w_shared(sm);"
+    return replace(source, text=text.replace(base, f"{base} __builtin_assume((sb & 1023u) == 0u);"))
+
+
+def needless(m: Mutant) -> str:
+    """Why a wait that is missing is not missed; empty: it may be. By emulation, for kernels of templates alone."""
+    own = m.origin.source
+    if not isinstance(m.source, CudaSource) or not isinstance(own, CudaSource):
+        return ""
+    mutated = renamed(m.source)
+    inputs = small_integers(m.origin.problem)
+    try:
+        both = Emulated([own, mutated])
+        want = emulated(both, m.origin.problem, own, inputs)
+        for order, defer in ((1, True), (2, True), (1, False), (2, False)):
+            try:
+                got = emulated(both, m.origin.problem, mutated, inputs, defer=defer, order=order)
+            except AssertionError as error:
+                if defer or "are emulated late" not in str(error):
+                    raise
+                continue  # those cannot come early
+            if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(got, want, strict=True)):
+                return ""
+    except AssertionError:  # it cannot be emulated, or breaks a rule of the machine
+        return ""
+    if not any(np.isfinite(x).any() and x.any() for x in want):
+        return ""  # nothing would show
+    return "emulated with copies as late as the waits allow and either end's warp far ahead, the numbers are the same"
+
+
+def renamed(source: CudaSource) -> CudaSource:
+    """With other names of its entries, for one object with the kernel that it was made of."""
+    launches = (*source.launches, *source.pack)
+    entries = sorted({x.entry for x in launches}, key=len, reverse=True)
+    text = re.sub(rf"\b({'|'.join(entries)})\b", r"m\1", source.text)
+    named, packing = (tuple(replace(x, entry=f"m{x.entry}") for x in some) for some in (source.launches, source.pack))
+    return replace(source, text=text, launches=named, pack=packing)
 
 
 def line(m: Mutant) -> dict[str, object]:
@@ -713,15 +953,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=max(1, min(12, len(os.sched_getaffinity(0)) * 3 // 4)))
     parser.add_argument("--only", default="", choices=("", *OPERATORS))
     parser.add_argument("--dry", action="store_true", help="only compile")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of every N mutants")
+    parser.add_argument("--journal", type=Path, help="outcomes as they come; those that it has are not judged again")
+    parser.add_argument("--finish", action="store_true", help="judge nothing: reasons and record of what was judged")
     parser.add_argument("--out", type=Path, help="instead of the file of results")
     given = parser.parse_args()
+    part, parts = (int(x) for x in given.part.split("/"))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="weft-mutants-") as folder:
-        bench = Bench.here(given.device, Path(folder), given.jobs, dry=given.dry)
+        bench = Bench.here(given.device, Path(folder), given.jobs, dry=given.dry or given.finish)
         # the same kernels on every machine: schedules depend on lanes and threads
         stated = CpuFacts(simd_bytes=64, threads=2) if given.device == "cpu" else bench.facts
         drawn = draw(origins(given.device, stated, given.seed), int(given.count * SPARE), given.seed, given.only)
-        different, same = prepare(bench, drawn, given.count)
+        journal = Journal(given.journal)
+        journal.begin(environment(" ".join(["python -m benchmarks.mutants", *sys.argv[1:]])))
+        drawn = [m for m in drawn[part - 1 :: parts] if not given.finish or key_of(m) in journal.known]
+        different, same = prepare(bench, drawn, -(-given.count // parts), journal)
         print(
             f"{len(drawn)} made, {len(different)} differ, {len(same)} equal, {time.monotonic() - began:.0f} s",
             flush=True,
@@ -729,14 +976,15 @@ def main() -> None:
         if given.dry:
             print(dict(Counter(m.operator for m in different)), dict(Counter(m.operator for m in same)))
             return
-        unsound = run(bench, different)
-    end = summary([*different, *same], unsound)
-    name = "cpu" if given.device == "cpu" else torch.cuda.get_device_name().lower().replace(" ", "-")
+        run(bench, different, journal)
+        if given.finish or given.journal is None:
+            explain(bench, [m for m in different if m.outcome == "survived"])
+    end = summary([*different, *same], sorted({x["unsound"] for x in journal.known.values()} - {""}))
+    name = "cpu" if given.device == "cpu" else str(bench.facts.name).lower().replace(" ", "-")
     path = given.out or RESULTS / name / "mutants.jsonl"
-    head = environment(" ".join(["python -m benchmarks.mutants", *sys.argv[1:]]))
     cases = [line(m) for m in (*different, *same) if m.outcome != "caught"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(x) + "\n" for x in (head, *cases, end)))
+    path.write_text("".join(json.dumps(x) + "\n" for x in (journal.head, *cases, end)))
     print(json.dumps({**end, "seconds": round(time.monotonic() - began, 1)}))
     sys.exit(1 if int(str(end["survived"])) * 100 > int(str(end["total"])) else 0)
 

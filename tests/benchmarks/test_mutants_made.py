@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from benchmarks import mutants, soak
+from weft.device.cuda.facts import GpuFacts, profile
+from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.facts import CpuFacts
+from weft.generate.cuda import CudaGenerator
+from weft.ir.declined import Declined
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.options import Options
 
 
 def changed(operator: str, line: str) -> list[str]:
@@ -53,6 +62,79 @@ def test_a_difference_that_is_only_squared_means_the_same() -> None:
     reasons = {m.after: mutants.known_equivalent(m) for m in swapped}
     assert "the difference is only squared" in reasons.values()
     assert "" in reasons.values()
+
+
+def lost(origin: mutants.Origin, pattern: str, which: int) -> mutants.Mutant:
+    """The kernel without one of its waits."""
+    lines = origin.source.text.split("\n")
+    at = [k for k, x in enumerate(lines) if x not in mutants.header_lines() and re.search(pattern, x)][which]
+    found = re.search(pattern, lines[at])
+    assert found is not None
+    operator = "missing barrier" if "sync" in found[0] else "missing wait"
+    return mutants.mutant(origin, operator, at, mutants.Change(*found.span(), ";"), 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "which", "means_the_same"),
+    [
+        (r"w_arrived<0>\(\);", -1, True),  # every copy was waited for in the loop
+        (r"w_arrived<[1-9]>\(\);", 0, False),
+        (r"__syncthreads\(\);", -1, False),  # the sums of other warps
+    ],
+)
+def test_a_wait_is_needless_only_if_nobody_is_missed_where_everybody_is_late(
+    pattern: str, which: int, means_the_same: bool
+) -> None:
+    case = mutants.product((50, 136), (136, 72))
+    schedules = CudaGenerator().schedules(case, profile("h200"))
+    assert not isinstance(schedules, Declined)
+    first = next(s for s in schedules if dict(s.params)["template"] == "mma" and dict(s.params)["wk"] != 1)
+    source = CudaGenerator().emit(case, first)
+    assert isinstance(source, CudaSource)
+    m = lost(mutants.Origin("linear", case, source), pattern, which)
+    assert bool(mutants.needless(m)) is means_the_same
+
+
+def test_a_launch_that_is_told_makes_dead_code_equal(tmp_path: Path) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    text = """extern "C" __global__ void run(const float* x, float* y) {
+if (threadIdx.x < 256u && blockIdx.x < 4u) y[blockIdx.x * 32 + threadIdx.x] = x[threadIdx.x];
+}
+"""
+    launch = Launch("run", (4, 1, 1), (32, 1, 1), (Pointer("in"), Pointer("out")))
+    options = Options(device="cuda", cache_dir=tmp_path, trial_timeout_s=60.0)
+    bench = mutants.Bench("cuda", GpuFacts(), nvrtc, options, 1)
+    source = CudaSource(Schedule("cuda"), text, (launch,))
+    case = mutants.product((50, 136), (136, 72))
+    found = []
+    for old, new in (("256u", "255u"), ("4u", "3u")):
+        at = 1, mutants.Change(text.split("\n")[1].index(old), text.split("\n")[1].index(old) + len(old), new)
+        m = mutants.mutant(mutants.Origin("copy", case, source), "off-by-one bound", *at, 0)
+        paths = [bench.build(x) for x in (m.origin.source, m.source)]
+        assert mutants.code_of(paths[0]) != mutants.code_of(paths[1])
+        found.append(mutants.same_code_where_known(bench, m))
+    assert found == [True, False]
+
+
+def test_what_a_journal_has_is_not_judged_again(tmp_path: Path) -> None:
+    kernels = mutants.origins("cpu", CpuFacts(simd_bytes=64, threads=2), 0, most=1)[:8]
+    drawn = mutants.draw(kernels, 3, 0, "off-by-one bound")
+    journal = mutants.Journal(tmp_path / "journal.jsonl")
+    journal.begin({"record": "environment", "device": "this"})
+    drawn[0].outcome, drawn[0].note = "caught", "wrong"
+    drawn[1].outcome, drawn[1].note = "survived", "ok"
+    journal.keep(drawn[0], "")
+    journal.keep(drawn[1], "a sound kernel was wrong")
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"key": "cut o')
+    again = mutants.draw(kernels, 3, 0, "off-by-one bound")
+    read = mutants.Journal(tmp_path / "journal.jsonl")
+    read.begin({"record": "environment", "device": "that"})
+    assert read.head["device"] == "this"
+    assert [read.recall(m) for m in again] == [True, True, False]
+    assert [(m.outcome, m.note) for m in again] == [("caught", "wrong"), ("survived", "ok"), ("", "")]
 
 
 def test_memory_that_grows_is_not_flat() -> None:
