@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -98,11 +99,7 @@ def shaken(source: CudaSource) -> Shaken | None:
     template = str(dict(source.schedule.params).get("template", ""))
     skeleton = hashlib.sha256("\n".join([template, *meeting]).encode()).hexdigest()
     starts = [k for k in own if _TOP.match(lines[k])]
-    late: set[int] = set()
-    """Functions that copy; the lines that begin them."""
-    for k in own:
-        if _ARRIVED.search(lines[k]) or _COPIES.search(lines[k]):
-            late.add(max((s for s in starts if s < k), default=-1))
+    late = _copying(lines, own, starts)
     found = list(lines)
     for k in own:
         line = lines[k]
@@ -110,8 +107,11 @@ def shaken(source: CudaSource) -> Shaken | None:
             continue
         line = _CALL.sub(r"w_stay_\1", line)
         line = _GROUPS.sub(rf"(\1<\2>(), w_stay({k}))", line)
-        line = _ARRIVED.sub(rf"(w_q.arrived(\1), w_stay({k}))", line)
-        line = _COPIES.sub(r"\1_late", line)
+        if late:
+            line = _ARRIVED.sub(rf"(w_q.arrived(\1), w_stay({k}))", line)
+            line = _COPIES.sub(r"\1_late", line)
+        else:
+            line = _ARRIVED.sub(rf"(w_arrived<\1>(), w_stay({k}))", line)
         if k in starts and line.endswith("{"):
             kernel = "__global__" in line or line.startswith("W_KERNEL(")
             line += (" w_late w_q;" if k in late else "") + (f" w_stay({k});" if kernel else "")
@@ -119,3 +119,12 @@ def shaken(source: CudaSource) -> Shaken | None:
     calls = "".join(f"#define w_stay_{name}(...) ({name}(__VA_ARGS__), w_stay(__LINE__))\n" for name in _MEET)
     schedule = Schedule(source.schedule.generator, (*source.schedule.params, ("shaken", 1)))
     return Shaken(replace(source, schedule=schedule, text=_HEAD + calls + "\n".join(found)), skeleton)
+
+
+def _copying(lines: Sequence[str], own: Sequence[int], starts: Sequence[int]) -> frozenset[int]:
+    """Where functions begin that copy and wait for that; none where one copies what another one waits for."""
+    copies, waits = (
+        {max((s for s in starts if s < k), default=-1) for k in own if pattern.search(lines[k])}
+        for pattern in (_COPIES, _ARRIVED)
+    )
+    return frozenset(copies) if copies == waits and -1 not in copies else frozenset()
