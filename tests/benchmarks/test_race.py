@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from benchmarks.race import Contender, Race
+from tests.device.cuda.stand_in import cublaslt
 
 from benchmarks import race
 from weft.device.cuda.cublaslt import CublasLt
@@ -80,13 +77,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def lt(tmp_path_factory: pytest.TempPathFactory) -> CublasLt:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("stub") / "libcublasLt.so"
-    source = Path(__file__).parent.parent / "device" / "cuda" / "cublaslt_stub.cpp"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(source)], check=True, timeout=600)
-    return CublasLt(ctypes.CDLL(str(path)))
+    return CublasLt(cublaslt(tmp_path_factory.mktemp("stub")))
 
 
 def add(r: Race, name: str, us: float, change: Callable[[torch.Tensor], Any] = lambda out: None) -> Contender:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.device.cuda.stand_in import cublaslt
 from tests.tune.cuda_fake import FakeCudaTransport, FakeGpu
 
 from weft.device.cuda.cublaslt import CublasLt
@@ -34,13 +32,7 @@ FACTS = profile("h200")
 
 @pytest.fixture(scope="module")
 def lt(tmp_path_factory: pytest.TempPathFactory) -> CublasLt:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("stub") / "libcublasLt.so"
-    source = Path(__file__).parent.parent / "device" / "cuda" / "cublaslt_stub.cpp"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(path), str(source)], check=True, timeout=60)
-    return CublasLt(ctypes.CDLL(str(path)))
+    return CublasLt(cublaslt(tmp_path_factory.mktemp("stub")))
 
 
 @pytest.fixture(autouse=True)

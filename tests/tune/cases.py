@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder
@@ -58,9 +59,13 @@ OTHERS: dict[Prim, list[tuple[tuple[tuple[int, ...], ...], a.Attrs]]] = {
 def single_graphs(prim: Prim) -> Iterator[Graph]:
     """Every graph of one primitive over its inputs, for all element types that it takes."""
     if CATEGORY[prim] is Category.ELEMENTWISE and prim not in OTHERS:
-        cases = [((S,) * (ARITY[prim] or 0), a.NO_ATTRS)]
+        yield from in_every_type(prim, [((S,) * (ARITY[prim] or 0), a.NO_ATTRS)])
     else:
-        cases = OTHERS[prim]
+        yield from in_every_type(prim, OTHERS[prim])
+
+
+def in_every_type(prim: Prim, cases: Iterable[tuple[Sequence[tuple[int, ...]], Any]]) -> Iterator[Graph]:
+    """One graph of a primitive for each case (operands' shapes, attributes) and element type that it takes."""
     for shapes, attrs in cases:
         for dtype in DType if shapes else (DType.F32,):
             types = [TensorType(dtype, s) for s in shapes]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from tests.tune.cases import OTHERS, single_graphs
+from tests.tune.cases import OTHERS, in_every_type, single_graphs
 
 from weft import fission
 from weft.device.cuda.facts import GpuFacts
@@ -20,7 +20,6 @@ from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import ARITY, CATEGORY, Category, Prim
-from weft.ir.shapes import ShapeError, infer
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
 from weft.kernels.formats import formats_of
@@ -141,18 +140,7 @@ def primitives(prim: Prim) -> Iterator[Graph]:
     cases = _IMAGES.get(prim, [])
     if _elementwise(prim) and not cases:
         cases = [((IMAGE,) * (ARITY[prim] or 0), a.NO_ATTRS)]
-    for (shapes, attrs), dtype in itertools.product(cases, DType):
-        types = [TensorType(dtype, s) for s in shapes]
-        if prim is Prim.SELECT:
-            types[0] = TensorType(DType.BOOL, shapes[0])
-        if prim in (Prim.GATHER, Prim.TAKE_ALONG):
-            types[1] = TensorType(DType.I64, shapes[1])
-        try:
-            infer(prim, tuple(types), attrs)
-        except ShapeError:
-            continue  # a type that the primitive does not take
-        b = GraphBuilder()
-        yield b.build([b.add(prim, *(b.input(t) for t in types), attrs=attrs)])
+    yield from in_every_type(prim, cases)
 
 
 def with_numbers(prim: Prim) -> Iterator[Graph]:

@@ -15,6 +15,7 @@ from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_shapes import padded, row_bytes
 from weft.generate.cuda.templates.attention_views import Expr, View
 from weft.generate.cuda.templates.prelude import load, storage
+from weft.generate.cuda.templates.product import index_parts
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.types import DType
@@ -40,24 +41,8 @@ def times(index: str, step: int) -> str:
 
 def dims_offset(p: Attention, view: View, positions: Sequence[int], index: str) -> str:
     """The part of an offset that some dimensions of rows make, from their joint `index`."""
-    steps: list[tuple[int, int]] = []  # (size, step), neighbours that act as one joined
-    for i in positions:
-        n, step = p.dims[i], view.strides[i]
-        if n == 1:
-            continue
-        if steps and steps[-1][1] == step * n:
-            steps[-1] = (steps[-1][0] * n, step)
-        else:
-            steps.append((n, step))
-    terms = []
-    inner = 1
-    for at, (n, step) in reversed(list(enumerate(steps))):
-        if step:
-            part = index if inner == 1 else f"{index} / {inner}"
-            part = part if at == 0 else f"{part} % {n}"
-            terms.append(times(part if part == index else f"({part})", step))
-        inner *= n
-    return added(*terms)
+    parts = index_parts(p.dims, view.strides, positions, index)
+    return added(*(times(part if part == index else f"({part})", step) for part, step in parts))
 
 
 def block_offset(p: Attention, leaf: Expr) -> str:

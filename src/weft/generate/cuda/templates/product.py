@@ -342,24 +342,34 @@ def _columns_together(c: Contraction, chunk: int) -> bool:
 
 def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> str:
     """C expression of the part of a walk that `positions` of the loop make, from their joint `index`."""
-    steps: list[tuple[int, int]] = []  # (size, step), neighbours that act as one joined
+    parts = index_parts(dims, walk.dims, positions, index)
+    return " + ".join(f"({part}) * {step}" if step != 1 else f"({part})" for part, step in parts) or "0"
+
+
+def index_parts(
+    dims: Sequence[int], strides: Sequence[int], positions: Sequence[int], index: str
+) -> list[tuple[str, int]]:
+    """C expressions of the dimensions' own indices in their joint `index`, each with its stride; the innermost first.
+
+    Neighbours that act as one dimension are joined, those of size 1 or stride 0 left out.
+    """
+    steps: list[tuple[int, int]] = []  # (size, stride)
     for i in positions:
-        n, step = dims[i], walk.dims[i]
+        n, step = dims[i], strides[i]
         if n == 1:
             continue
         if steps and steps[-1][1] == step * n:
             steps[-1] = (steps[-1][0] * n, step)
         else:
             steps.append((n, step))
-    terms = []
+    found = []
     inner = 1
     for at, (n, step) in reversed(list(enumerate(steps))):
         if step:
             part = index if inner == 1 else f"{index} / {inner}"
-            part = part if at == 0 else f"{part} % {n}"
-            terms.append(f"({part}) * {step}" if step != 1 else f"({part})")
+            found.append((part if at == 0 else f"{part} % {n}", step))
         inner *= n
-    return " + ".join(terms) or "0"
+    return found
 
 
 def image_steps(p: Product) -> tuple[int, int]:
