@@ -62,9 +62,9 @@ REFITTED = "weights were taken over by refit: the times are those of the weights
 class Run:
     """A compilation that begins now: its stages and its clock."""
 
-    def __init__(self, options: Options, say: Say) -> None:
-        self.stages = Stages(options, say)
-        self.clock = Deadline.of(options.budget_s)
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.clock = Deadline.of(stages.options.budget_s)
 
 
 class Source(Protocol):
@@ -359,10 +359,12 @@ def compile(
         options = replace(options, device=kind)  # torch calls it cpu:0, too
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     is_file = isinstance(model, str | os.PathLike | bytes)
-    for module in _READERS["onnx" if is_file else "torch"]:
-        with contextlib.suppress(ImportError):  # who needs it says what is missing
-            importlib.import_module(module)
-    run = Run(options, say)
+    stages = Stages(options, say)
+    with stages.timed("imports"):
+        for module in _READERS["onnx" if is_file else "torch"]:
+            with contextlib.suppress(ImportError):  # who needs it says what is missing
+                importlib.import_module(module)
+    run = Run(stages)
     with without_autocast(kind):
         if isinstance(model, str | os.PathLike | bytes):
             return _compile_onnx(model, inputs if by_name is None else by_name, run, dict(dims or {}), limits, name)
@@ -541,7 +543,7 @@ class _OnnxModel:
 
     def build(self, examples: Sequence[torch.Tensor] | ByName | None, run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
-        run = run or Run(self._options, self._say)
+        run = run or Run(Stages(self._options, self._say))
         imported = run.stages.run("import", self.imported, examples)
         for note in imported.notes:
             warnings.warn(f"Weft: {note}", stacklevel=2)
@@ -669,7 +671,7 @@ class _TorchModel:
 
     def build(self, examples: Sequence[torch.Tensor], run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
-        run = run or Run(self._options, self._say)
+        run = run or Run(Stages(self._options, self._say))
         began = time.monotonic()
         program = run.stages.run("export", self._exported, examples)
         # without a budget it cannot be taken off anything

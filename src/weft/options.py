@@ -60,6 +60,8 @@ class Options:
     max_inputs: int = 12
     max_reductions: int = 6
     max_candidates: int = 20_000
+    keep_worker: bool = True
+    """The process that measures is kept for the next compilation, for three minutes; on a GPU it holds some memory."""
     keep_per_problem: int = 6
     """Schedules of a problem that are measured after pruning."""
     solver_s: float = 30.0

@@ -77,6 +77,8 @@ def main() -> None:
             say(answers, event="ready")
         elif message["op"] == "canary":
             say(answers, event="canary", problem="")
+        elif message["op"] == "rest":
+            continue
         elif message["op"] == "bye":
             return
         else:

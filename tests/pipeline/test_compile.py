@@ -28,7 +28,7 @@ from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.runtime.executable import InputError
 
-WARM = ["copy", "export", "import", "preflight", "survey", "clean up", "alternatives", "recall", "link"]
+WARM = ["imports", "copy", "export", "import", "preflight", "survey", "clean up", "alternatives", "recall", "link"]
 """Stages where a plan is remembered."""
 AMPLE_S = 300.0
 """A budget that measuring does not use up, on a busy machine either: how far it comes depends on no clock."""

@@ -98,6 +98,8 @@ GRACE_SHARE = 0.3
 """Of what is reserved for whole plans: how long an answer of the worker is waited for when measuring ends."""
 ALONE_US = 2000.0
 """On a CPU, plans that are predicted to take at most so long are also timed on one thread."""
+CLEAN_UP_RATIO = 4.0
+"""Cleaning a graph up takes at most about so many times as long as its import did: both look at all weights."""
 TOO_LATE = "the time was up before anything was looked for"
 NOTHING_FOUND = Enumeration((), 0, 0, Counter(), True, 0.0)
 """What is found where there was no time to look."""
@@ -233,7 +235,8 @@ def compile_imported(
     given, checks = with_checks(imported) if options.check_indices else (imported, ())
     if checks:
         eager = settle = start = None  # the framework gives no indices out, and on a GPU dies of one outside
-    if eager is not None and tunes and clock.passed(clock.last) and not options.memory_limit_bytes:
+    ready = clock.clock() + CLEAN_UP_RATIO * stages.seconds("import")
+    if eager is not None and tunes and ready >= clock.last and not options.memory_limit_bytes:
         taken = imported.graph
         return by_framework(
             imported, taken, taken, eager, settle, setting, stages, framework, model, [TOO_LATE], inputs=None
@@ -579,7 +582,9 @@ def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench 
     with contextlib.ExitStack() as open_:
         with stages.timed("open"):
             database = open_.enter_context(Database.open(options.cache))
-            tuner = open_.enter_context(Tuner(options, setting.facts, database, compiler=setting.compiler))
+            tuner = open_.enter_context(
+                Tuner(options, setting.facts, database, compiler=setting.compiler, keep=options.keep_worker)
+            )
             tuner.start_early()
             emission = open_.enter_context(contextlib.closing(Emission(makers, setting.facts, options)))
         if setting.on_gpu:

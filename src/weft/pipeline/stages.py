@@ -52,6 +52,10 @@ class Stages:
         """The record with all stages up to now."""
         return replace(record, stages=tuple(self.records), seconds=sum(s.seconds for s in self.records))
 
+    def seconds(self, name: str) -> float:
+        """What a stage took, 0 if it was none."""
+        return sum(s.seconds for s in self.records if s.name == name)
+
     def note(self, detail: str) -> None:
         """One line about the stage that just ended."""
         last = self.records[-1]

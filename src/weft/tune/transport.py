@@ -99,6 +99,7 @@ class ProcessTransport:
         self._pipes = threading.Lock()
         """Held by who uses the pipes, so that nobody closes them meanwhile: their numbers may be others' at once."""
         self._dying: threading.Thread | None = None
+        self._disowned: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """See `Transport`."""
@@ -240,6 +241,16 @@ class ProcessTransport:
             finally:
                 self._pipes.release()
 
+    @property
+    def about(self) -> str:
+        """All that what is started depends on."""
+        return repr([self._module, sorted(self._environ.items()), _folder()])
+
+    def disown(self) -> None:
+        """In a process that was forked: the worker is the other's; only the copies of its pipes are closed."""
+        self._process, self._drain, self._pipes, self._disowned = None, None, threading.Lock(), self._process
+        self._close()
+
     def _close(self) -> None:
         for fd in (self._send, self._receive):
             if fd >= 0:
@@ -248,6 +259,14 @@ class ProcessTransport:
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+def _folder() -> str:
+    """Where this process is: programs that it starts look for modules there."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
 
 
 def _exit_status(pid: int, timeout_s: float) -> int | None:

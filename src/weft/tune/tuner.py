@@ -50,12 +50,13 @@ from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, 
 from weft.options import Options
 from weft.tune.cuda_shaken import Shaken
 from weft.tune.cuda_site import CudaSite
+from weft.tune.kept import KeptTransport
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site
 from weft.tune.store import Database, Record
 from weft.tune.thread_pool import DaemonThreadPool, leave
 from weft.tune.timing import TimingPolicy
-from weft.tune.transport import Fault, Transport, WorkerFault
+from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
 from weft.tune.wire import problem_to_json
 
 MAX_GROUP = 24
@@ -64,6 +65,8 @@ and little was built in vain when the time is up."""
 MARGIN = 0.02
 GRACE_S = 1.0
 """After the deadline, for the answer to what was begun before it."""
+_DAMAGING = frozenset({Verdict.GUARD, Verdict.INPUT_MODIFIED, Verdict.UNSTABLE})
+"""What wrote where it should not may have written elsewhere, too: its worker is not kept."""
 _FAILED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.OOM})
 SHAKEN_LEFT_S = 10.0
 """Time to the deadline without which no kernel is built in a second form."""
@@ -327,6 +330,7 @@ class Tuner:
         retry_failed: bool = False,
         retry: frozenset[Verdict] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
+        keep: bool = False,
     ) -> None:
         """Nothing is started before it is needed.
 
@@ -340,6 +344,7 @@ class Tuner:
             retry_failed: measure again what the database has as CRASH, HANG or OOM (never POISONED).
             retry: measure again what it has with one of these verdicts.
             clock: seconds.
+            keep: the worker may be one that was kept, and is kept when the tuner is closed, see `weft.tune.kept`.
         """
         self._options = options
         self._site: Site = make_site(options, facts, compiler, policy)
@@ -347,6 +352,9 @@ class Tuner:
         self._clock = clock
         self._retry = retry | (_FAILED if retry_failed else frozenset())
         self._transport: Transport = transport or self._site.transport()
+        if keep and isinstance(self._transport, ProcessTransport):
+            about = repr([self._transport.about, options.cache])
+            self._transport = KeptTransport(self._site.transport, about)
         self._alive = False
         self._loading = False
         """A worker was started ahead of time and has not answered yet."""
@@ -375,14 +383,19 @@ class Tuner:
         self.close()
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, or keep it: one that nothing went wrong with."""
+        if isinstance(self._transport, KeptTransport) and not self._rejected.keys() & _DAMAGING:
+            self.rest()
+            if self._alive or self._loading:
+                self._transport.give_back()
+                self._alive = self._loading = False
         if self._alive:
             try:
                 self._transport.send({"op": "bye"}, 1.0)
             except WorkerFault:
                 self._alive = False
         self._transport.kill()
-        self._alive = False
+        self._alive = self._loading = False
 
     def rest(self) -> None:
         """Nothing more for now: the worker gives back what it keeps between trials, and stays."""
@@ -664,8 +677,9 @@ class Tuner:
             with self._waiting("run"):
                 self._ask(work, numbers, deadline)
         except _OutOfTime:
-            self._transport.kill()
-            self._alive, self._lost_before = False, self._was_ready
+            if not self._loading:
+                self._transport.kill()
+                self._alive, self._lost_before = False, self._was_ready
             return None
         except WorkerFault as fault:
             number = self._transport.running()
@@ -797,8 +811,12 @@ class Tuner:
                 self._alive = self._was_ready = True
                 return
             except WorkerFault as fault:
+                late = self._ready_s(deadline) <= 0
+                if late and fault.fault is Fault.HANG and isinstance(self._transport, KeptTransport):
+                    self._loading = True  # it goes on, for the next who wants it
+                    raise self._not_ready(first=first) from None
                 self._transport.kill()
-                if self._ready_s(deadline) <= 0:
+                if late:
                     raise self._not_ready(first=first) from None
                 if attempt == len(waits):
                     raise NoWorkerError(problem=f"the measuring worker does not start: {fault}") from None
