@@ -361,7 +361,7 @@ def compile(
     is_file = isinstance(model, str | os.PathLike | bytes)
     stages = Stages(options, say)
     with stages.timed("imports"):
-        for module in _READERS["onnx" if is_file else "torch"]:
+        for module in (*_READERS["onnx" if is_file else "torch"], *(_SOLVER if options.budget_s > 0 else ())):
             with contextlib.suppress(ImportError):  # who needs it says what is missing
                 importlib.import_module(module)
     run = Run(stages)
@@ -374,6 +374,7 @@ def compile(
 
 
 _READERS = {"onnx": ("weft.frontends.onnx",), "torch": ("weft.frontends.torch", "torch.export._trace")}
+_SOLVER = ("scipy.optimize",)
 """What Python imports once per process, for seconds, before a budget begins to be spent."""
 
 
