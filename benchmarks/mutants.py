@@ -363,6 +363,16 @@ def _window_ends_before(m: Mutant) -> bool:
     return False
 
 
+def _same_in_table(m: Mutant) -> bool:
+    """Does the table end with what stands for whatever lies behind it?"""
+    read = re.search(r"(\w+) < (\d+) \? (\w+)\[\1\] : (-?\d+);", m.before)
+    if read is None or f"{read[1]} < {int(read[2]) - 1} ?" not in m.after:
+        return False
+    table = re.search(rf"\b{read[3]}\[\] = \{{([-\d,]+)\}};", m.origin.source.text)
+    numbers = table[1].split(",") if table else []
+    return len(numbers) == int(read[2]) and numbers[-1] == read[4]
+
+
 def _sums_not_stored(m: Mutant) -> bool:
     """Is it the row that a thread reads for sums which are not stored, as it lies behind the last?"""
     row = re.search(r"const int r = (t[pe]) \+ i \* \d+ < (\d+) \? ", m.before)
@@ -459,6 +469,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("swapped operand", _never_so_late, "a block uses no slot twice, so it asks for none"),
     Equivalent("off-by-one bound", _never_that_thread, "no thread has the number of the element that is left out"),
     Equivalent("off-by-one bound", _window_ends_before, "no window reaches the end of that axis"),
+    Equivalent("off-by-one bound", _same_in_table, "the table ends with what stands for all behind it"),
     Equivalent("dropped term", _sums_not_stored, "the sums of the row that is read instead are never stored"),
     Equivalent("dropped term", _first_of_one, "the sum is zero there: the first term of a loop that runs once"),
     Equivalent("wrong dtype", _shift, "the value is read for the maximum of a softmax alone, a shift that cancels"),
