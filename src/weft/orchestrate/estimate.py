@@ -70,6 +70,9 @@ class Facts(Protocol):
     def bandwidth_at(self, size_bytes: int, *, read_only: bool = False) -> float:
         """GB/s for a working set of this size."""
 
+    def source_of(self, field: str) -> str:
+        """Where a field's value comes from: `measured`, or something that bounds nothing."""
+
 
 MARGIN = 1.1
 """Probes may miss the best bandwidth and clock by so much."""
