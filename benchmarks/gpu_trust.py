@@ -390,7 +390,11 @@ def _broken(kind: str, number: int, call: Any) -> Any:
     far = 10**6 + 977 * number
     more = {
         "refuses": (CallStep("aten.reshape.default", (where, (3 + number % 7, 1_000_003))),),
-        "wrong numbers": (CallStep("aten.add.Tensor", (where, 1 + number % 5)),),
+        # not a constant: norms take that out again, and so does a softmax
+        "wrong numbers": (
+            CallStep("aten.cos.default", (where,)),
+            CallStep("aten.add.Tensor", (where, Ref("tmp", len(call.run))), (("alpha", 1 + number % 5),)),
+        ),
         "not a number": (CallStep("aten.mul.Tensor", (where, float("nan"))),),
         "another shape": (CallStep("aten.unsqueeze.default", (where, 0)), CallStep("aten.cat.default", (
             (Ref("tmp", len(call.run)), Ref("tmp", len(call.run))), 0,

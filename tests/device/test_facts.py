@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,9 @@ import pytest
 
 from weft.device import facts as module
 from weft.device.facts import CpuFacts, cpu_facts, usable_cores
-from weft.device.probe import ProbeResult
+from weft.device.probe import PROBE_TEXT, ProbeResult
 from weft.device.stored import keep
-from weft.device.toolchain import HostCompiler, find_compiler
+from weft.device.toolchain import Declined, HostCompiler, find_compiler
 from weft.errors import ToolchainError
 
 SEEN = ProbeResult(
@@ -260,3 +262,14 @@ def test_real_probes(tmp_path: Path) -> None:
     assert 1e9 < facts.peak_flops_f32 <= facts.threads * facts.frequency_ghz * 1e9 * facts.lanes_f32 * 4 * 1.1
     assert len(facts.bandwidth) >= 4 and all(0.1 < b < 1e5 for _, b in facts.bandwidth + facts.read_bandwidth)
     assert cpu_facts(tmp_path, compiler=found) == facts
+
+
+def test_the_cost_of_a_fork_is_known_in_time_on_a_busy_machine():
+    """With far more threads than cores each region takes a time slice: 10,000 of them took minutes."""
+    compiler = find_compiler()
+    assert not isinstance(compiler, Declined)
+    library = ctypes.CDLL(str(compiler.compile(PROBE_TEXT, cache_dir=None).path))
+    library.weft_fork_seconds.restype = ctypes.c_double
+    began = time.monotonic()
+    assert library.weft_fork_seconds(64) > 0
+    assert time.monotonic() - began < 3.0

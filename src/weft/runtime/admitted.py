@@ -29,6 +29,8 @@ CHECKED = frozenset(
 """Operators of `aten` that the library generator writes, each of which checks shapes, indices and sizes."""
 
 
+_OWN = frozenset({"weft.number", "weft.tensor"})
+"""Values that the plan itself holds."""
 _NAMED = {"dtype": "dtype:", "memory_format": "format:"}
 """Keywords whose values the framework looks up in a table without looking at the number, so that none may be given."""
 _OPEN = frozenset({"layout", "device", "pin_memory", "out"})
@@ -43,7 +45,7 @@ def needs_trust(kernel: Kernel) -> bool:
 
 def _is_checked(step: CallStep) -> bool:
     namespace, _, rest = step.target.partition(".")
-    if step.target != "weft.tensor" and (namespace != "aten" or rest.partition(".")[0] not in CHECKED):
+    if step.target not in _OWN and (namespace != "aten" or rest.partition(".")[0] not in CHECKED):
         return False
     for name, value in step.kwargs:
         if name in _OPEN or (name in _NAMED and not (isinstance(value, str) and value.startswith(_NAMED[name]))):
