@@ -326,6 +326,67 @@ def conformance() -> str:
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
+_TRUST = {
+    "random-programs": "random programs: right",
+    "mutants": "mutants of kernels: caught before they are timed",
+    "hostile": "hostile files: a named refusal",
+    "budget": "budgets: kept",
+    "library-plan": "library plans: within 1.1 of eager",
+    "attention-models": "attention models: alive, right, not slower than eager",
+    "soak": "soak: calls",
+}
+"""What the counts of a suite say."""
+_GOOD = ("right", "caught", "named", "kept")
+_NOT_TOLD = frozenset({"record", "suite", "total", *_GOOD, "verdicts", "operators", "ways", "limit"})
+_FOLDERS = ("cpu", "nvidia-h200")
+
+
+def trust() -> str:
+    """A line for each suite and device: its summary, and the commit that ran."""
+    rows = []
+    for suite, (folder, what) in ((s, (f, w)) for s, w in _TRUST.items() for f in _FOLDERS):
+        lines = records(folder, suite)
+        if not lines:
+            continue
+        end = lines[-1]
+        good = next((end[k] for k in _GOOD if k in end), "")
+        other = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in end.items() if k not in _NOT_TOLD)
+        rows.append([what, str(lines[0]["device"]), f"{end['total']}", f"{good}", other, str(lines[0]["commit"])])
+    return markdown(["suite", "device", "total", "of it", "further", "commit"], rows)
+
+
+def budgets() -> str:
+    """Seconds inside of `weft.compile` and the answer: a line for each network and device, a column for each budget."""
+    cases: dict[tuple[str, str, str], dict[float, str]] = {}
+    for folder in _FOLDERS:
+        for c in records(folder, "budget"):
+            if c["record"] == "case":
+                name = str(c["case"]).split("/")[0]
+                answer = str(c.get("plan", "none"))
+                if folder == "cpu":  # four cases share a GPU: times are worth nothing there
+                    answer = f"{float(str(c.get('speedup_eager') or 1)):.2f} ×, {answer}"
+                cell = f"{float(str(c['inside_s'])):.1f} ({answer})" if "inside_s" in c else "not ended"
+                key = name, folder, str(c["load"])
+                cases.setdefault(key, {})[float(str(c["budget_s"]))] = cell if c["kept"] else f"**{cell}**"
+    columns = sorted({b for row in cases.values() for b in row})
+    rows = [[n, f, load, *(row.get(b, "") for b in columns)] for (n, f, load), row in sorted(cases.items())]
+    return markdown(["network", "device", "load", *(f"{b:g} s" for b in columns)], rows)
+
+
+def library_plans() -> str:
+    """The plan of library calls beside the framework's own execution."""
+    rows = []
+    for folder in _FOLDERS:
+        for c in records(folder, "library-plan"):
+            if c["record"] == "case":
+                peers = c["peers_ms"]
+                assert isinstance(peers, dict)
+                mine, theirs = float(str(c["weft_ms"])), float(peers["eager"])
+                ratio = f"{mine / theirs:.2f}"
+                rows.append([str(c["case"]), folder, f"{mine:.3f}", f"{theirs:.3f}", ratio, str(c["kernels"])])
+    return markdown(["case", "device", "library plan ms", "eager ms", "ratio", "calls"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
     "gpu-networks": gpu_networks,
@@ -336,6 +397,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-convolutions": gpu_convolutions,
     "gpu-faults": gpu_faults,
     "conformance": conformance,
+    "trust": trust,
+    "budgets": budgets,
+    "library-plans": library_plans,
 }
 
 
