@@ -93,6 +93,18 @@ def test_attention_of_operands_that_its_kernels_cannot_load(dtype: torch.dtype, 
     assert gpu_trust.lives()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_with_a_mask_that_begins_anywhere(dtype: torch.dtype) -> None:
+    """Cut out of a larger one whose strides the framework does not pad."""
+    chance = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 8, generator=chance).to("cuda", dtype) for n in (5, 6, 6))
+    mask = torch.randn(7, 8, generator=chance).to("cuda", dtype)[1:6, 1:7]
+    want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask.double())
+    got = attention_call.composed(q, k, v, mask)
+    torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    assert gpu_trust.lives()
+
+
 @final
 class Copied(torch.nn.Module):
     """Makes the operands of its attention dense, as a model must whose framework cannot read them."""
@@ -108,7 +120,7 @@ def test_a_copy_that_the_graph_does_not_have_is_made_for_attention(dtype: torch.
     q, kv = (torch.randn(3, 2, 48, n, generator=chance).to("cuda", dtype) for n in (32, 70))
     want = Copied()(q.double(), kv.double())
     theirs = gpu_trust.error(Copied()(q, kv), want)
-    for budget_s in (0.0, 8.0):
+    for budget_s in (0.0, 20.0):
         options = weft.Options(device="cuda", budget_s=budget_s, cache_dir=shared_cache)
         got = weft.compile(Copied(), (q, kv), options=options)(q, kv)
         assert isinstance(got, torch.Tensor)

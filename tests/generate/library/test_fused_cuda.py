@@ -157,7 +157,29 @@ def test_rows_begin_where_the_kernels_load_them(name: str) -> None:
         assert [s for s in x.stride() if s == 0] == [s for s in got.stride() if s == 0]
 
 
-def test_kernels_of_attention_get_operands_that_they_can_load(monkeypatch: pytest.MonkeyPatch) -> None:
+MASKS = {
+    "f32, strides that are not padded": (torch.arange(504.0).view(3, 3, 7, 8)[1:2, 1:2, 1:6, 1:7], True),
+    "f16, strides that are not padded": (torch.arange(56, dtype=torch.float16).view(7, 8)[1:6, 1:7], True),
+    "one number a row, broadcast": (misaligned(4, 1, 5, 1).expand(4, 2, 5, 1), True),
+    "rows that are padded": (torch.arange(30.0).view(5, 6), False),
+    "aligned, with gaps": (torch.arange(40.0).view(5, 8)[:, :6], False),
+    "no row in one piece": (torch.arange(56.0).view(8, 7)[1:7, 1:6].t(), False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_any_length_begin_where_the_kernels_load_them(name: str) -> None:
+    """The framework looks at a mask's strides alone to say whether it pads."""
+    mask, copied = MASKS[name]
+    got = attention_call.readable(mask, is_mask=True)
+    assert (got is not mask) == copied and torch.equal(got, mask)
+    assert not copied or got.data_ptr() % 16 == 0
+    if mask.shape[-1] * mask.element_size() % 16:
+        assert attention_call.readable(mask) is mask
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_kernels_of_attention_get_operands_that_they_can_load(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory-efficient one takes f32 at 12 bytes behind a multiple of 16 and ends the use of the GPU."""
     given: list[tuple[torch.Tensor | None, ...]] = []
     monkeypatch.setattr(attention_call.cuda, "SDPAParams", lambda *operands: operands)
@@ -171,8 +193,8 @@ def test_kernels_of_attention_get_operands_that_they_can_load(monkeypatch: pytes
         return operands[0]
 
     monkeypatch.setitem(attention_call.BACKENDS, "efficient", attention_call.Backend(takes, run))
-    q, k, v = (misaligned(5, 1, 4, 8, by=by) for by in (1, 2, 3))
-    mask = misaligned(4, 4).expand(5, 1, 4, 4)
+    q, k, v = (misaligned(5, 1, n, 8, by=by) for by, n in ((1, 4), (2, length), (3, length)))
+    mask = misaligned(4, length).expand(5, 1, 4, length)
     attention_call.attention("efficient", q, k, v, mask, causal=False, scale=None)
     assert len(given) == 2
     for operands in given:
@@ -182,7 +204,7 @@ def test_kernels_of_attention_get_operands_that_they_can_load(monkeypatch: pytes
 
 def test_the_frameworks_own_attention_gets_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.Tensor] = []
-    monkeypatch.setattr(attention_call, "readable", lambda x: asked.append(x) or x)
+    monkeypatch.setattr(attention_call, "readable", lambda x, **_: asked.append(x) or x)
 
     class OnGpu(torch.Tensor):
         is_cuda = True

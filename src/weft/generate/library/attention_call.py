@@ -6,9 +6,9 @@ GPU for the whole process. `torch.nn.functional.scaled_dot_product_attention` as
 
 Nobody asks about addresses. The kernels load 16 bytes at a time; the memory-efficient one holds an address in bytes
 against that number of elements, so that it takes one of f32 at 12 bytes behind a multiple of 16, and looks at no
-stride between batches; the others look at neither. A misaligned access ends the use of the GPU, too. Here, and where a
-plan calls the framework's own attention, such operands are copied first (`readable`): a model may make that copy
-itself, and its graph does not have it.
+stride between batches; the others look at neither. Nor do they of a mask, which the framework pads only for its
+strides. A misaligned access ends the use of the GPU, too. Here, and where a plan calls the framework's own attention,
+such operands are copied first (`readable`): a model may make that copy itself, and its graph does not have it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def attention(
     q, k, v = readable(q), readable(k), readable(v)
     if mask is not None and mask.dtype is not q.dtype:
         raise RuntimeError(f"{backend} attention of {q.dtype} with a mask of {mask.dtype}")
-    mask = None if mask is None else readable(mask)
+    mask = None if mask is None else readable(mask, is_mask=True)
     if not kernel.takes(cuda.SDPAParams(q, k, v, mask, 0.0, causal, False)):
         shapes = ", ".join(f"{tuple(x.shape)} strides {x.stride()}" for x in (q, k, v))
         raise RuntimeError(f"the framework would not take {backend} attention for {q.dtype}: {shapes}")
@@ -109,21 +109,25 @@ def composed(
     """`torch.nn.functional.scaled_dot_product_attention`, of operands that any of its kernels can read."""
     if q.is_cuda:
         q, k, v = readable(q), readable(k), readable(v)
-        mask = None if mask is None else readable(mask)
+        mask = None if mask is None else readable(mask, is_mask=True)
     operator = torch.ops.aten.scaled_dot_product_attention.default
     found: torch.Tensor = operator(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
     return found
 
 
-def readable(x: torch.Tensor) -> torch.Tensor:
+def readable(x: torch.Tensor, *, is_mask: bool = False) -> torch.Tensor:
     """x, or a copy of it where rows that are loaded `LOADED_BYTES` at a time do not begin at multiples of that.
 
-    Rows of other lengths, or with gaps, are not loaded so: the framework pads them or takes no such kernel.
+    Queries, keys and values in rows of other lengths, or with gaps, are not loaded so: the framework pads them or takes
+    no such kernel. A mask in rows of any length is, where its strides are multiples: only for these it is padded.
     """
     size = x.element_size()
-    if not x.ndim or not x.numel() or x.stride(-1) != 1 or x.shape[-1] * size % LOADED_BYTES:
+    if not x.ndim or not x.numel() or x.stride(-1) != 1:
         return x
-    between = (s * size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1)
+    whole = x.shape[-1] * size % LOADED_BYTES == 0
+    if not whole and not is_mask:
+        return x
+    between = (s * size for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1 and whole)
     if x.data_ptr() % LOADED_BYTES == 0 and all(s % LOADED_BYTES == 0 for s in between):
         return x
     once = x[tuple(slice(1) if s == 0 else slice(None) for s in x.stride())]  # what is broadcast stays so
