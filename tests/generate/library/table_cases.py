@@ -239,7 +239,7 @@ def viewed(graph: Graph) -> Iterator[Graph]:
 
 
 def _swapped(b: GraphBuilder, t: TensorType) -> NodeId:
-    perm = (*range(t.rank - 2), t.rank - 1, t.rank - 2) if t.rank > 1 else (0,)
+    perm = (*range(t.rank - 2), t.rank - 1, t.rank - 2) if t.rank > 1 else tuple(range(t.rank))
     return b.transpose(b.input(TensorType(t.dtype, tuple(t.shape[k] for k in perm))), perm)
 
 

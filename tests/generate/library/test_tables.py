@@ -14,6 +14,7 @@ from weft.generate.library import LibraryGenerator
 from weft.generate.library.covered import CONVERT, GELU, OPAQUE, covered, entry_of, is_covered
 from weft.generate.library.operators import OPERATORS
 from weft.generate.library.translate import OUT_VARIANTS, ROW_MAJOR_OUT_VARIANTS, TRANSLATE
+from weft.ir.attrs import WindowAttrs
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import DType, TensorType
@@ -147,6 +148,27 @@ def test_a_view_of_an_operand_is_copied_into_a_channels_last_output() -> None:
     for problem in problems:
         (call,) = (c for c in cases.calls_of(problem) if entry_of(problem, c) == "operator gelu")
         assert call.out_variant is (problem.output_formats == (Format.ROW,))
+
+
+@pytest.mark.parametrize("rule", ["average", "nearest"])
+@pytest.mark.parametrize("turned", [True, False])
+def test_an_image_is_not_written_in_place_of_a_view_with_other_strides(rule: str, turned: bool) -> None:
+    """On a GPU the average pool of channels-last strides writes so into a row-major `out`."""
+    b = GraphBuilder()
+    if turned:
+        image = b.reshape(b.transpose(b.input(TensorType(DType.F32, (2, 30, 8))), (0, 2, 1)), (2, 8, 5, 6))
+    else:
+        image = b.reshape(b.input(TensorType(DType.F32, (2, 8, 30))), (2, 8, 5, 6))
+    if rule == "average":
+        pool = WindowAttrs((3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
+        graph = b.build([b.add(Prim.WINDOW_SUM, image, attrs=pool)])
+        found = cases.whole(graph)
+    else:
+        graph = b.build(cases.applied(b, "resize_nearest", image, cases.RULES["resize_nearest"][0][1]))
+        found = cases.of_viewed(graph, "resize_nearest") if turned else cases.of_operator(graph, "resize_nearest")
+    problems = [p for p in found if set(p.input_formats + p.output_formats) == {Format.ROW}]
+    calls = [c for p in problems for c in cases.calls_of(p, profile("h200")) if is_covered(p, c, "cuda")]
+    assert calls and {c.out_variant for c in calls} == {not turned}
 
 
 def test_a_group_of_several_entries_is_not_covered() -> None:

@@ -92,7 +92,8 @@ class Program:
             return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)
         last = self.run[-1]
         target = OUT_VARIANTS.get(last.target) if self._lies_alike(problem) else None
-        if target is None and set(problem.input_formats + problem.output_formats) <= {Format.ROW}:
+        turned = last.target in _LIKE_OPERAND and any(step.target == "aten.permute.default" for step in self.run)
+        if target is None and not turned and set(problem.input_formats + problem.output_formats) <= {Format.ROW}:
             target = ROW_MAJOR_OUT_VARIANTS.get(last.target)
         if target is None or last.result != 0:
             return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)
@@ -503,3 +504,8 @@ ROW_MAJOR_OUT_VARIANTS: Mapping[str, str] = {
     "aten.reflection_pad2d.default": "aten.reflection_pad2d.out",
 }
 """Operators that keep the strides of their output only where everything is row-major."""
+_LIKE_OPERAND = frozenset(
+    f"aten.{name}.default" for name in ("avg_pool2d", "upsample_nearest2d", "upsample_bilinear2d", "reflection_pad2d")
+)
+"""Of these, the ones that make an image in the memory format of their operand, which a view gives them: on a GPU the
+average pool writes so into a row-major `out`, too."""
