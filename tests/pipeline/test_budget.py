@@ -8,28 +8,38 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.faults.fake import FakeTransport
+from tests.orchestrate.graphs import residual_net
 from torch import nn
 
 import weft
 from weft import api, pipeline
 from weft.api import Compiled
+from weft.device.facts import CpuFacts
 from weft.device.toolchain import HostCompiler
-from weft.errors import BudgetWarning
-from weft.ir.types import DType
+from weft.errors import ArtifactError, BudgetWarning
+from weft.generate.registry import generators
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.record import Tuning
 from weft.kernels.source import LibraryCall, Schedule
 from weft.options import Options
-from weft.pipeline import choose, finish, reference, search_line, warm
+from weft.orchestrate.alternatives import find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.select import heuristic
+from weft.pipeline import choose, finish, reference, repro, search_line, warm
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
+from weft.pipeline.problems import collect, make_kernels
 from weft.pipeline.search import Known
 from weft.pipeline.stream import Learning
 from weft.pipeline.verdict import judged
@@ -480,3 +490,95 @@ def test_the_library_plan_needs_no_solver_without_a_budget(
 
     monkeypatch.setattr(choose, "_solve", never)
     assert in_time(x, tmp_path, budget_s=0.0)[0].executable.plan.name == "library"
+
+
+# --- without a budget: nothing is paid for that cannot be judged ---
+
+
+def test_a_plan_that_only_float64_can_decide_is_not_bisected(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.no_grad():
+        own = Net().eval()(x).numpy()
+    far = own * (1 + 1e-2 * np.random.default_rng(0).standard_normal(own.shape).astype(np.float32))
+    monkeypatch.setattr(reference, "outputs_in_time", lambda *_, **__: Expected([far], [far], reference.OWN))
+    blamed: list[object] = []
+
+    def blame(*args: object, **_: object) -> str:
+        blamed.append(args)
+        return "blamed"
+
+    monkeypatch.setattr(repro, "blame", blame)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled = weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path))
+    library = next(p for p in compiled.record.plans if p.name == "library")
+    assert compiled.record.chosen == "eager" and blamed == [] and not library.verified
+    assert library.note.startswith(finish.UNDECIDED)
+    assert not any("refuses" in str(w.message) or "float64 evaluation" in str(w.message) for w in caught)
+
+
+def test_operators_that_are_not_cut_out_in_time_are_left_to_the_framework(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "UNTUNED_SHARE", 0.0)  # the time for it is up at once
+    small = weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path / "small"))
+    assert small.executable.plan.steps, "a few are cut out all the same"
+    monkeypatch.setattr(pipeline, "FEW_CANDIDATES", 0)
+    compiled, said = in_time(x, tmp_path, budget_s=0.0)
+    stages = {s.name for s in compiled.record.stages}
+    assert compiled.record.chosen == "eager" and said == [] and "extract" in stages
+    assert not {"select", "reference", "link", "time", "remember"} & stages
+    with pytest.raises(ArtifactError, match="no plan of this model is left"):
+        _ = compiled.executable
+    limited = Options(budget_s=0, cache_dir=tmp_path, memory_limit_bytes=1 << 30)  # there only a plan will do
+    assert weft.compile(Net().eval(), x, options=limited).executable.plan.steps
+
+
+@pytest.mark.parametrize("reference_s", [0.0, 1.0])
+def test_a_plan_whose_weights_take_too_long_to_pack_is_not_linked(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_s: float
+) -> None:
+    monkeypatch.setattr(pipeline, "judged_in_time", lambda graph, clock, run_s=None: reference_s > 0 and run_s is None)
+    linked: list[object] = []
+    monkeypatch.setattr(pipeline, "link", lambda *args: linked.append(args))
+    compiled, said = in_time(x, tmp_path, budget_s=0.0)
+    assert compiled.record.chosen == "eager" and said == [] and linked == []
+    assert ("reference" in {s.name for s in compiled.record.stages}) == (reference_s > 0)
+    assert [p.note for p in compiled.record.plans] == [finish.ALONE]
+
+
+def test_whether_a_plan_can_be_judged_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    read = b.input(TensorType(DType.F32, (4, 1000)))
+    graph = b.build([b.add(Prim.MATMUL, read, b.constant(np.ones((1000, 1000), np.float32)))])  # 4 MB
+    now = [0.0]
+    clock = Deadline(0.0, 0.0, lambda: now[0])
+    monkeypatch.setattr(finish, "PACKED_BYTES", 4e6)  # a second for its weights
+    assert pipeline.judged_in_time(graph, clock) and pipeline.judged_in_time(graph, clock, 0.6)
+    assert not pipeline.judged_in_time(graph, clock, 0.8)
+    now[0] = 1.5
+    assert not pipeline.judged_in_time(graph, clock)
+    monkeypatch.setattr(finish, "PACKED_BYTES", 4e9)  # next to no time: it is made to be saved
+    assert pipeline.judged_in_time(graph, clock, 9.0)
+
+
+@pytest.mark.parametrize(("stops", "starts"), [(False, 3), (True, 1)])
+def test_orders_of_images_are_tried_while_there_is_time(
+    stops: bool, starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alternatives = find_alternatives(residual_net(1))
+    graph, facts, options = alternatives.graph, CpuFacts(), Options(budget_s=0)
+    problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, facts)
+    for entry in problems.entries.values():
+        make_kernels(entry, problems, generators(library=True, generated=False), facts, options)
+    tried = []
+
+    def counted(*args: Any, **named: Any) -> tuple[int, ...]:
+        tried.append(0)
+        return heuristic(*args, **named)
+
+    monkeypatch.setattr(choose, "heuristic", counted)
+    calls = choose.rank(problems, Known(), library_only=True)
+    plan = choose.library_plan(graph, calls, alternatives, options, stop=lambda: stops)
+    assert len(tried) == starts and plan.steps

@@ -13,8 +13,9 @@ from weft.generate.library import execute
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.record import PlanRecord
 from weft.kernels.source import CallStep, LibraryCall, Ref
-from weft.pipeline import finish
+from weft.pipeline import finish, reference
 from weft.pipeline.finish import Contender, Expected, as_good, interleave, verify, wins
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Executable, Linked
@@ -148,3 +149,60 @@ def test_poison_fills_what_the_next_call_writes_and_no_more(byte: int) -> None:
     expected = Expected([before.double().numpy()], [before.numpy()])
     good = Contender("plan", lambda: exe(given), 2, 0.0, baseline=False, executable=exe)
     assert verify(good, expected, DType.F32).ok
+
+
+# --- where there was no time for float64 ---
+
+
+OWN = np.linspace(-2.0, 2.0, 400).reshape(4, 100).astype(np.float32)
+
+
+def by_own(got: np.ndarray, note: str = reference.OWN) -> tuple[Contender, PlanRecord]:
+    """What answers, and what is said of a plan that gives this while the framework gives `OWN`."""
+    plan = Contender("solution-1", lambda: [torch.from_numpy(got)], 3, 1.0, baseline=False, executable=None)
+    eager = Contender("eager", lambda: [torch.from_numpy(OWN)], 0, 0.0, baseline=True, executable=None)
+    chosen, records = finish.decide([plan, eager], Expected([OWN], [OWN], note), DType.F32, seed=0, budget_s=0.0)
+    return chosen, records[0]
+
+
+def test_what_only_float64_can_decide_is_left_out_and_not_called_wrong() -> None:
+    rounded = OWN * (1 + 1e-2 * np.random.default_rng(0).standard_normal(OWN.shape).astype(np.float32))
+    chosen, record = by_own(rounded)
+    assert chosen.name == "eager" and not record.verified
+    assert record.note.startswith(finish.UNDECIDED) and not finish.is_judged(record.note)
+    assert "outside, cosine 0.9999" in record.note
+    near = by_own(OWN * np.float32(1 + 1e-6))[1]
+    assert near.verified and near.note == reference.OWN, "within the limits it is accepted"
+    known = by_own(rounded, note="")[1]
+    assert not known.verified and finish.is_judged(known.note), "against float64 it is wrong"
+
+
+@pytest.mark.parametrize("kind", ["nan", "infinite", "other", "scaled", "one value", "shape"])
+def test_what_no_rounding_explains_is_wrong_without_float64_too(kind: str) -> None:
+    got = OWN.copy()
+    if kind in ("nan", "infinite", "one value"):
+        got[3, 7] = {"nan": np.nan, "infinite": np.inf, "one value": -2.0}[kind]
+    elif kind == "other":
+        got += 0.5 * np.random.default_rng(1).standard_normal(OWN.shape).astype(np.float32)
+    else:
+        got = got * np.float32(2) if kind == "scaled" else got[:3]
+    record = by_own(got)[1]
+    assert not record.verified
+    if kind == "one value":  # few enough for the limits of a share, so by its size
+        assert finish.is_far_off(got, OWN)
+    assert finish.is_judged(record.note) and "outside" in record.note
+
+
+def test_other_integers_are_wrong_without_float64_too() -> None:
+    plan = Contender("solution-1", lambda: [torch.tensor([1000, 1001])], 3, 1.0, baseline=False, executable=None)
+    want = np.array([1000, 1000])
+    check = verify(plan, Expected([want], [want], reference.OWN), DType.F32)
+    assert not check.ok and not check.undecided
+
+
+def test_without_a_framework_such_a_plan_is_given_back_unjudged() -> None:
+    plan = Contender("library", lambda: [torch.from_numpy(OWN * np.float32(1.01))], 3, 1.0, True, None)
+    plan = replace(plan, executable=type("Fixed", (), {"poison": lambda *_: None})())
+    with pytest.warns(UserWarning, match="is given back not judged"):
+        chosen, _ = finish.decide([plan], Expected([OWN], [OWN], reference.PLAIN), DType.F32, seed=0, budget_s=0.0)
+    assert chosen is plan

@@ -88,6 +88,13 @@ CALIBRATE_FROM_S = 20.0
 """The device is measured, which takes seconds, where the budget is at least so many; else what is known of it does."""
 ENUMERATE_SHARE, EXTRACT_SHARE, SELECT_SHARE, REFERENCE_SHARE, LINK_SHARE = 0.15, 0.2, 0.35, 0.35, 0.5
 """Of the time that is left when a stage begins: what it may take before it ends with what it has."""
+UNTUNED_SHARE = 0.35
+"""Without a budget, of the time that is left: what cutting the model's operators out may take before it is given up."""
+FEW_CANDIDATES = 500
+"""So many are always cut out (0.1 s), so that there is a plan which can be saved."""
+SAVED_S = 0.1
+"""Without a budget a plan that cannot be judged in time is made all the same, to be saved, if its weights are packed in
+so many seconds."""
 SOLVES = 6
 """Programs that are solved at the end, at most: the time is shared among them, and some is for writing them down."""
 VERIFIED_SHARE = 0.3
@@ -103,6 +110,7 @@ CLEAN_UP_RATIO = 4.0
 TOO_LATE = "the time was up before anything was looked for"
 NOTHING_FOUND = Enumeration((), 0, 0, Counter(), True, 0.0)
 """What is found where there was no time to look."""
+UNTUNED_LATE = "without a budget there was no time to make and judge one; a larger `budget_s` has it"
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side on a GPU; which is best is measured."""
 
@@ -292,9 +300,14 @@ def compile_imported(
         stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
         most = USES_AT_ONCE if setting.on_gpu and not options.memory_limit_bytes else math.inf
         cut = clock.until(clock.within(EXTRACT_SHARE))
+        hurried = stand_in is not None and not tunes and len(found.candidates) > FEW_CANDIDATES
+        given_up = clock.until(clock.at_last(UNTUNED_SHARE) if hurried else math.inf)
         problems = stages.run(
-            "extract", collect, graph, found.candidates, alternatives, setting.facts, most_at_once=most, stop=cut
-        )
+            "extract", collect, graph, found.candidates, alternatives, setting.facts,
+            most_at_once=most, stop=cut, give_up=given_up,
+        )  # fmt: skip
+        if stand_in is not None and given_up.fired:
+            return stand_in([UNTUNED_LATE], inputs=inputs)
         left_out = " before the first plan" if problems.rest is not None else ""
         stages.note(f"{len(problems.entries)} distinct problems{left_out}")
         known = stages.run("measure", measure, bench, alternatives, problems, setting, clock, stages.say)
@@ -322,6 +335,8 @@ def compile_imported(
         return stand_in(lost, found, problems, known, verdict, inputs=None if clock.passed() else inputs)
     if not plans and eager is None and start is not None:  # with a budget it was asked
         eager = stages.run("framework", start, START_SHARE * STARTS_S) if options.budget_s < STARTS_S else None
+    if stand_in is not None and not tunes and not judged_in_time(graph, clock):
+        return stand_in([UNTUNED_LATE], found, problems, known, verdict, inputs=inputs)
     with setting.aside():
         own = None if eager is None else setting.bounded(eager, clock)
         expected = stages.run(
@@ -334,6 +349,8 @@ def compile_imported(
             stop=clock.until(clock.at_last(REFERENCE_SHARE)),
             precise=tunes,
         )
+        if stand_in is not None and not tunes and not judged_in_time(graph, clock, stages.seconds("reference")):
+            return stand_in([UNTUNED_LATE], found, problems, known, verdict, inputs=inputs)
         baseline = stages.run("baseline", record_eager, eager, inputs, setting)
         contenders = stages.run("link", link_all, graph, plans, setting, inputs, baseline, lost, framework, clock)
         if not tunes:  # nothing was run: what its primitives took, a plan does about
@@ -416,7 +433,8 @@ def by_framework(
     problems, known = problems or Problems({}), known or Known()
     if verdict is None:
         verdict = judged(known, (), setting.options)
-        warnings.warn(verdict.warning, BudgetWarning, stacklevel=3)
+        if verdict.warning:
+            warnings.warn(verdict.warning, BudgetWarning, stacklevel=3)
     text = "Weft has no plan for this model, so the framework's own execution runs it"
     warnings.warn(f"{text}: {_reason(lost)}", stacklevel=3)
     own = PlanRecord(framework, 0, 0.0, (), math.inf, verified=False, worst_error=math.inf, note=finish.ALONE)
@@ -448,7 +466,7 @@ def _blamed(
     found = list(timed)
     for k, (about, contender) in enumerate(zip(timed, contenders, strict=True)):
         executable = contender.executable
-        if about.verified or about.note == finish.NOT_JUDGED or executable is None or not setting.is_sound():
+        if about.verified or not finish.is_judged(about.note) or executable is None or not setting.is_sound():
             continue
         case = Case(model, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
         seconds = min(max(clock.left_s, BLAME_S), clock.seconds_to(clock.last))
@@ -460,6 +478,15 @@ def _blamed(
         found[k] = replace(about, note=note)
         break
     return tuple(found)
+
+
+def judged_in_time(graph: Graph, clock: Deadline, run_s: float = 0.0) -> bool:
+    """Without a budget: is there time to link a plan and to judge it, or does linking it take next to none?
+
+    A run takes about `run_s` seconds; a plan is judged where there is time for two.
+    """
+    packed_s = sum(x.nbytes for x in graph.constants.values()) / finish.PACKED_BYTES
+    return packed_s <= SAVED_S or clock.clock() + packed_s + 2 * run_s < clock.last
 
 
 def _reason(lost: Sequence[str]) -> str:
@@ -790,8 +817,10 @@ def select_in_time(
         with contextlib.suppress(OutOfTime):
             return call_with_timeout(limit_s, setting.there, select_plans, alternatives, problems, known, bounded, lost)
     calls = choose.rank(problems, known, library_only=True, stands=_stands(setting))
+    hurry = clock.until(clock.at_last(SELECT_SHARE))
+    unsolved = replace(options, budget_s=0.0)
     try:
-        return [choose.library_plan(alternatives.graph, calls, alternatives, replace(options, budget_s=0.0))]
+        return [choose.library_plan(alternatives.graph, calls, alternatives, unsolved, stop=hurry)]
     except InvalidGraphError as error:  # an operator of the framework was found wrong
         lost.append(str(error.details["problem"]))
         return []

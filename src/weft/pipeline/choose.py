@@ -192,13 +192,21 @@ def _on_gpu(options: Options) -> bool:
     return options.device != "cpu"
 
 
-def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternatives, options: Options) -> Plan:
+def library_plan(
+    graph: Graph,
+    ranked: Sequence[Ranked],
+    alternatives: Alternatives,
+    options: Options,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Plan:
     """One library call per operator where there is one, per primitive elsewhere; no fusion.
 
     As few calls as possible, changes of format counted; images lie channels-last where that spares libraries more of
     these inside their convolutions.
 
-    Without a budget it is made without a solver, whose loading alone takes a second.
+    Without a budget it is made without a solver, whose loading alone takes a second. Once `stop` says so, the orders of
+    images that were tried must do.
 
     Raises:
         OptionError: no such plan was found within the limit on memory [W001].
@@ -209,7 +217,7 @@ def library_plan(graph: Graph, ranked: Sequence[Ranked], alternatives: Alternati
     price = _Overheads() if on_gpu else _calls
     priced = [replace(o.priced, cost_us=price(o)) for o in available]
     if (on_gpu or options.budget_s <= 0) and not options.memory_limit_bytes:
-        return assemble("library", available, _cheapest(graph, priced, alternatives), alternatives, None)
+        return assemble("library", available, _cheapest(graph, priced, alternatives, stop), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)
 
@@ -232,7 +240,9 @@ def _of_the_framework(ranked: Ranked) -> Ranked | None:
     return replace(ranked, kernels=tuple(kernels[k] for k in kept), times_us=tuple(times[k] for k in kept))
 
 
-def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives) -> Sequence[int]:
+def _cheapest(
+    graph: Graph, priced: Sequence[Priced], alternatives: Alternatives, stop: Callable[[], bool]
+) -> Sequence[int]:
     """The best of the plans of all offers, and of those in which images lie in one order wherever they may.
 
     The way without a solver changes one value after another, and seldom finds its way out of a region in one format.
@@ -240,6 +250,8 @@ def _cheapest(graph: Graph, priced: Sequence[Priced], alternatives: Alternatives
     best: tuple[float, Sequence[int]] | None = None
     images = any(p.candidate.kind is Kind.CONVERT for p in priced)
     for wanted in (None, Format.LAST, Format.ROW) if images else (None,):
+        if best is not None and stop():
+            break
         kept = [*range(len(priced))] if wanted is None else _mostly(priced, wanted)
         chosen = heuristic(graph, [priced[k] for k in kept], alternatives=alternatives)
         cost = sum(priced[kept[k]].cost_us for k in chosen)

@@ -38,6 +38,8 @@ LEAST_ROUNDS = 2
 MARGIN = 0.02
 PART = 1 << 27
 """Elements of an output that are compared at a time: each takes some ten float64 numbers meanwhile."""
+FAR_OFF = math.sqrt(1 - 0.99**2)
+"""Of all values by their root mean square, and of the largest: what differs by more is no rounding (cosine < 0.99)."""
 HOPELESS = 1.5
 """Whole plans so many times as slow as the fastest after two rounds are timed no further."""
 
@@ -89,6 +91,8 @@ class Check:
     note: str
     ran: bool = True
     """False: it raised instead."""
+    undecided: bool = False
+    """Not accepted, but only float64, which there is none of, could tell whether it is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Expected:
     plain: Sequence[Array]
     """The same primitives, one library call each, in the model's own types."""
     note: str = ""
-    """What stands for float64, if that was not computed."""
+    """What stands for float64, if that was not computed in time."""
 
 
 def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
@@ -111,10 +115,13 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
     largest error are within the factors of the table of those of the plain evaluation. An output of more than `PART`
     elements must be so in every part.
 
+    Where there was no time for float64, the second rule has nothing to compare with. What the first does not accept is
+    undecided then, unless it is wrong by more than any rounding (`is_far_off`).
+
     A plan runs with its memory poisoned, twice, as kernels are verified: what a step does not write is then NaN, or no
     value that it ever had.
     """
-    worst, notes = 0.0, []
+    worst, notes, undecided = 0.0, [], True
     before: Sequence[Array] = ()
     for poison in POISONS if contender.executable is not None else POISONS[:1]:
         if contender.executable is not None:
@@ -131,9 +138,28 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
             worst = max(worst, found.worst)
             if not found.ok:
                 notes.append(f"output {position}: {found.outside:.2%} outside, cosine {found.cosine:.6f}")
+                undecided = undecided and bool(expected.note) and floats and not is_far_off(got, values[0])
         if notes:
             break
+    if notes and undecided:
+        return Check(ok=False, worst=worst, note=f"{UNDECIDED} ({'; '.join(notes)})", undecided=True)
     return Check(not notes, worst, "; ".join(notes))
+
+
+def is_far_off(got: Array, want: Array) -> bool:
+    """Whether no rounding explains a difference: other shapes or classes, or more than `FAR_OFF` in any part."""
+    if got.shape != want.shape:
+        return True
+    for part in _parts(got.size):
+        mine, theirs = (np.asarray(x if part is None else x.reshape(-1)[part], np.float64) for x in (got, want))
+        finite = np.isfinite(mine) & np.isfinite(theirs)
+        if not np.array_equal(mine[~finite], theirs[~finite], equal_nan=True):
+            return True
+        mine, theirs = mine[finite], theirs[finite]
+        for size in (np.linalg.norm, lambda x: np.abs(x).max(initial=0.0)):
+            if size(mine - theirs) > FAR_OFF * size(theirs):
+                return True
+    return False
 
 
 def judged(dtype: DType, got: Array, exact: Array, plain: Array, *, floats: bool) -> ModelCheck:
@@ -277,6 +303,15 @@ def fastest(
 
 NOT_JUDGED = "not judged: the time was up"
 ALONE = "not judged: there is nothing else"
+UNDECIDED = (
+    "not judged: its result differs from the framework's own within what only float64 can decide,"
+    " and there was no time for that"
+)
+
+
+def is_judged(note: str) -> bool:
+    """Whether a record's note is that of a plan which was found right or wrong."""
+    return note != NOT_JUDGED and not note.startswith(UNDECIDED)
 
 
 def _judge(
@@ -308,7 +343,8 @@ def _judge(
 def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Callable[[], bool]) -> Check:
     try:
         found = verify(contender, expected, dtype)
-        return replace(found, note="; ".join(filter(None, (found.note, expected.note))))
+        against = "" if found.undecided else expected.note
+        return replace(found, note="; ".join(filter(None, (found.note, against))))
     except FAULTS as error:
         said = f"does not run: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
         if not lives():
@@ -333,6 +369,8 @@ def decide(
     Where nothing agrees with the reference (values outside of a cast's range, rounding that is amplified without
     limit), the framework's own operators are right by definition; without them the last contender that ran is taken,
     with a warning. `lives` says whether the device still computes in this process: it is asked when a contender raised.
+
+    What only float64 could decide, where there was no time for it, is left out, but not called wrong.
 
     Without a budget nothing is timed: the first plan that is right is taken. `left_s` is a bound: what would not end
     within it is neither judged nor timed. Where no plan is judged (`expected` is None: there is nothing to judge by),
@@ -361,7 +399,7 @@ def decide(
     ranked = sorted((c for c in sound if c.eligible), key=lambda c: median.get(c.name, math.inf))  # stable
     plans = [c for c in ranked if not c.baseline]
     bases = [c for c in ranked if c.baseline]
-    judged = [c for c in contenders if checked[c.name].note != NOT_JUDGED]
+    judged = [c for c in contenders if is_judged(checked[c.name].note)]
     if judged and not ranked and not all(c.eligible for c in contenders):
         raise OptionError(option="memory_limit_bytes", problem="no plan within it computes what the model does")
     if budget_s <= 0:
@@ -374,10 +412,13 @@ def decide(
     chosen = best or (bases[0] if bases else left[-1])
     if not sound and chosen.executable is not None:
         text = f"no plan agrees with a float64 evaluation of the model on these inputs: {checked[chosen.name].note}"
-        if not judged:
-            text = (
-                f"the plan {chosen.name} is given back unjudged: the time was up before there was anything to judge by"
-            )
+        if chosen not in judged:
+            text = f"the plan {chosen.name} is given back {checked[chosen.name].note}"
+            if checked[chosen.name].note == NOT_JUDGED:
+                text = (
+                    f"the plan {chosen.name} is given back unjudged:"
+                    " the time was up before there was anything to judge by"
+                )
         warnings.warn(text, stacklevel=2)
     records = tuple(
         PlanRecord(

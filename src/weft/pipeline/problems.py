@@ -193,10 +193,12 @@ def collect(
     *,
     most_at_once: float = math.inf,
     stop: Callable[[], bool] = lambda: False,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Problems:
     """Cut every candidate out in each of its format choices; equal ones become one entry.
 
-    Once `stop` says so, no further groups are; what no plan can do without always is.
+    Once `stop` says so, no further groups are; what no plan can do without is, unless `give_up` says so: nothing can be
+    planned with what is found then.
 
     Above `most_at_once` uses, groups of images that do not lie channels-last throughout are left for later: seldom is
     one in the best plan, and a first plan is there sooner.
@@ -212,7 +214,7 @@ def collect(
     found = Problems({})
     with without_collection():
         wanted = (use for use in now if use[0].kind is not Kind.GROUP or not stop())
-        _collect(found, wanted, graph, alternatives, facts, {})
+        _collect(found, itertools.takewhile(lambda _: not give_up(), wanted), graph, alternatives, facts, {})
         found.uncut = len(now) - sum(len(e.uses) + len(e.calls) for e in found.entries.values())
     if later:
         before = dict(found.entries)
