@@ -664,7 +664,8 @@ class _TorchModel:
         from weft.frontends.torch.traced_text import traced_text_dropped
 
         device = self._options.device
-        with put_off(), without_autocast(self._kind), traced_text_dropped():
+        # taking operators apart traces, too, and the framework's stack of modes belongs to the process
+        with put_off(), without_autocast(self._kind), _TRACING, traced_text_dropped():
             imported = import_exported(program, device=device)
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)

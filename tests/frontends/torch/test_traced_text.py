@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import linecache
+import threading
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.fx import graph_module
 
 import weft
+from weft import api
+from weft.frontends import torch as torch_frontend
 from weft.frontends.torch.traced_text import traced_text_dropped
 from weft.options import Options
 
@@ -33,3 +38,19 @@ def test_what_others_traced_keeps_its_text():
     assert "relu" in "".join(linecache.getlines(name))
     assert inside.forward.__code__.co_filename not in linecache.cache
     assert inside(torch.ones(2)).shape == (2,)
+
+
+def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.MonkeyPatch):
+    """Two threads at once found the framework's stack of modes as the other had left it: `slot already occupied`."""
+    held = []
+    taken_in = torch_frontend.import_exported
+
+    def watched(*given: Any, **named: Any) -> Any:
+        other = threading.Thread(target=lambda: held.append(not api._TRACING.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return taken_in(*given, **named)
+
+    monkeypatch.setattr(torch_frontend, "import_exported", watched)
+    weft.compile(nn.Linear(3, 3).eval(), (torch.ones(1, 3),), options=Options(budget_s=0))
+    assert held == [True]
