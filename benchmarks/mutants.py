@@ -393,6 +393,18 @@ def _place(m: Mutant) -> tuple[list[str], int]:
     return m.origin.source.text.split("\n"), m.number
 
 
+def _first_of_rest(m: Mutant) -> bool:
+    """Is the sum that is dropped still zero: the rest of a row that is shorter than a vector, in no loop of its own?"""
+    sum_ = re.match(r"(rv\d+) = w_select\((w_first\(n\d+\)), w_plus\(\1, (e\d+)\), \1\);", m.before)
+    if sum_ is None or m.after != f"{sum_[1]} = w_select({sum_[2]}, {sum_[3]}, {sum_[1]});":
+        return False
+    lines, at = _place(m)
+    written = [k for k in range(at) if re.match(rf"\s*(w_f32v )?{sum_[1]} = ", lines[k])]
+    if not written or "w_splat_f32(0.0f)" not in lines[written[-1]]:
+        return False
+    return not any("for (" in x or "while (" in x for x in lines[written[-1] : at])
+
+
 def _first_of_one(m: Mutant) -> bool:
     """Is the sum that is dropped still zero: the first of a loop that runs once?"""
     sum_ = re.match(r"(rv\d+) = w_plus\(\1, e\d+\);", m.before)
@@ -472,6 +484,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("off-by-one bound", _same_in_table, "the table ends with what stands for all behind it"),
     Equivalent("dropped term", _sums_not_stored, "the sums of the row that is read instead are never stored"),
     Equivalent("dropped term", _first_of_one, "the sum is zero there: the first term of a loop that runs once"),
+    Equivalent("dropped term", _first_of_rest, "the sum is zero there: a row shorter than a vector has one part"),
     Equivalent("wrong dtype", _shift, "the value is read for the maximum of a softmax alone, a shift that cancels"),
     Equivalent("off-by-one bound", _written_again, "the element more is written again by the piece behind the border"),
     Equivalent("", _never_run, "no part of the work is long enough for the loop that the line stands in"),

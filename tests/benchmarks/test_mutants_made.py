@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,3 +144,23 @@ def test_memory_that_grows_is_not_flat() -> None:
     assert rise == pytest.approx(120.0) and median > 400
     log = soak.Log(rss_mb=[400.0 + 0.2 * k for k in range(600)])
     assert soak.summary(log, 600)["flat"] is False
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        ("if (x2 < 5) {", "the sum is zero there: a row shorter than a vector has one part"),
+        ("for (; x2 + 16 <= 40; x2 += 16) { rv1 = w_plus(rv1, e2); }\nif (x2 < 40) {", ""),
+        ("rv1 = w_plus(rv1, e2);\nif (x2 < 5) {", ""),
+        ("for (long i3 = 0; i3 < 4; i3 += 1) {", ""),
+    ],
+)
+def test_the_first_part_of_a_sum_is_the_sum(between: str, reason: str) -> None:
+    """Only where nothing was added before: without a loop, and without another sum, since it was set to zero."""
+    before = "rv1 = w_select(w_first(n4), w_plus(rv1, e5), rv1);"
+    after = "rv1 = w_select(w_first(n4), e5, rv1);"
+    head = f"w_f32v rv1 = w_splat_f32(0.0f);\n{between}\n"
+    source = SimpleNamespace(text=f"{head}{before}\n}}")
+    origin = SimpleNamespace(source=source, problem=None, name="softmax")
+    changed = mutants.Mutant(origin, "dropped term", head.count("\n"), before, after, source)  # type: ignore[arg-type]
+    assert mutants._first_of_rest(changed) == bool(reason)
