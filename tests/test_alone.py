@@ -107,7 +107,7 @@ def draws_from_the_process(node: ast.AST, modules: dict[str, str]) -> bool:
 
 
 def draws_in_shared(node: ast.AST, above: dict[ast.AST, ast.AST]) -> bool:
-    """A cached function that moves the generator of the first test that calls it, and of no other."""
+    """A file that draws from torch's generator as it is imported, or a cached function: from its first caller's."""
     if not (isinstance(node, ast.Call) and named(node.func).startswith("torch.")):
         return False
     if named(node.func).rpartition(".")[2] not in TORCH or any(k.arg == "generator" for k in node.keywords):
@@ -118,7 +118,7 @@ def draws_in_shared(node: ast.AST, above: dict[ast.AST, ast.AST]) -> bool:
             named(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] in SHARED for d in child.decorator_list
         ):
             return True
-    return False
+    return outlives(node, above)
 
 
 def faults(text: str) -> Iterator[tuple[int, str]]:
@@ -136,7 +136,7 @@ def faults(text: str) -> Iterator[tuple[int, str]]:
         if draws_from_the_process(node, modules):
             yield line, "drawn from a generator of the process: make one, `np.random.default_rng(...)`"
         if draws_in_shared(node, above):
-            yield line, "a cached function draws from the generator of whoever calls it first"
+            yield line, "drawn from torch's generator once for several tests: give a `generator=`"
 
 
 def test_no_generator_is_shared() -> None:
@@ -171,6 +171,9 @@ def test_no_generator_is_shared() -> None:
         ("from tests.harness import random\nx = random(3)", []),
         ("@cache\ndef f():\n    torch.manual_seed(0)", [3]),
         ("def f():\n    torch.manual_seed(0)", []),
+        ("X = {'a': torch.randn(3)}", [1]),
+        ("def f(x=torch.rand(3)): ...", [1]),
+        ("X = {'a': lambda: torch.randn(3)}", []),
     ],
 )
 def test_what_is_shared_is_found(text: str, lines: list[int]) -> None:

@@ -131,15 +131,19 @@ def misaligned(*shape: int, dtype: torch.dtype = torch.float32, by: int = 3) -> 
     return room[by:].view(shape)
 
 
+def dense(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 ADDRESSES = {
     "f32, 12 bytes": (misaligned(5, 1, 1, 8), True),
     "f16, 8 bytes": (misaligned(2, 4, 16, 32, dtype=torch.float16, by=4), True),
-    "between batches": (torch.randn(2, 67)[:, :64].unflatten(1, (1, 8, 8)), True),
-    "between heads": (torch.randn(2, 3, 67)[:, :, :64].unflatten(2, (8, 8)), True),
+    "between batches": (dense(2, 67)[:, :64].unflatten(1, (1, 8, 8)), True),
+    "between heads": (dense(2, 3, 67)[:, :, :64].unflatten(2, (8, 8)), True),
     "a mask broadcast": (misaligned(16, 64).expand(4, 2, 16, 64), True),
-    "aligned": (torch.randn(2, 4, 16, 32), False),
-    "one batch of any stride": (torch.randn(67)[:64].as_strided((1, 8, 8), (67, 8, 1)), False),
-    "a slice at 16 bytes": (torch.randn(2, 4, 16, 36)[..., 4:], False),
+    "aligned": (dense(2, 4, 16, 32), False),
+    "one batch of any stride": (dense(67)[:64].as_strided((1, 8, 8), (67, 8, 1)), False),
+    "a slice at 16 bytes": (dense(2, 4, 16, 36)[..., 4:], False),
     "rows that are padded": (misaligned(2, 4, 16, 5), False),
     "rows with gaps": (misaligned(2, 16, 8, 4).transpose(2, 3), False),
     "no elements": (misaligned(2, 0, 8), False),
