@@ -349,11 +349,12 @@ def compile(
         options = replace(options, device=str(device))
     if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", options.device):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
-    by_name = dict(example_inputs) if isinstance(example_inputs, Mapping) else None
-    inputs = _as_tensors(
-        example_inputs if not isinstance(example_inputs, Mapping)
-        else tuple(x for x in example_inputs.values() if x is not None)
-    )  # fmt: skip
+    by_name = None
+    if isinstance(example_inputs, Mapping):
+        by_name = dict(example_inputs)
+        inputs = _as_tensors(tuple(x for x in by_name.values() if x is not None))
+    else:
+        inputs = _as_tensors(example_inputs)
     kind = options.device.partition(":")[0]
     if kind == "cpu":
         options = replace(options, device=kind)  # torch calls it cpu:0, too

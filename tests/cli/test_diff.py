@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
+from tests.cli.command_line import Weft, runner
 from tests.cli.test_commands import make_model
 
 import weft
-from weft.cli import app as cli
 from weft.device.files import private_directory
 from weft.frontends.onnx import import_onnx
 from weft.ir.passes import clean_up
@@ -20,8 +18,6 @@ from weft.kernels.source import LibraryCall
 from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import finish, repro
 from weft.runtime.executable import Executable
-
-Weft = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Weft:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(cache))
-    monkeypatch.setenv("COLUMNS", "400")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
-        found = capsys.readouterr()
-        return int(ended.value.code or 0), found.out, found.err
-
-    return call
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

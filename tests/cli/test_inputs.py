@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,31 +10,20 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from tests.cli.command_line import Weft, runner
 
 import weft
-from weft.cli import app as cli
 from weft.cli.inputs import dims_of, given_inputs, in_order
 from weft.errors import OptionError
 from weft.frontends.onnx import import_onnx
 from weft.frontends.onnx.errors import BindingError, NeedsValueError
 
-Run = Callable[..., tuple[int, str, str]]
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("COLUMNS", "400")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.run()
-        found = capsys.readouterr()
-        return int(ended.value.code or 0), found.out, found.err
-
-    return call
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Weft:
+    return runner(monkeypatch, capsys)
 
 
 def open_model() -> onnx.ModelProto:
@@ -69,7 +56,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_inputs_by_name_decide_what_is_compiled(run: Run, files: Path) -> None:
+def test_inputs_by_name_decide_what_is_compiled(run: Weft, files: Path) -> None:
     names = ["--input", f"x={files / 'x.npy'}", "--input", f"s={files / 'all.npz'}", "--input", "z=random"]
     code, _, err = run("compile", files / "open.onnx", *names, "--dim", "z:1=6", "--budget", 0, "-o", files / "a.weft")
     assert code == 0, err
@@ -92,7 +79,7 @@ def test_what_is_not_named_is_drawn_by_the_seed() -> None:
     assert isinstance(got, torch.Tensor) and torch.equal(got, (x + x).reshape(4, 3))
 
 
-def test_a_shape_needs_a_value_that_random_does_not_give(run: Run, files: Path) -> None:
+def test_a_shape_needs_a_value_that_random_does_not_give(run: Weft, files: Path) -> None:
     code, _, err = run("check", files / "open.onnx", "--input", f"x={files / 'x.npy'}", "--input", "s=random")
     assert code == 4 and "--input NAME=FILE" in err and "[W202]" in err, err
     with pytest.raises(NeedsValueError):
@@ -116,7 +103,7 @@ def test_a_shape_needs_a_value_that_random_does_not_give(run: Run, files: Path) 
         ("x={huge}", 2, "huge.npy"),
     ],
 )
-def test_an_input_that_cannot_be_taken_is_named(run: Run, files: Path, given: str, code: int, told: str) -> None:
+def test_an_input_that_cannot_be_taken_is_named(run: Weft, files: Path, given: str, code: int, told: str) -> None:
     np.save(files / "long.npy", np.zeros(3, np.float32))
     np.save(files / "ints.npy", np.zeros((2, 6), np.int64))
     np.save(files / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
@@ -146,7 +133,7 @@ def test_an_input_of_a_plan_that_is_left_out_is_drawn_or_told() -> None:
 
 
 @pytest.mark.filterwarnings("always")
-def test_dimensions_that_nobody_sized_are_told_in_one_line(run: Run, files: Path) -> None:
+def test_dimensions_that_nobody_sized_are_told_in_one_line(run: Weft, files: Path) -> None:
     _, _, err = run("compile", files / "plain.onnx", "--budget", 0)
     (line,) = [line for line in err.splitlines() if "set to 1" in line]
     assert (

@@ -480,12 +480,17 @@ def _blamed(
     return tuple(found)
 
 
+def weight_bytes(graph: Graph) -> int:
+    """Of all constants, as each plan packs them."""
+    return sum(x.nbytes for x in graph.constants.values())
+
+
 def judged_in_time(graph: Graph, clock: Deadline, run_s: float = 0.0) -> bool:
     """Without a budget: is there time to link a plan and to judge it, or does linking it take next to none?
 
     A run takes about `run_s` seconds; a plan is judged where there is time for two.
     """
-    packed_s = sum(x.nbytes for x in graph.constants.values()) / finish.PACKED_BYTES
+    packed_s = weight_bytes(graph) / finish.PACKED_BYTES
     return packed_s <= SAVED_S or clock.clock() + packed_s + 2 * run_s < clock.last
 
 
@@ -638,8 +643,7 @@ def measure(
     asked_s = measured_s = 0.0
     done: set[tuple[str, Schedule]] = set()
     began = clock.clock()
-    weights = sum(x.nbytes for x in alternatives.graph.constants.values())
-    reserved_s = finish.reserve_s(options.budget_s, problems.run_us, weights)
+    reserved_s = finish.reserve_s(options.budget_s, problems.run_us, weight_bytes(alternatives.graph))
     deadline = max(began, clock.end - reserved_s)
     grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
     learned = Learning()

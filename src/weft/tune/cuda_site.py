@@ -16,7 +16,7 @@ from typing import final
 import torch
 
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.nvrtc import Nvrtc, gate
+from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, gate
 from weft.device.cuda.resources import gate as fit
 from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
@@ -158,14 +158,7 @@ class CudaSite:
         if self._compiler is None:
             return Refused(Verdict.COMPILE, "no NVRTC")
         try:
-            made = self._compiler.compile(
-                kernel.text,
-                arch=self._facts.arch,
-                flags=kernel.flags,
-                max_registers=kernel.max_registers,
-                cache_dir=self._options.cache,
-                timeout_s=min(self._options.compile_timeout_s, left_s),
-            )
+            made = self._cubin(self._compiler, kernel, left_s)
         except ToolchainError as error:
             return Refused(Verdict.COMPILE, f"{error}\n{error.log}")
         except (DeviceError, OSError, ValueError) as error:
@@ -177,6 +170,16 @@ class CudaSite:
                 return Refused(Verdict.RESOURCE, f"{launch.entry}: {declined.reason}")
         return Built(str(made.path), made.seconds)
 
+    def _cubin(self, compiler: Nvrtc, kernel: CudaSource, left_s: float) -> CompiledCubin:
+        return compiler.compile(
+            kernel.text,
+            arch=self._facts.arch,
+            flags=kernel.flags,
+            max_registers=kernel.max_registers,
+            cache_dir=self._options.cache,
+            timeout_s=min(self._options.compile_timeout_s, left_s),
+        )
+
     def shaken(self, kernel: KernelSource | CudaSource) -> Shaken | None:
         """See `Site`."""
         return shaken(kernel) if isinstance(kernel, CudaSource) else None
@@ -185,19 +188,11 @@ class CudaSite:
         """See `Site`."""
         if self._compiler is None:
             return ""
-        kernel = form.source
         try:
-            made = self._compiler.compile(
-                kernel.text,
-                arch=self._facts.arch,
-                flags=kernel.flags,
-                max_registers=kernel.max_registers,
-                cache_dir=self._options.cache,
-                timeout_s=min(self._options.compile_timeout_s, left_s),
-            )
+            made = self._cubin(self._compiler, form.source, left_s)
         except (DeviceError, ToolchainError, OSError, ValueError):
             return ""
-        fits = [fit(made.resources, (), x, self._facts, max_spill_bytes=1 << 30) for x in kernel.launches]
+        fits = [fit(made.resources, (), x, self._facts, max_spill_bytes=1 << 30) for x in form.source.launches]
         return "" if any(isinstance(x, Declined) for x in fits) else str(made.path)
 
     def transport(self) -> Transport:

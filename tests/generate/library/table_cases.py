@@ -21,7 +21,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import ARITY, CATEGORY, Category, Prim
 from weft.ir.types import DType, TensorType
-from weft.kernels.candidate import Kind, Problem
+from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import formats_of
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import LibraryCall
@@ -289,15 +289,19 @@ def _formatted(problem: Problem) -> Iterator[Problem]:
         yield replace(problem, key=key, input_formats=chosen[:split], output_formats=chosen[split:])
 
 
+def _cut_out_of(graph: Graph, candidate: Candidate) -> Problem:
+    """A candidate's problem, row-major."""
+    ins, outs = ([formats_of(graph.type_of(x))[0] for x in xs] for xs in (candidate.inputs, candidate.outputs))
+    return extract(graph, candidate, tuple(ins), tuple(outs)).problem
+
+
 def of_viewed(graph: Graph, rule: str) -> Iterator[Problem]:
     """The operator with views in front, in every memory format."""
     for candidate in enumerate_candidates(graph, EnumerationLimits(library_calls=True)).candidates:
         if candidate.kind is not Kind.CALL or set(candidate.outputs) != set(graph.outputs):
             continue
-        rows = tuple(formats_of(graph.type_of(i))[0] for i in candidate.inputs)
-        cut = extract(graph, candidate, rows, tuple(formats_of(graph.type_of(o))[0] for o in candidate.outputs))
-        if cut.problem.origin_rule == rule:
-            yield from _formatted(cut.problem)
+        if (problem := _cut_out_of(graph, candidate)).origin_rule == rule:
+            yield from _formatted(problem)
             return
 
 
@@ -321,8 +325,6 @@ def of_operator(graph: Graph, rule: str) -> Iterator[Problem]:
     for candidate in enumerate_candidates(graph).candidates:
         if candidate.kind is Kind.CONVERT:
             continue
-        rows = tuple(formats_of(graph.type_of(i))[0] for i in candidate.inputs)
-        cut = extract(graph, candidate, rows, tuple(formats_of(graph.type_of(o))[0] for o in candidate.outputs))
-        if cut.problem.origin_rule == rule:
-            yield from _formatted(cut.problem)
+        if (problem := _cut_out_of(graph, candidate)).origin_rule == rule:
+            yield from _formatted(problem)
             return
