@@ -47,8 +47,8 @@ from weft.orchestrate.select import Priced, select
 from weft.pipeline import USES_AT_ONCE, choose, limits_of
 from weft.pipeline.finish import reserve_s
 from weft.pipeline.problems import Entry, Problems, collect, take_kernels
-from weft.pipeline.search import Known
-from weft.pipeline.stream import stream
+from weft.pipeline.search.loop import search
+from weft.pipeline.search.prices import Known
 
 T = TypeVar("T")
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -166,7 +166,7 @@ class Machine:
         take_kernels(entry, self.problems, [library, Offer(tuple(made), (), len(schedules) > most)])
 
     def measure(self, batches: Iterator[Sequence[Entry]], done: set[tuple[str, Schedule]]) -> Iterator[Measurement]:
-        """See `weft.pipeline.search.Measure`: what is built first is measured first, while others are written."""
+        """See `pipeline.search.prices.Measure`: what is built first is measured first, while others are written."""
         ahead: list[tuple[float, Entry, list[Schedule]]] = []
         while True:
             while len(ahead) < 2 * AHEAD and (batch := next(batches, ())):
@@ -314,7 +314,7 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
         if log:
             print(f"  {machine.now:6.1f} s  {machine.kernels:4} kernels  {line}", flush=True)
 
-    known = stream(
+    known = search(
         graph,
         problems,
         alternatives,

@@ -332,7 +332,10 @@ def emit_cpu(texts: Texts) -> Found:
     from weft.orchestrate.enumerate import enumerate_candidates
     from weft.orchestrate.select import select
     from weft.pipeline.problems import collect, make_kernels
-    from weft.pipeline.search import Known, priced_offers
+
+    # one file where the tree is an older one
+    is_folder = getattr(importlib.util.find_spec("weft.pipeline.search"), "submodule_search_locations", None)
+    prices = importlib.import_module("weft.pipeline.search" + ".prices" * bool(is_folder))
 
     class Norms(nn.Module):
         def __init__(self) -> None:
@@ -389,7 +392,7 @@ def emit_cpu(texts: Texts) -> Found:
                 text = source.text if isinstance(source, KernelSource) else repr(source)
                 found[key] = {"text": texts.keep(text), "rest": {}}
         problems.entries = {k: e for k, e in problems.entries.items() if e.kernels}
-        offers, owners = priced_offers(problems, Known())
+        offers, owners = prices.priced_offers(problems, prices.Known())
         chosen = select(graph, offers, alternatives=alternatives, gap=0.0, plans=1)[0].chosen
         found[f"cpu {name} | plan"] = {"rest": {"steps": "\n\n".join(owners[i].problem.key for i in chosen)}}
     return found

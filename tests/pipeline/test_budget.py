@@ -40,8 +40,8 @@ from weft.pipeline import choose, finish, reference, repro, search_line, warm
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
 from weft.pipeline.problems import collect, make_kernels
-from weft.pipeline.search import Known
-from weft.pipeline.stream import Learning
+from weft.pipeline.search.loop import Learning
+from weft.pipeline.search.prices import Known
 from weft.pipeline.verdict import judged
 from weft.report import render
 from weft.tune.messages import Message

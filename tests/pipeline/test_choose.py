@@ -18,7 +18,7 @@ from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import Setting, choose, select_plans
 from weft.pipeline.problems import collect, make_kernels
-from weft.pipeline.search import Known
+from weft.pipeline.search.prices import Known
 
 FACTS = CpuFacts()
 

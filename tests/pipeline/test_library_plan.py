@@ -28,7 +28,7 @@ from weft.orchestrate.extract import Extracted
 from weft.pipeline import Setting, choose, limits_of
 from weft.pipeline.choose import Ranked
 from weft.pipeline.problems import Entry, collect
-from weft.pipeline.search import Known, priced_offers
+from weft.pipeline.search.prices import Known, priced_offers
 from weft.pipeline.untuned import plan_in
 
 VIEWS = ("permute", "reshape", "expand", "slice")

@@ -22,7 +22,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish
 from weft.pipeline.problems import Entry, Problems, collect
-from weft.pipeline.stream import Inline, stream
+from weft.pipeline.search.loop import Inline, search
 from weft.pipeline.warm import plan_key
 
 
@@ -60,7 +60,7 @@ def alive_bytes(graph: Graph, plan: Plan) -> int:
 
 def found(posed: tuple[Alternatives, Problems], options: Options) -> list[Plan]:
     alternatives, problems = posed
-    known = stream(
+    known = search(
         alternatives.graph,
         problems,
         alternatives,

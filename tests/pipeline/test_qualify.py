@@ -27,9 +27,9 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish, qualify
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.emission import Emission
 from weft.pipeline.problems import Problems, collect, make_kernels
-from weft.pipeline.search import Known
+from weft.pipeline.search.emission import Emission
+from weft.pipeline.search.prices import Known
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = CpuFacts()

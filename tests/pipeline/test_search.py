@@ -20,8 +20,8 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST, LIBRARY_NEAR, Entry, Problems, collect, make_kernels
-from weft.pipeline.search import Known
-from weft.pipeline.stream import Inline, Learning, Pace, stream
+from weft.pipeline.search.loop import Inline, Learning, Pace, search
+from weft.pipeline.search.prices import Known
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
@@ -68,7 +68,7 @@ class Machine:
 def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000, *, spent: float = 0.0) -> Known:
     alternatives, problems = posed
     left = iter(range(rounds))
-    return stream(
+    return search(
         alternatives.graph,
         problems,
         alternatives,

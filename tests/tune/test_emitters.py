@@ -21,8 +21,8 @@ from weft.kernels.codec import Json
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST, Entry, Problems, collect
+from weft.pipeline.search.emission import Emission
 from weft.tune import emitters
 from weft.tune.emission_worker import answer, graph_digest, offer_to_json
 from weft.tune.emitters import Emitters, offer_from_json

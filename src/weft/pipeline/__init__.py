@@ -53,12 +53,12 @@ from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
 from weft.orchestrate.legality import EnumerationLimits
 from weft.pipeline import choose, collector, finish, preflight, qualify, reference, summary, warm
 from weft.pipeline.deadline import FOREVER, Deadline, OutOfTime, call_with_timeout
-from weft.pipeline.emission import Emission
 from weft.pipeline.indices import with_checks
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.pipeline.search import Known
+from weft.pipeline.search.emission import Emission
+from weft.pipeline.search.loop import ON_CPU, ON_GPU, Inline, Learning, search
+from weft.pipeline.search.prices import Known
 from weft.pipeline.stages import Say, Stages, silent
-from weft.pipeline.stream import ON_CPU, ON_GPU, Inline, Learning, stream
 from weft.pipeline.verdict import Judged, judged
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
@@ -708,7 +708,7 @@ def measure(
         except NoWorkerError as error:
             failed.append(str(error.details["problem"]))
 
-    known = stream(
+    known = search(
         alternatives.graph,
         problems,
         alternatives,

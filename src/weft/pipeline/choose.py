@@ -23,7 +23,7 @@ from weft.orchestrate.extract import Extracted
 from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, heuristic, is_within, select
 from weft.pipeline.problems import Entry, Problems
-from weft.pipeline.search import Known
+from weft.pipeline.search.prices import Known
 
 UNMEASURED_FACTOR = 4.0
 """An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""

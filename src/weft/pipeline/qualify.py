@@ -24,7 +24,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose
 from weft.pipeline.problems import Problems, make_kernels
-from weft.pipeline.search import Known
+from weft.pipeline.search.prices import Known
 from weft.tune.tuner import ProblemTrial
 
 Verify = Callable[[Sequence[ProblemTrial]], Iterator[Measurement]]

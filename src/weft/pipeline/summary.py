@@ -18,7 +18,7 @@ from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord
 from weft.kernels.source import CallStep, CallValue, CudaSource, KernelSource, LibraryCall, Ref
 from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline.problems import Entry, Problems
-from weft.pipeline.search import Known
+from weft.pipeline.search.prices import Known
 from weft.pipeline.verdict import UNTUNED, Judged
 from weft.runtime.any import AnyExecutable
 from weft.runtime.memory import MemoryPlan

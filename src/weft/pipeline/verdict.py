@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.kernels.plan import Plan
 from weft.kernels.record import Tuning
 from weft.options import Options
-from weft.pipeline.search import Known
+from weft.pipeline.search.prices import Known
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A candidate that never enters a plan even at its predicted price is never built: that is the pruning. The prediction is
 the model's estimate times what its family (same product, or same mix of primitives) was off by so far, and never below
-the sound lower bound. `weft.pipeline.stream` decides by it what is measured.
+the sound lower bound. `weft.pipeline.search.loop` decides by it what is measured.
 
 Source: measuring on demand is A* with the estimate as heuristic; `weft.orchestrate.estimate` for the numbers.
 """

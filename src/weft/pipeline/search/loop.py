@@ -29,7 +29,7 @@ from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, select
 from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Entry, Problems
-from weft.pipeline.search import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
+from weft.pipeline.search.prices import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
 from weft.tune.thread_pool import DaemonThreadPool
 
 PRIOR_WEIGHT = 4.0
@@ -147,7 +147,7 @@ class Learning(Known):
         return found
 
 
-def stream(
+def search(
     graph: Graph,
     problems: Problems,
     alternatives: Alternatives,

@@ -23,9 +23,9 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.emission import Emission
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
-from weft.pipeline.stream import LATE_PRICE, PRICES, Learning, Pace, stream
+from weft.pipeline.search.emission import Emission
+from weft.pipeline.search.loop import LATE_PRICE, PRICES, Learning, Pace, search
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
@@ -61,7 +61,7 @@ class Gpu(Machine):
 def run(posed: tuple[Alternatives, Problems], machine: Machine, *, rounds: int = 10_000) -> Learning:
     alternatives, problems = posed
     left = iter(range(rounds))
-    known = stream(
+    known = search(
         alternatives.graph,
         problems,
         alternatives,
@@ -205,7 +205,7 @@ def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float)
                 asked[-1].append(len(found))
                 yield from found
 
-    known = stream(
+    known = search(
         alternatives.graph,
         problems,
         alternatives,
