@@ -55,7 +55,7 @@ struct w_late {
 #define w_commit_late() w_q.commit()
 """
 _MEET = (
-    "w_wait", "w_together", "__syncwarp", "w_bar_wait", "w_mail_wait", "w_meet_some", "w_turn_wait", "w_turn_take",
+    "w_wait", "w_together", "__syncwarp", "w_bar_wait", "w_mail_wait", "w_named_barrier", "w_turn_wait", "w_turn_take",
     "w_cluster_sync", "w_cluster_wait", "w_cluster_leave",
 )  # fmt: skip
 _CALL = re.compile(rf"(?<!void )(?<!bool )(?<![\w.])({'|'.join(_MEET)})(?=\()")
@@ -64,7 +64,7 @@ _ARRIVED = re.compile(r"(?<!void )(?<![\w.])w_arrived<(.+?)>\(\)")
 _COPIES = re.compile(r"(?<!void )(?<![\w.])(w_copy16|w_commit)(?=\()")
 _TOP = re.compile(r"^(extern \"C\" __global__|W_KERNEL\(|W_FN |static __device__|template |INLINE )")
 _SHARES = re.compile(
-    r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|w_any_thread|w_arrived|w_bar_wait|w_meet_some|w_cluster_\w+)\b"
+    r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|w_any_thread|w_arrived|w_bar_wait|w_named_barrier|w_cluster_\w+)\b"
 )
 """What stands in a line in which threads share memory, meet or wait."""
 

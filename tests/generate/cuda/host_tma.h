@@ -41,17 +41,18 @@ inline void w_bar_wait(u32 at, u32 parity) {
   ++w_progress;
 }
 static Barrier w_some[16];
-inline void w_meet_some(int number, int threads) {
+inline void w_named_barrier(int number, int threads) {
   w_some[number].total = threads * w_cluster->size();  // fibers of a cluster run together: at least this strict
   w_meet(w_some[number]);
 }
-inline void w_turn_take(int number) { w_meet_some(number, 256); }
-inline void w_turn_give(int number) {
+inline void w_named_barrier_arrive(int number, int threads) {
   Barrier& b = w_some[number];
-  b.total = 256 * w_cluster->size();
+  b.total = threads * w_cluster->size();
   ++w_progress;
   if (++b.count == b.total) { b.count = 0; ++b.generation; }
 }
+inline void w_turn_take(int number) { w_named_barrier(number, 256); }
+inline void w_turn_give(int number) { w_named_barrier_arrive(number, 256); }
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
 inline void w_map_prefetch(const w_map*) {}

@@ -62,7 +62,7 @@ w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
 }
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
-w_meet_some(1, 256);
+w_named_barrier(1, 256);
 #pragma unroll
 for (int j = 0; j < 2; ++j)
 #pragma unroll

@@ -5,17 +5,21 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from weft.generate.cuda.role.assemble import role_header
 from weft.generate.cuda.rough import rough_header
 from weft.ir.types import DType
 
 
 @cache
 def prelude() -> str:
-    """The functions that a kernel's text stands on: the machine's, the elementary ones, the tensor cores'."""
+    """Functions that a kernel's text stands on: the machine's, elementary ones, the role's, the tensor cores'."""
     here = Path(__file__).parent
-    files = (here.parent / "weft_cuda_machine.h", here.parent / "weft_cuda.h", here / "weft_cuda_tensor.h")
-    end = (here / "weft_cuda_end.h").read_text(encoding="utf-8")
-    return "".join(f.read_text(encoding="utf-8") for f in files) + rough_header() + end
+
+    def text(folder: Path, name: str) -> str:
+        return (folder / f"weft_cuda{name}.h").read_text(encoding="utf-8")
+
+    machine = text(here.parent, "_machine") + text(here.parent, "") + role_header()
+    return machine + text(here, "_tensor") + rough_header() + text(here, "_end")
 
 
 @cache

@@ -338,11 +338,11 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
     return [
-        f"w_meet_some(1, {threads});",
+        f"w_named_barrier(1, {threads});",
         f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; const int n = {column};",
         f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",
         f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }}",
-        "w_cluster_sync();" if s.split > 1 else f"w_meet_some(1, {threads});",
+        "w_cluster_sync();" if s.split > 1 else f"w_named_barrier(1, {threads});",
         f"#pragma unroll 1\nfor (int o = rank * {threads} + t; o < {vectors}; o += {s.split * threads}) {{",
         f"const int row = o / {s.bn // 8}, c = o % {s.bn // 8}, m = i0 + row;",
         "float v[8];",

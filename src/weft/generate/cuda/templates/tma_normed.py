@@ -91,7 +91,7 @@ def vectors(p: Product, s: Shape) -> list[str]:
     threads = 128 * s.groups
     names = epilogue.arguments(p, False, False, False).names
     lines = columns_text(p.norm, names, "COLUMNS", padded_length(p.norm, STEP), threads)
-    lines = [*lines, f"w_meet_some({BARRIER}, {threads});"] if lines else []
+    lines = [*lines, f"w_named_barrier({BARRIER}, {threads});"] if lines else []
     if in_order(s):
         lines.append(f"if (warp >= {4 * s.groups - 4}) w_turn_pass({FIRST});")
     return lines

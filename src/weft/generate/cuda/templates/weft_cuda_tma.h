@@ -19,9 +19,6 @@ W_FN void w_bar_wait(u32 at, u32 parity) {  // until the phase of that parity is
                  : "=r"(done) : "r"(at), "r"(parity) : "memory");
   } while (!done);
 }
-W_FN void w_meet_some(int number, int threads) {  // a barrier of some warps
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 // registers of the calling warpgroup, per thread
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int N> W_FN void w_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }

@@ -1,0 +1,1 @@
+"""Roles, and the kernels that are made of them."""

@@ -1,0 +1,91 @@
+"""Kernels of roles: who writes entry points, launch bounds, block indices, barrier numbers and shared memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.kernels.source import CudaSource, Launch
+
+
+@cache
+def role_header() -> str:
+    """Text of weft_cuda_role.h."""
+    return Path(__file__).with_name("weft_cuda_role.h").read_text(encoding="utf-8")
+
+
+def solo(source: RoleSource, entry: str) -> CudaSource:
+    """Each role as a kernel of its own: `entry`, or `entry_NAME` for one with a name."""
+    kernels = [kernel(role, _entry(entry, role)) for role in (*source.roles, *source.pack)]
+    return CudaSource(
+        schedule=source.schedule,
+        text="".join([*dict.fromkeys(source.headers), *kernels]),
+        launches=tuple(launch(role, _entry(entry, role)) for role in source.launched),
+        pack=tuple(launch(role, _entry(entry, role)) for role in source.pack),
+        workspace_bytes=source.workspace_bytes,
+        state_bytes=source.state_bytes,
+        packed_bytes=source.packed_bytes,
+        replaces_weights=source.replaces_weights,
+        capability=source.capability,
+        exact_arch=source.exact_arch,
+        flags=source.flags,
+        max_registers=source.max_registers,
+        transforms=source.transforms,
+    )
+
+
+def _entry(entry: str, role: DeviceRole) -> str:
+    return f"{entry}_{role.name}" if role.name else entry
+
+
+def kernel(role: DeviceRole, entry: str) -> str:
+    """The text of a kernel of one role, with what the role brings."""
+    frame, declared = frame_of(role, "w_solo", entry)
+    parameters = ", ".join(p.declared(kernel=True) for p in role.parameters)
+    return (
+        f'{role.globals}{declared}extern "C" __global__ void {bounds(role)}{entry}({parameters}) {{\n'
+        f"const {frame} r{{}};\n{shared(role)}{role.body}\n}}\n"
+    )
+
+
+def bounds(role: DeviceRole) -> str:
+    """The launch bounds, with a space behind them; "" for a role that has none."""
+    if not role.bounded:
+        return ""
+    most = f", {role.min_ctas_per_sm}" if role.min_ctas_per_sm else ""
+    return f"__launch_bounds__({role.threads}{most}) "
+
+
+def shared(role: DeviceRole) -> str:
+    """The line that gives `sm` its meaning."""
+    return "W_DYNAMIC(sm);\n" if role.shared_bytes else ""
+
+
+def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:
+    """The type of a role's `r`, and its definition in front of the kernel: registers are moved where that is asked."""
+    if role.registers is None:
+        return base, ""
+    producer, consumer = role.registers.producer, role.registers.consumer
+    own = f"{name}_frame"
+    return own, (
+        f"struct {own} : {base} {{\n"
+        f"  using {base.partition('<')[0]}::{base.partition('<')[0]};\n"
+        f"  static W_FN void dealloc_registers() {{ w_fewer_registers<{producer}>(); }}\n"
+        f"  static W_FN void alloc_registers() {{ w_more_registers<{consumer}>(); }}\n"
+        "};\n"
+    )
+
+
+def launch(role: DeviceRole, entry: str) -> Launch:
+    """How a kernel of one role is launched."""
+    return Launch(
+        entry,
+        role.grid,
+        (role.threads, 1, 1),
+        tuple(p.argument for p in role.parameters),
+        role.shared_bytes,
+        role.cluster,
+        role.pdl,
+        role.co_resident,
+    )
