@@ -45,7 +45,7 @@ def kernel(role: DeviceRole, entry: str) -> str:
     parameters = ", ".join(p.declared(kernel=True) for p in role.parameters)
     return (
         f'{role.globals}{declared}extern "C" __global__ void {bounds(role)}{entry}({parameters}) {{\n'
-        f"const {frame} r{{}};\n{shared(role)}{role.body}\n}}\n"
+        f"const {frame} role{{}};\n{shared(role)}{role.body}\n}}\n"
     )
 
 
@@ -63,7 +63,7 @@ def shared(role: DeviceRole) -> str:
 
 
 def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:
-    """The type of a role's `r`, and its definition in front of the kernel: registers are moved where that is asked."""
+    """The type of a role's `role`, and its definition in front of the kernel: registers are moved where that is asked."""
     if role.registers is None:
         return base, ""
     producer, consumer = role.registers.producer, role.registers.consumer

@@ -46,7 +46,7 @@ class RegisterSplit:
 class DeviceRole:
     """What `threads` threads of a block do.
 
-    The body is a sequence of statements. It knows of the machine around it only `r`, whose functions are those of
+    The body is a sequence of statements. It knows of the machine around it only `role`, whose functions are those of
     `w_solo` in weft_cuda_role.h (its thread and block, barriers, the dependent-launch wait), `sm`, its part of the
     block's dynamic shared memory, and its parameters. It may end early with `return`, but not between barriers.
     """
@@ -67,14 +67,14 @@ class DeviceRole:
     shared_bytes: int = 0
     """Dynamic shared memory, aligned to 1024; more than 0 where the body names `sm`."""
     named_barriers: int = 0
-    """Barriers besides `r.sync()`: `r.named_barrier(i, threads)` with i less than this."""
+    """Barriers besides `role.sync()`: `role.named_barrier(i, threads)` with i less than this."""
     registers: RegisterSplit | None = None
-    """Asked for by `r.dealloc_registers()` in producers and `r.alloc_registers()` in consumers."""
+    """Asked for by `role.dealloc_registers()` in producers and `role.alloc_registers()` in consumers."""
     cluster: Dim3 = (1, 1, 1)
     co_resident: int = 1
     """Neighbouring CTAs that spin on each other and must be resident at once."""
     pdl: bool = True
-    """Waits for the kernels before it itself (`r.pdl_wait()`), in every thread."""
+    """Waits for the kernels before it itself (`role.pdl_wait()`), in every thread."""
 
 
 @dataclass(frozen=True, slots=True)

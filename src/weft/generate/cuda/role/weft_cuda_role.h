@@ -1,4 +1,4 @@
-// Where a role runs. Its text speaks of `r` alone: of its own threads, blocks and barriers, whatever else the kernel
+// Where a role runs. Its text speaks of `role` alone: of its own threads, blocks and barriers, whatever else the kernel
 // around it holds. Includes nothing.
 #ifndef W_EMULATED
 W_FN void w_named_barrier(int number, int threads) {
