@@ -37,8 +37,8 @@ kernels: $(READY)
 	$(RUN) pytest tests/generate/cuda/test_networks.py -n 2 --dist worksteal --durations=10
 
 check: $(READY)
-	$(RUN) ruff check src tests benchmarks tools
-	$(RUN) ruff format --check src tests benchmarks tools
+	$(RUN) ruff check src tests benchmarks tools lab
+	$(RUN) ruff format --check src tests benchmarks tools lab
 	$(RUN) mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as c; c()"
 	$(PY) tools/sizes.py

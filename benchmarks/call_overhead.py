@@ -6,9 +6,10 @@ Runtime's `session.run` on a bound feed, and the module itself. Best of 15 round
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def best_us(run: Callable[[], object]) -> float:
     return best / CALLS * 1e6
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line per way."""
+    argparse.ArgumentParser(prog="python -m benchmarks.call_overhead", description=__doc__).parse_args(arguments)
     torch.set_num_threads(1)
     x, module = torch.randn(1, 16, generator=torch.Generator().manual_seed(1)), network()
     imported = import_exported(torch.export.export(module, (x,)))

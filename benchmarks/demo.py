@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +27,9 @@ BUDGET_S = 150.0
 REPORT = Path("build") / "candy.html"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Compile, compare, report."""
+    argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__).parse_args(arguments)
     warnings.simplefilter("ignore")
     screen = Screen("text")
     console = Console(highlight=False)

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_networks import record_of
-from benchmarks.gpu_time import Kernel, median_us
+from benchmarks.harness.gpu_time import Kernel, median_us
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.errors import WeftError

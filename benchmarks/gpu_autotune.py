@@ -46,9 +46,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_networks import error_of, folder_of_gpu, peer, posed, record_of
+from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from benchmarks.models import NETWORKS
 from benchmarks.record import RESULTS
-from benchmarks.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu_gemm_lt [GROUP ...] [--kernels 8] [--every] [--out FILE] [--seconds S] [--dry]
 
-How a product is measured is told in `benchmarks.race`: random normal data, every kernel checked against float64, CUDA
-graphs, operands that rotate through three times the L2 cache, both sides interleaved. Kernels are those that the
-compiler would measure first. Epilogues that the library does not fuse run as torch's operators behind it.
+How a product is measured is told in `benchmarks.harness.race`: random normal data, every kernel checked against
+float64, CUDA graphs, operands that rotate through three times the L2 cache, both sides interleaved. Kernels
+are those that the compiler would measure first. Epilogues that the library does not fuse run as torch's operators
+behind it.
 
 Results are written case by case as JSON lines; cases that FILE has already are not measured again. Everything runs in
 a process of its own, which is replaced when it does not answer for `--stall` seconds or dies; the kernel that ran then
@@ -30,9 +31,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.child import Child, Silence
-from benchmarks.gemm_shapes import GROUPS
-from benchmarks.record import RESULTS, environment
+from benchmarks.cases.gemm import GROUPS
+from benchmarks.harness.child import Child, Silence
+from benchmarks.record import RESULTS, ROOT, environment
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
@@ -49,7 +50,7 @@ FEW = 16
 """Configurations that the model chooses."""
 KINDS_WITHIN, RANDOM_WITHIN = 3.0, 5.0
 """See `sampled`."""
-EXHAUSTIVE = RESULTS / "nvidia-h200" / "exhaustive.json"
+EXHAUSTIVE = ROOT / "data" / "nvidia-h200" / "exhaustive.json"
 CONFIGURATIONS = EXHAUSTIVE.with_name("configurations.json")
 """The same of other groups: the few configurations of each product, not all."""
 CLOSE = 1.03
@@ -111,7 +112,7 @@ def build(source: CudaSource, facts: GpuFacts, nvrtc: Nvrtc, cache: Path | None)
 
 def measure(g: Gemm, group: str, built: Sequence[tuple[float, Schedule, CudaSource, Any]], l2: int, say: Any) -> Line:
     """One case, on the GPU."""
-    from benchmarks.race import Race
+    from benchmarks.harness.race import Race
     from weft.device.cuda.cublaslt import find_cublaslt
 
     lt = find_cublaslt()

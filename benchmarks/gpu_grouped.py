@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench
-from benchmarks.kernel_cases import Shop, opened, parser
+from benchmarks.harness.kernel_cases import Shop, opened, parser
 from weft.device.cuda.nvrtc import CompiledCubin
 from weft.fission.sdpa import sdpa
 from weft.generate.bind import Addresses, BoundCuda

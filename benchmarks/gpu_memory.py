@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_memory [TEXT ...] [--dry] [--seconds 95] [--schedules 6] [--peers eager,inductor]
 
-Forty operators in f16 (`benchmarks.memory_cases`). Everybody's time is that of one of many launches in a CUDA graph
+Forty operators in f16 (`benchmarks.cases.memory`). Everybody's time is that of one of many launches in a CUDA graph
 over one set of buffers, as the copies were timed from which `GpuFacts.bandwidth` comes: the gap is part of it, and what
 fits into the L2 cache stays there; `cold_us` is Weft's best kernel on copies that exceed the L2 cache. Bytes are those
 of inputs and results, each once. Rows end where the time is up; a case that fails is said and passed over. `--dry`
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.memory_cases import LARGE_CASES, NETWORK_CASES, AsModule, Case
+from benchmarks.cases.memory import LARGE_CASES, NETWORK_CASES, AsModule, Case
 from benchmarks.record import Record
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc

@@ -39,8 +39,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from benchmarks.gpu_time import Kernel, median_us
-from benchmarks.mlp_cases import (
+from benchmarks.cases.mlp import (
     AUTOTUNED,
     CASES,
     COMPILED,
@@ -52,6 +51,7 @@ from benchmarks.mlp_cases import (
     problem_of,
     why,
 )
+from benchmarks.harness.gpu_time import Kernel, median_us
 from benchmarks.record import Record, environment
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts

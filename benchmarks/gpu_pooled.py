@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench, Conv, _layer
-from benchmarks.kernel_cases import Kernel, Shop, opened, parser
+from benchmarks.harness.kernel_cases import Kernel, Shop, opened, parser
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda

@@ -24,9 +24,9 @@ from types import ModuleType
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.measured import Case, Table, Timed, load_table, problem_of
+from benchmarks.data.measured import Case, Table, Timed, load_table, problem_of
+from benchmarks.data.recorded import kernels_of_then
 from benchmarks.model_quality import LATER, NOTICED, RECORDED, TYPES, family, quantile
-from benchmarks.recorded import kernels_of_then
 from weft.device.cuda import blocks
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import pointwise

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fusions import fusions
-from benchmarks.measured import Table, Timed, load_table, problem_of, table_of
-from benchmarks.recorded import kernels_of_then
+from benchmarks.data.fusions import fusions
+from benchmarks.data.measured import Table, Timed, load_table, problem_of, table_of
+from benchmarks.data.recorded import kernels_of_then
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.predict import predicted_us
 from weft.generate.cuda.templates import TENSOR
@@ -38,7 +38,7 @@ from weft.kernels.candidate import Problem
 from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
 from weft.tune.store import FILE_NAME, Database, Record
 
-RECORDED = Path(__file__).parent / "results" / "nvidia-h200" / "kernels.json"
+RECORDED = Path(__file__).parent / "data" / "nvidia-h200" / "kernels.json"
 LATER = RECORDED.with_name("kernels-later.json")
 """Of twenty searches that had more templates to choose from."""
 TYPES = RECORDED.with_name("kernels-types.json")

@@ -4,7 +4,7 @@
     python -m benchmarks.shipped_table --write    make the table of all records, into the package
     python -m benchmarks.shipped_table --document the same figures, into docs/performance-model.md
 
-The records are those in `results/nvidia-h200`: kernels of networks (`kernels*.json`), and configurations of products by
+The records are those in `data/nvidia-h200`: kernels of networks (`kernels*.json`), and configurations of products by
 themselves (`exhaustive.json`, `configurations.json`). A network is judged by a table that has seen neither of its batch
 sizes, a product by itself by a table of all the others. Only kinds of schedules that were measured can be judged: of a
 problem, those that the models liked best.
@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.gemm_shapes import GROUPS
+from benchmarks.cases.gemm import GROUPS
+from benchmarks.data.measured import load_table, problem_of
 from benchmarks.gpu_gemm_lt import CONFIGURATIONS, EXHAUSTIVE, by_name, read_times, times_of
-from benchmarks.measured import load_table, problem_of
 from benchmarks.model_quality import DOCUMENT, LATER, RECORDED, family, put
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates

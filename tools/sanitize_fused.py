@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from benchmarks.norm_cases import leaving, normed
+from benchmarks.cases.norm import leaving, normed
 
 from tools.sanitize_products import Case, blocks, gemm, posed, tma
 from weft.fission.gelu import gelu

@@ -153,7 +153,7 @@ GEMM_GROUPS = {
     "fused": "what it fuses", "f32": "f32 without TF32", "tf32": "TF32", "exhaustive": "90 configurations",
     "fp8": "f8e4m3 and f8e5m2", "fp8_fast": "f8e4m3, sums that stay in the tensor cores",
 }  # fmt: skip
-"""Groups of `benchmarks.gemm_shapes` in words."""
+"""Groups of `benchmarks.cases.gemm` in words."""
 
 
 def gpu_kernels() -> str:

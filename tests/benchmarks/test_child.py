@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from benchmarks.child import Child, Silence
+from benchmarks.harness.child import Child, Silence
 
 
 def python(text: str) -> list[str]:

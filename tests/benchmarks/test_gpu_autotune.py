@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.harness.side_by_side import Turn
 from benchmarks.models import NETWORKS
-from benchmarks.side_by_side import Turn
 from torch._inductor import config
 from torch._inductor.runtime import benchmarking
 

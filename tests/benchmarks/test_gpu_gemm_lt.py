@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.gemm_shapes import GROUPS
+from benchmarks.cases.gemm import GROUPS
 
 from benchmarks import gpu_gemm_lt
 from weft.device.cuda.facts import profile

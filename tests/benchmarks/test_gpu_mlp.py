@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.mlp_cases import ACTIVATIONS, AUTOTUNED, CASES, CLOCK_GHZ, COMPILED, Case, Ran, busy, problem_of, why
+from benchmarks.cases.mlp import ACTIVATIONS, AUTOTUNED, CASES, CLOCK_GHZ, COMPILED, Case, Ran, busy, problem_of, why
 
 from benchmarks import gpu_mlp, record
 from tools import tables

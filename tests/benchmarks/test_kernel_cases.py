@@ -12,20 +12,19 @@ from types import ModuleType
 
 import pytest
 import torch
-from benchmarks.kernel_cases import Kernel, Shop, opened, parser
+from benchmarks.harness import kernel_cases
+from benchmarks.harness.kernel_cases import Kernel, Shop, opened, parser
 
-from benchmarks import gpu_grouped, gpu_norm_product, gpu_pooled, kernel_cases
+from benchmarks import gpu_grouped, gpu_pooled
 from weft.errors import DeviceError
 from weft.ir.declined import Declined
 
 SMALL: dict[str, tuple[ModuleType, tuple[str, ...]]] = {
     "pooled": (gpu_pooled, ("--only=inception_v3 2", "--batch=1")),
-    "norm": (gpu_norm_product, ("--only=segformer 1",)),
     "grouped": (gpu_grouped, ("--only=q beside", "--batch=1")),
 }
 HEADS = {
     "pooled": "inception_v3 2 1 {'fused': 1, 'conv': 1, 'pool': 3}",
-    "norm": "segformer 1 first [",
     "grouped": "q beside k, v b1",
 }
 
@@ -56,9 +55,7 @@ def measured(name: str) -> Callable[..., dict[str, object]]:
     ways = ["fused_us", "two_us", "conv_us", "pool_us", "cudnn + pool_us", "torch_us"]
     tried: dict[str, object] = {k: ["1.0 x", "WRONG 1 y"] for k in ("tried", "tried_conv", "tried_pool")}
     pooled = {**dict.fromkeys(ways, 1.0), "saved": 1.5, "fused": "f", "conv": None, **tried}
-    parts = {k: ["1.0 x"] for k in ("leave", "parts", "own")}
-    norm: dict[str, object] = {"chains": {"three": 2.0}, "kernels": {}, "tried": parts, "wrong": ["z"]}
-    return lambda *_, **__: {"pooled": pooled, "norm": norm, "grouped": {"wrong": ["WRONG 1 y"]}}[name]
+    return lambda *_, **__: {"pooled": pooled, "grouped": {"wrong": ["WRONG 1 y"]}}[name]
 
 
 @pytest.mark.parametrize("name", list(SMALL))
@@ -77,8 +74,7 @@ def test_a_line_is_written_for_each_case(
         monkeypatch.setattr(gpu_grouped, "Watch", type("Still", (), {}))
     else:
         monkeypatch.setattr(module, "measured", measured(name))
-    if name != "norm":
-        monkeypatch.setattr(module, "Bench", lambda: None)
+    monkeypatch.setattr(module, "Bench", lambda: None)
     # torch's own test harness, where another test loaded it, forbids to set cuDNN's flags
     monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     with torch.backends.cudnn.flags(benchmark=False):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from benchmarks.measured import load_table, problem_of
+from benchmarks.data.measured import load_table, problem_of
 from benchmarks.model_fit import (
     BLOCKS,
     DEPTHWISE,

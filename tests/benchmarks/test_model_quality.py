@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from benchmarks.fusions import fusions
-from benchmarks.measured import Case, Table, Timed, load_table, problem_of, table_of
+from benchmarks.data.fusions import fusions
+from benchmarks.data.measured import Case, Table, Timed, load_table, problem_of, table_of
+from benchmarks.data.recorded import kernels_of_then
 from benchmarks.model_quality import (
     DOCUMENT,
     OVERVIEW,
@@ -30,7 +31,6 @@ from benchmarks.model_quality import (
     spearman,
     write_document,
 )
-from benchmarks.recorded import kernels_of_then
 from tests.orchestrate.test_estimate_cuda import convolved
 
 from weft.device.cuda.facts import GpuFacts

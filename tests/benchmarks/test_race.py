@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from benchmarks.race import Contender, Race
+from benchmarks.harness import race
+from benchmarks.harness.race import Contender, Race
 from tests.device.cuda.stand_in import cublaslt
 
-from benchmarks import race
 from weft.device.cuda.cublaslt import CublasLt
 from weft.errors import DeviceError
 from weft.gemm.epilogue import NAMED, epilogue

@@ -14,17 +14,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.side_by_side import Task, Turn, run
-
-from benchmarks import side_by_side
+from benchmarks.harness import side_by_side
+from benchmarks.harness.side_by_side import Task, Turn, run
 
 LONG_S = 300.0
 """More than anything takes that ends, on a busy machine too."""
 WORKER = """
 import argparse, json, os, subprocess, sys, time
 from pathlib import Path
-from benchmarks import side_by_side
-from benchmarks.side_by_side import Turn, work
+from benchmarks.harness import side_by_side
+from benchmarks.harness.side_by_side import Turn, work
 
 parser = argparse.ArgumentParser()
 parser.add_argument("name")
@@ -88,7 +87,7 @@ work(given.line, given.parent, turn, prepare)
 def tasks(folder: Path, names: Sequence[str]) -> list[Task]:
     script = folder / "worker.py"
     script.write_text(WORKER)
-    root = Path(side_by_side.__file__).parents[1]
+    root = Path(side_by_side.__file__).parents[2]
     code = f"import os, runpy, sys; os.chdir({str(folder)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(root)}
     return [Task(x, [sys.executable, "-S", "-c", code, x], folder / f"{x}.log", environment) for x in names]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu_gemm_lt import build, kernels_of
-from benchmarks.race import Race
+from benchmarks.harness.race import Race
 from tests.gemm.crossed import KINDS, crossed
 
 from weft.device.cuda.facts import GpuFacts, gpu_facts

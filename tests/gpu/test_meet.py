@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.cases.memory import NETWORK_CASES
 from benchmarks.gpu_memory import TOLERANCE, Bench, Kernel, Prepared, problem_of, sample, timed
-from benchmarks.memory_cases import NETWORK_CASES
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc

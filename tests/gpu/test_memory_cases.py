@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.cases.memory import NETWORK_CASES, Case
 from benchmarks.gpu_memory import TOLERANCE, Bench, Kernel, Prepared, prepare, sample
-from benchmarks.memory_cases import NETWORK_CASES, Case
 
 from weft.device.cuda.facts import GpuFacts
 

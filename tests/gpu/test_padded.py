@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu_padded import CASES, DTYPES, compiled
+from benchmarks.cases.padded import CASES, DTYPES, compiled
 from tests.gpu.conftest import Tell
 from tests.gpu.small_networks import check
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from benchmarks.gpu_mlp_skips import BF16, Radiance, check, compile_all, layers_of, median, prepared, run
+from benchmarks.cases.radiance import BF16, Radiance, check, compile_all, layers_of, median, prepared, run
 from tests.generate.cuda.mlps import BF16 as KERNEL_BF16
 from tests.generate.cuda.mlps import normal
 from tests.generate.cuda.skips import nerf, random_skips, skips

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from benchmarks.gpu_mlp_skips import BF16, Radiance, check, layers_of, prepared
+from benchmarks.cases.radiance import BF16, Radiance, check, layers_of, prepared
 from tests.nn.test_fused_network_gpu import module_of
 
 from weft.generate.cuda.training import layered as text

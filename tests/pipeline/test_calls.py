@@ -128,7 +128,7 @@ def test_the_script_that_measures_it_runs(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(call_overhead, "CALLS", 2)
     threads = torch.get_num_threads()
     try:
-        call_overhead.main()
+        call_overhead.main([])
     finally:
         torch.set_num_threads(threads)
     told = capsys.readouterr().out

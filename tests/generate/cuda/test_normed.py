@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.norm_cases import EPS, leaving, normed
+from benchmarks.cases.norm import EPS, leaving, normed
 from tests.generate.cuda.tensor_emulator import Emulated, run
 
 from weft.device.cuda.facts import profile

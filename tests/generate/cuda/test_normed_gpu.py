@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from benchmarks.gpu_norm_product import CASES, Data, checked, problems
-from benchmarks.kernel_cases import Shop
+from benchmarks.cases.norm_product import CASES, Data, checked, problems
+from benchmarks.harness.kernel_cases import Shop
 
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc

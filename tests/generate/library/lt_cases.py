@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu_lt import Sizes, linear, problem_of
+from benchmarks.cases.linear import Sizes, linear, problem_of
 from tests.runtime.plans import step_of
 
 from weft import fission

@@ -1,0 +1,1 @@
+"""What all suites share: records, processes that may hang, turns at a device, clocks, races, single kernels."""
