@@ -47,7 +47,7 @@ conformance: $(READY)
 	$(RUN) tools.conformance --engine compiled
 	$(RUN) tools.opinfo --engine compiled
 
-# plans, kernels and cubins against those of BASE; WITH: `--only cuda --limit 2 --cubins all`
+# plans, kernels and machine code against those of BASE; WITH: `--cases test_tma`, `--match template=tma,`, ...
 replay: $(READY)
 	$(PY) tools/replay.py --base $(BASE) $(WITH)
 

@@ -2,11 +2,12 @@
 
     --collect FILE     the problems and networks of the tests of CUDA kernels, as data: they are made once, in the tree
                        that is replayed, and every tree is given the same
-    --emit UNIT        kernels and plans of one unit as this tree makes them
-    --cubins FILE      texts as this tree's NVRTC and its options compile them
+    --emit UNIT...     kernels and plans of each unit as this tree makes them
+    --cubins FILE      the machine code of texts, as this tree's NVRTC and its options compile them
 
-A unit is `cpu`, `cases K/N` (each N-th case from the K-th on) or `network NAME`. Texts go into a folder under their
-digest, so that what two trees share is there once. Nothing is measured: kernels are priced by models of fixed machines.
+A unit is `cpu`, `network NAME`, or one of `--cases FILE`, an object of lists of cases. Texts go into a folder under
+their digest, so that what two trees share is there once. Nothing is measured: kernels are priced by models of fixed
+machines.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 GPUS = ("h200", "a100")
@@ -190,16 +192,15 @@ def plain(text: str) -> str:
     return _HASHED.sub(r"\1", text)
 
 
-def emit(unit: str, cases: Path, texts: Texts) -> Found:
+def emit(unit: str, cases: Mapping[str, list[dict[str, Any]]], texts: Texts) -> Found:
     """The kernels and plans of a unit, as the tree on the path makes them."""
     kind, _, rest = unit.partition(" ")
     if kind == "cpu":
         return emit_cpu(texts)
     if kind == "network":
         return emit_network(rest, texts)
-    first, _, step = rest.partition("/")
     found: Found = {}
-    for case in json.loads(cases.read_text())[int(first) :: int(step)]:
+    for case in cases[unit]:
         try:
             found |= emit_case(case, texts)
         except Exception as error:  # a tree that cannot make it differs from one that can
@@ -233,6 +234,8 @@ def emit_case(case: Mapping[str, Any], texts: Texts) -> Found:
             found[f"{name} | schedules for {way}"] = {"rest": {"schedules": told}}
             for schedule in [*few, *own]:
                 source = maker.emit(problem, schedule)
+                if not isinstance(source, Declined) and source.capability > stated.capability:
+                    continue  # a test's own schedule for newer machines
                 found[f"{name} | {way} | {schedule}"] = (
                     {"rest": {"declined": source.reason}} if isinstance(source, Declined)
                     else kernel(source, stated.arch, texts)
@@ -401,8 +404,8 @@ def emit_cpu(texts: Texts) -> Found:
 # What a tree compiles.
 
 
-def cubins(jobs: list[dict[str, Any]], texts: Texts, threads: int, cache: Path) -> list[str]:
-    """The digest of each cubin, or why there is none."""
+def cubins(jobs: list[dict[str, Any]], texts: Texts, threads: int, cache: Path) -> list[dict[str, str] | str]:
+    """The digest of each entry's machine code, by its name, or why there is none."""
     from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
     from weft.ir.declined import Declined
 
@@ -416,15 +419,31 @@ def cubins(jobs: list[dict[str, Any]], texts: Texts, threads: int, cache: Path) 
     made = dict(
         zip(distinct, nvrtc.compile_many(distinct, threads=threads, cache_dir=cache, timeout_s=600.0), strict=True)
     )
-    results = (made[job] for job in asked)
-    return [r.sha256 if isinstance(r, CompiledCubin) else f"refused: {str(r).splitlines()[0]}" for r in results]
+    entries = reader().entries
+    read = {
+        job: entries(r.path.read_bytes()) if isinstance(r, CompiledCubin) else f"refused: {str(r).splitlines()[0]}"
+        for job, r in made.items()
+    }
+    return [read[job] for job in asked]
+
+
+def reader() -> ModuleType:
+    """This tree's reader of cubins, whatever tree is on the path: two are compared by one."""
+    path = Path(__file__).parent.parent / "src/weft/device/cuda/cubin.py"
+    spec = importlib.util.spec_from_file_location("replay_cubin", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for themselves
+    spec.loader.exec_module(module)
+    return module
 
 
 def main() -> None:
     """One of the three, as JSON in the last line of the output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", type=Path)
-    parser.add_argument("--emit", metavar="UNIT")
+    parser.add_argument("--emit", nargs="+", metavar="UNIT")
     parser.add_argument("--cubins", type=Path)
     parser.add_argument("--cases", type=Path, default=Path("cases.json"))
     parser.add_argument("--texts", type=Path, default=Path("texts"))
@@ -443,7 +462,8 @@ def main() -> None:
     elif given.cubins:
         told = cubins(json.loads(given.cubins.read_text()), Texts(given.texts), given.threads, given.cache)
     else:
-        told = emit(given.emit, given.cases, Texts(given.texts))
+        cases = json.loads(given.cases.read_text()) if given.cases.exists() else {}
+        told = {unit: emit(unit, cases, Texts(given.texts)) for unit in given.emit}
     print(base64.b64encode(zlib.compress(json.dumps(told).encode())).decode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -26,29 +27,37 @@ from weft.tune.wire import problem_to_json
 
 def item(text: str = "", **rest: str) -> dict[str, Any]:
     kernel = {"text": text, "arch": "sm_80", "flags": [], "registers": 0} if text else {}
-    return {**kernel, "rest": rest}
+    entry = {"launches[0].entry": "'k'"} if text else {}
+    return {**kernel, "rest": entry | rest}
 
 
 def test_kinds() -> None:
+    called = {"launches[0].entry": "'other'"}
+    twice = {"launches[1].entry": "'k'"}
     old = {
         "same": item("a", grid="1"), "words": item("b"), "code": item("c"), "launch": item("a", grid="1"),
         "refused": item("d"), "plan": item(steps="x"), "declined": item(declined="no"), "gone": item("a"),
-        "field": item("a", grid="1"), "cpu": {"text": "a", "rest": {}},
+        "field": item("a", grid="1"), "cpu": {"text": "a", "rest": {}}, "called": item("b"), "twice": item("b"),
+        "half": item("e", **twice),
     }  # fmt: skip
     new = {
         "same": item("a", grid="1"), "words": item("B"), "code": item("C"), "launch": item("a", grid="2"),
         "refused": item("D"), "plan": item(steps="y"), "declined": item("a"), "new": item("a"),
-        "field": item("a", grid="1", cluster="1"), "cpu": {"text": "b", "rest": {}},
+        "field": item("a", grid="1", cluster="1"), "cpu": {"text": "b", "rest": {}}, "called": item("B'", **called),
+        "twice": item("B", **twice), "half": item("E", **{**called, **twice}),
     }  # fmt: skip
     ours, theirs = replay.to_compile(old, new, every=False)
-    assert sorted(i["text"] for i in ours) == list("bcd") and sorted(i["text"] for i in theirs) == list("BCDa")
-    digests = [
-        {replay.job(i): {"b": "1", "c": "2", "d": "refused: x"}[i["text"]] for i in ours},
-        {replay.job(i): {"B": "1", "C": "3", "D": "refused: x"}.get(i["text"], "") for i in theirs},
-    ]
-    assert replay.compare(old, new, digests) == {
-        "same": "identical", "words": "text only", "code": "changed", "launch": "changed", "refused": "changed",
-        "plan": "changed", "declined": "changed", "gone": "gone", "new": "new", "field": "identical", "cpu": "changed",
+    assert [i["text"] for i in ours] == ["b", "c", "e", "d", "b", "b"]
+    assert [i["text"] for i in theirs] == ["B'", "C", "a", "E", "D", "B", "B"]
+    codes: dict[str, replay.Code] = {
+        "b": {"k": "1"}, "B": {"k": "1"}, "B'": {"other": "1"}, "c": {"k": "2"}, "C": {"k": "3"}, "a": {"k": "4"},
+        "d": "refused: x", "D": "refused: x", "e": {"k": "5"}, "E": {"other": "6", "k": "5"},
+    }  # fmt: skip
+    by_job = [{replay.job(i): codes[i["text"]] for i in its} for its in (ours, theirs)]
+    assert replay.compare(old, new, by_job) == {
+        "same": "identical", "words": "text only", "code": "code", "launch": "launch", "refused": "code",
+        "plan": "launch", "declined": "launch", "gone": "gone", "new": "new", "field": "identical", "cpu": "code",
+        "called": "text only", "twice": "launch", "half": "code",
     }  # fmt: skip
     everything = replay.to_compile(old, new, every=True)[1]
     assert len(everything) == sum("arch" in i for i in new.values())
@@ -58,9 +67,44 @@ def test_the_table_counts_by_group() -> None:
     kinds = {"test_a CASES x | h200 | 1": "new", "test_a CASES y | plan": "gone", "candy h200 | f": "identical"}
     lines = list(replay.table(kinds))
     assert [line.split() for line in lines[1:]] == [
-        ["test_a", "0", "0", "0", "0", "1"], ["plans", "0", "0", "0", "1", "0"],
-        ["candy", "h200", "1", "0", "0", "0", "0"], ["in", "all", "1", "0", "0", "1", "1"],
+        ["test_a", "0", "0", "0", "0", "0", "1"], ["plans", "0", "0", "0", "0", "1", "0"],
+        ["candy", "h200", "1", "0", "0", "0", "0", "0"], ["in", "all", "1", "0", "0", "0", "1", "1"],
     ]  # fmt: skip
+
+
+def test_parts_are_chosen_by_name_and_schedule() -> None:
+    cases = [{"name": f"test_{f} CASES {k}"} for f in ("tma", "mma") for k in range(replay.AT_ONCE + 1)]
+    units = replay.in_units(cases)
+    assert [len(c) for c in units.values()] == [replay.AT_ONCE, 1] * 2
+    given = argparse.Namespace(cases="", match="", only="", limit=2)
+    every = replay.units(given, units)
+    assert every == ["network candy", "network efficientvit_b1", *units, "cpu"]
+    given.match = "template=tma,"
+    assert replay.units(given, units) == list(units)
+    given.cases = "tma|candy"
+    assert replay.units(given, units) == ["network candy", "cases test_tma 0", f"cases test_tma {replay.AT_ONCE}"]
+    given.only = "cpu"
+    assert replay.units(given, units) == ["cpu"]
+    items = {"test_tma CASES 1 | cuda(template=tma,x=1)": item("a"), "test_mma CASES 1 | cuda(template=mma)": item("b")}
+    assert list(replay.looked_at(items, "", "")) == list(items)
+    assert list(replay.looked_at(items, "tma", "")) == list(replay.looked_at(items, "", "template=tma,"))
+    assert not replay.looked_at(items, "mma", "template=tma,")
+
+
+def test_what_a_commit_made_is_kept_with_its_texts(tmp_path: Path) -> None:
+    text = "void k();"
+    digest = replay_corpus.Texts(tmp_path / "one").keep(text)
+    items, cases = {"a": item(digest), "plan": item(steps="x")}, {"cases a": [{"name": "a"}]}
+    kept = replay.Kept(tmp_path / "commit", tmp_path / "one")
+    assert kept.get("cases a", cases) is None
+    kept.put("cases a", cases, items)
+    again = replay.Kept(tmp_path / "commit", tmp_path / "two")
+    assert again.get("cases a", cases) == items
+    assert replay_corpus.Texts(tmp_path / "two").read(digest) == text
+    assert again.get("cases a", {"cases a": [{"name": "b"}]}) is None
+    (file,) = (tmp_path / "commit").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    assert again.get("cases a", cases) is None
 
 
 def test_names_with_hashes_are_the_same_name() -> None:
@@ -119,16 +163,18 @@ def test_two_trees(tmp_path: Path) -> None:
         assert old_words in text
         header.write_text(text.replace(old_words, new_words, 1))
     work = Work(tmp_path / "work", tmp_path / "cache", jobs=2)
-    work.folder.mkdir()
-    (work.folder / "cases.json").write_text(json.dumps([case]))
+    work.texts.mkdir(parents=True)
+    cases = {"cases test_it 0": [case]}
     verdicts = {}
-    new = replay.made(work, [replay.ROOT], ["cases 0/1"])[0]
+    new = replay.made(work, replay.ROOT, list(cases), cases)
     assert sum("arch" in i for i in new.values()) >= 4 and not any("error" in i["rest"] for i in new.values())
     for name, tree in trees.items():
-        old = replay.made(work, [tree], ["cases 0/1"])[0]
-        digests = replay.cubins(work, (tree, replay.ROOT), replay.to_compile(old, new, every=False))
-        verdicts[name] = {k for n, k in replay.compare(old, new, digests).items() if "arch" in new[n]}
-    assert verdicts["words"] == {"text only"} and "changed" in verdicts["code"]  # not all call it
-    told = replay.made(work, [tmp_path], ["cases 0/1"])[0]
-    assert list(told) == ["cases 0/1 | made"]
-    assert f"there is no Weft in {tmp_path / 'src'}" in told["cases 0/1 | made"]["rest"]["error"]
+        kept = replay.Kept(tmp_path / name / "kept", work.texts)
+        old = replay.made(work, tree, list(cases), cases, kept)
+        assert kept.get("cases test_it 0", cases) == old
+        codes = replay.cubins(work, (tree, replay.ROOT), replay.to_compile(old, new, every=False))
+        verdicts[name] = {k for n, k in replay.compare(old, new, codes).items() if "arch" in new[n]}
+    assert verdicts["words"] == {"text only"} and "code" in verdicts["code"]  # not all call it
+    told = replay.made(work, tmp_path, list(cases), cases)
+    assert list(told) == ["cases test_it 0 | made"]
+    assert f"there is no Weft in {tmp_path / 'src'}" in told["cases test_it 0 | made"]["rest"]["error"]
