@@ -26,11 +26,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu_networks import record_of
 from benchmarks.harness.gpu_time import Kernel, median_us
+from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.errors import WeftError
 from weft.fission.sdpa import sdpa
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import attention_tma
@@ -399,24 +398,20 @@ def main() -> int:
             print(f"{c.name:30} {[str(k.source.schedule) for k in kernels.get((i, False), [])][:1]}")
         return 0
     rows = []
-    kept = record_of("attention")
-    kept.keep(f"{c.name} {given.dtype}" for c in cases)
+    kept = Record(folder_of_gpu(), "attention")
     for i, c in enumerate(cases):
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows", file=sys.stderr)
             break
-        try:
-            row = record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []), facts)
-        except (WeftError, RuntimeError) as error:
-            print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
-            continue
-        rows.append(row)
-        kept.add(
-            {**row, "record": "case", "suite": "attention", "case": f"{c.name} {given.dtype}", "dtype": given.dtype,
-             "long": given.long, "commit": kept.lines[0]["commit"]}
-        )  # fmt: skip
+        name = f"{c.name} {given.dtype}"
+        with kept.measuring(case=name):
+            rows.append(record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []), facts))
+            kept.add(
+                {**rows[-1], "record": "case", "suite": "attention", "case": name, "dtype": given.dtype,
+                 "long": given.long}
+            )  # fmt: skip
     print(table(rows))
-    return 0
+    return int(bool(kept.failed))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import os
 import re
 import signal
@@ -45,10 +44,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_networks import error_of, folder_of_gpu, peer, posed, record_of
+from benchmarks.gpu_networks import error_of, peer, posed
+from benchmarks.harness import record
 from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from benchmarks.models import NETWORKS
-from benchmarks.record import RESULTS
 from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
 
@@ -100,7 +99,7 @@ def one_by_one(cases: Sequence[str], given: argparse.Namespace) -> None:
         try:
             put({**prepared(*split(case), given.rounds)(), "jobs": 1})
         except RuntimeError as error:
-            print(f"{case}: failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            lost(case, f"{type(error).__name__}: {error}")
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
@@ -190,7 +189,7 @@ def side_by_side(cases: Sequence[str], given: argparse.Namespace) -> None:
         print(f"{len(cases)} cases, {given.jobs} at a time, {cores} cores, {threads} helpers each", flush=True)
         say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
         tasks = [task(case, folder, cores, threads, given) for case in cases]
-        results = run(tasks, jobs=given.jobs, prepare_s=given.seconds, measure_s=MEASURE_S, say=say)
+        results = run(tasks, jobs=given.jobs, prepare_s=given.seconds, measure_s=MEASURE_S, say=say, lost=lost)
         try:
             with contextlib.closing(results):
                 for case, seconds, line in results:
@@ -225,17 +224,21 @@ def task(case: str, folder: Path, cores: int, threads: int, given: argparse.Name
 def put(line: dict[str, Any]) -> None:
     """Add a case to the record as it is by now: a run on another GPU may add to the same."""
     with recording():
-        record = record_of("autotune")
-        record.keep(())
-        record.add(line)
+        record.Record(record.folder_of_gpu(), "autotune").add(line)
+
+
+def lost(case: str, why: str) -> None:
+    """Add a case that failed."""
+    print(f"{case}: failed: {why.splitlines()[0]}", file=sys.stderr, flush=True)
+    with recording():
+        record.Record(record.folder_of_gpu(), "autotune").fail(why, case=case)
 
 
 def known() -> set[str]:
-    """The cases on record."""
+    """The cases on record that did not fail."""
     with recording():
-        path = RESULTS / folder_of_gpu() / "autotune.jsonl"
-        lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
-    return {x["case"] for x in lines if x.get("record") == "case"}
+        lines = record.lines_of(record.RESULTS / record.folder_of_gpu() / "autotune.jsonl")
+    return {str(x["case"]) for x in lines if x.get("record") == "case" and "failed" not in x}
 
 
 def recording() -> Turn:

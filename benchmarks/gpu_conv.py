@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS
-from benchmarks.record import RESULTS, environment
 from weft.device.cuda.cudnn import ConvAddresses, Convolution, find_cudnn
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -526,7 +526,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", help="K/N: every Nth convolution from the Kth on (1/1)")
     parser.add_argument("--missing", action="store_true", help="with --keep: only what the record does not have")
     args = parser.parse_args()
-    record = Kept() if args.keep else None
+    record = Record(folder_of_gpu(), "convolutions", key=("case", "batch")) if args.keep else None
     batches = [int(x) for x in args.batch.split(",")]
     end = time.perf_counter()
     bad = False
@@ -536,34 +536,21 @@ def main() -> int:
     return int(bad)
 
 
-@dataclass
-class Kept:
-    """The record, with the cases of earlier runs that were not measured again."""
-
-    def __post_init__(self) -> None:
-        self.path = RESULTS / torch.cuda.get_device_name().lower().replace(" ", "-") / "convolutions.jsonl"
-        old = [json.loads(x) for x in self.path.read_text().splitlines()] if self.path.exists() else []
-        self.cases = {(x["case"], x["batch"]): x for x in old if x["record"] == "case" and "networks" in x}
-        self.head = environment(" ".join(["python -m benchmarks.gpu_conv", *sys.argv[1:]]))
-
-    def add(self, line: Mapping[str, object], networks: Mapping[str, int]) -> None:
-        """A measured convolution, and how often each network has it."""
-        kept = {k: v for k, v in line.items() if k not in ("record", "tried")}
-        self.cases[str(line["case"]), int(str(line["batch"]))] = {
-            "record": "case", "suite": "convolutions", **kept, "networks": dict(networks),
-        }  # fmt: skip
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(json.dumps(x) + "\n" for x in (self.head, *self.cases.values())))
+def row_of(line: Mapping[str, object], networks: Mapping[str, int]) -> dict[str, object]:
+    """A measured convolution, and how often each network has it."""
+    kept = {k: v for k, v in line.items() if k not in ("record", "tried")}
+    return {"record": "case", "suite": "convolutions", **kept, "networks": dict(networks)}
 
 
-def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namespace) -> int:
+def run_batch(batch: int, end: float, record: Record | None, args: argparse.Namespace) -> int:
     """All convolutions at one batch size, until `end`; 0 when every one had a right kernel."""
     networks = {name: convolutions(name, batch) for name in args.names}
     distinct = sorted({c for found in networks.values() for c in found if args.only in str(c)}, key=cost)
     part, parts_of = (int(x) for x in args.part.split("/"))
     distinct = distinct[part - 1 :: parts_of]
     if args.missing and record is not None:
-        distinct = [c for c in distinct if (str(c), batch) not in record.cases and isinstance(c, Conv)]
+        there = {(x["case"], x["batch"]) for x in record.cases if "failed" not in x}
+        distinct = [c for c in distinct if (str(c), batch) not in there and isinstance(c, Conv)]
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)
@@ -598,6 +585,8 @@ def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namesp
         for ready in ahead.map(prepared, parts):
             for c, kernels in ready.items():
                 bad += not kernels
+                if not kernels and record is not None and isinstance(c, Conv):
+                    record.fail("no kernel compiles", case=str(c), batch=batch)
                 if bench is None:
                     say({"record": "dry", "case": str(c), "kernels": [str(k.schedule) for k, _ in kernels]})
                     continue
@@ -608,6 +597,8 @@ def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namesp
                 except (WeftError, RuntimeError) as error:
                     bad += 1
                     say({"record": "failed", "case": str(c), "why": f"{type(error).__name__}: {error}"[:500]})
+                    if record is not None and isinstance(c, Conv):
+                        record.fail(f"{type(error).__name__}: {error}", case=str(c), batch=batch)
                     if not _sound():
                         table(networks, lines)
                         print("the device is lost", flush=True)
@@ -616,7 +607,7 @@ def run_batch(batch: int, end: float, record: Kept | None, args: argparse.Namesp
                 bad += any(x.get("error") is not None for x in _tried(lines[c]))
                 say(lines[c])
                 if record is not None and isinstance(c, Conv) and "ratio_chain" in lines[c]:
-                    record.add(lines[c], {name: found[c] for name, found in networks.items() if c in found})
+                    record.add(row_of(lines[c], {name: found[c] for name, found in networks.items() if c in found}))
     table(networks, lines)
     print(f"{len(lines)} of {len(distinct)} convolutions timed, {bad} with faults, batch {batch}", flush=True)
     return 1 if bad else 0

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import RESULTS, environment
+from benchmarks.harness.record import RESULTS, environment, folder_of_gpu, lines_of
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.ir.declined import Declined
@@ -385,8 +385,7 @@ def write(path: Path, command: str, tallies: Mapping[str, Tally]) -> None:
 
 def known(path: Path) -> dict[str, Tally]:
     """What the file of results holds."""
-    lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
-    return {str(x["case"]): tally_of(x) for x in lines if x.get("record") == "case" and x.get("case") in KINDS}
+    return {str(x["case"]): tally_of(x) for x in lines_of(path) if x.get("record") == "case" and x.get("case") in KINDS}
 
 
 def main() -> None:
@@ -404,7 +403,7 @@ def main() -> None:
         parser.error(f"{unknown[0]!r} is none of: {', '.join(KINDS)}")
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_faults: torch sees no NVIDIA GPU")
-    path = RESULTS / torch.cuda.get_device_name().lower().replace(" ", "-") / "gpu-faults.jsonl"
+    path = RESULTS / folder_of_gpu() / "gpu-faults.jsonl"
     old = known(path)
     tallies = {name: t for name, t in old.items() if given.resume or name not in given.kinds}
     with tempfile.TemporaryDirectory(prefix="weft-faults-") as cache:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import environment
+from benchmarks.harness.record import Record, folder_of_gpu
 
 SHAPES: tuple[tuple[str, ...], ...] = (
     ("MNK=1024", "--layout", "nt", "--epilogue", "bias_gelu"),
@@ -125,25 +125,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         child(arguments[1:])
         return
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_cold", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--out", default="", help="a file in place of the record")
     parser.add_argument("--seconds", type=float, default=60.0, help="when to stop (60)")
     given = parser.parse_args(arguments)
     end = time.monotonic() + given.seconds
-    lines: list[dict[str, Any]] = [environment("python -m benchmarks.gpu_gemm_cold")]
-
-    def keep(line: dict[str, Any]) -> None:
-        lines.append(line)
-        print(told(line), flush=True)
-        if given.out:
-            Path(given.out).write_text("".join(json.dumps(x) + "\n" for x in lines))
-
+    out = Path(given.out) if given.out else None
+    record = Record("" if out else folder_of_gpu(), "gemm-cold", path=out)
     with tempfile.TemporaryDirectory(prefix="weft-cold-") as folder:
         cases = [(shape, f"cache{i}") for i, shape in enumerate(SHAPES)]
         for i, (shape, cache) in enumerate([*cases, (KNOWN, cases[-1][1])]):
             left = end - time.monotonic()
             if left < 1:
                 break
-            keep(tune(shape, Path(folder) / cache, Path(folder) / f"out{i}", left))
+            with record.measuring(case=" ".join(shape)):
+                line = tune(shape, Path(folder) / cache, Path(folder) / f"out{i}", left)
+                print(told(line), flush=True)
+                if "error" in line:
+                    record.fail(str(line["error"]), case=line["case"])
+                else:
+                    record.add(line)
+    record.close()
 
 
 if __name__ == "__main__":

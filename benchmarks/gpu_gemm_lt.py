@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from benchmarks.cases.gemm import GROUPS
 from benchmarks.harness.child import Child, Silence
-from benchmarks.record import RESULTS, ROOT, environment
+from benchmarks.harness.record import RESULTS, ROOT, Row, environment, lines_of, merge
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
@@ -218,12 +218,7 @@ def next_of(ahead: queue.Queue[T], writing: Future[None]) -> T:
 
 def read(path: Path) -> list[Line]:
     """Lines of a file of results; a last one that was cut off does not count."""
-    found = []
-    for text in path.read_text().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            continue
+    found: list[Line] = lines_of(path)
     return found
 
 
@@ -279,21 +274,19 @@ def dry(given: argparse.Namespace) -> None:
 def keep(path: Path) -> None:
     """Put a file of results, without single samples, into the records of the repository, in place of the same cases.
 
-    Those of another commit than the file's name theirs.
+    Rows name their commit. A product that has no pair of times is a row, too.
     """
     lines = read(path)
     head = next(x for x in lines if x.get("record") == "environment")
-    to = RESULTS / "nvidia-h200" / "gemm.jsonl"
-    before = read(to) if to.exists() else []
-    old_head = next((x for x in before if x.get("record") == "environment"), head)
     short = ("record", "group", "case", "library_us", "weft_us", "ratio", "tflops", "weft_name", "library_name")
-    kept = [{k: x[k] for k in short} for x in lines if x.get("record") == "case" and "ratio" in x]
-    new = {(x["group"], x["case"]) for x in kept}
-    for x in before:
-        if x.get("record") == "case" and (x["group"], x["case"]) not in new:
-            commit = x.get("commit", old_head["commit"])
-            kept.append({k: x[k] for k in short} | ({"commit": commit} if commit != head["commit"] else {}))
-    to.write_text("".join(json.dumps(x) + "\n" for x in (head, *kept)))
+    rows: list[Row] = []
+    for x in lines:
+        if "case" in x and "ratio" in x:
+            rows.append({k: x[k] for k in short})
+        elif "case" in x:
+            why = x.get("error") or "; ".join(x.get("refused", ())) or "no pair of times"
+            rows.append({"record": "case", "group": x["group"], "case": x["case"], "failed": str(why)[:300]})
+    merge(RESULTS / "nvidia-h200" / "gemm.jsonl", head, rows, ("group", "case"))
 
 
 def times_of(line: Line) -> dict[str, float]:

@@ -13,6 +13,7 @@ the weights in turn, after the L2 cache was emptied. `--dry` compiles the kernel
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -26,7 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench
-from benchmarks.harness.kernel_cases import Shop, opened, parser
+from benchmarks.harness.kernel_cases import Shop, measuring, opened, parser
 from weft.device.cuda.nvrtc import CompiledCubin
 from weft.fission.sdpa import sdpa
 from weft.generate.bind import Addresses, BoundCuda
@@ -482,19 +483,21 @@ def main() -> int:
         return dry(shop, work)
     bench, watch, bad = Bench(), Watch(), False
     print(f"{'group':18}{'n':>4}{'alone':>9}{'row':>9}{'parallel':>9}{'one':>9}{'x row':>7}{'x par':>7}  model")
+    record = shop.record("grouped", "name")
     with torch.inference_mode():
         numbered = list(enumerate(work, args.begin))
         for (number, (name, _)), made in shop.in_turn(numbered, lambda x: x[1][1](shop), ahead=2):
             watch.case, watch.since = number, time.monotonic()
-            line = made.measured(bench)
+            with measuring(record, name=name):
+                line = {"record": "case", "suite": "grouped", "name": name, **made.measured(bench)}
+                wrong = [x[:200] for x in json.dumps(line).split('"') if "WRONG" in x]
+                bad |= bool(wrong)
+                if wrong:
+                    print(f"    WRONG in {name}: {'; '.join(wrong)}", flush=True)
+                if record is not None:
+                    record.add(line)
             watch.since = math.inf
-            text = shop.note(name, line)
-            if "WRONG" in text:
-                bad = True
-                print(
-                    f"    WRONG in {name}: " + "; ".join(x[:200] for x in text.split('"') if "WRONG" in x), flush=True
-                )
-    return int(bad)
+    return int(bad or (record is not None and bool(record.failed)))
 
 
 def dry(shop: Shop, work: Sequence[tuple[str, Case]]) -> int:

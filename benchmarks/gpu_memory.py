@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.cases.memory import LARGE_CASES, NETWORK_CASES, AsModule, Case
-from benchmarks.record import Record
+from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
@@ -447,10 +447,10 @@ def measure(cases: Sequence[Case], made: Sequence[Prepared | str], given: argpar
     facts = gpu_facts(None)
     print(f"facts after {time.perf_counter() - start:.1f} s", flush=True)
     bench = Bench(facts)
-    out = Record(f"{facts.name.lower().replace(' ', '-')}", "memory-bound")
+    out = Record(folder_of_gpu(), "memory-bound")
     records: list[dict[str, object]] = []
     for case, one in zip(cases, made, strict=True):
-        try:
+        with out.measuring(case=case.name):
             if isinstance(one, str):
                 raise RuntimeError(one)  # noqa: TRY004 - the text of an error of a worker
             record, _, launches = bench.ours(case, one)
@@ -470,12 +470,10 @@ def measure(cases: Sequence[Case], made: Sequence[Prepared | str], given: argpar
                 record["speedup"] = round(min(peers.values()) / float(str(record["weft_us"])), 3)
             records.append(record)
             out.add(record)
-        except Exception as error:  # one case must not stop the others
-            out.add({"record": "case", "suite": "memory-bound", "case": case.name, "failed": str(error)[:500]})
-            print(f"FAILED {case.name}: {error}", file=sys.stderr, flush=True)
         torch.cuda.empty_cache()
     table(records)
     print(f"{time.perf_counter() - start:.1f} s in all")
+    out.close()
 
 
 def table(records: Sequence[dict[str, object]]) -> None:

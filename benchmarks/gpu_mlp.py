@@ -52,11 +52,10 @@ from benchmarks.cases.mlp import (
     why,
 )
 from benchmarks.harness.gpu_time import Kernel, median_us
-from benchmarks.record import Record, environment
+from benchmarks.harness.record import DIRTY, Record, folder_of_gpu
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
-from weft.errors import WeftError
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -372,7 +371,7 @@ def missing(record: Record, cases: Sequence[Case], dtype: DType, slow: Sequence[
 
     def done(c: Case) -> bool:
         line = old.get(named(c, dtype), {})
-        if line.get("commit") != commit:
+        if line.get("commit") != commit or str(commit).endswith(DIRTY) or "failed" in line:
             return False
         have = {**cast("dict[str, float]", line["peers_us"]), **cast("dict[str, str]", line["failures"])}
         return all(who in have for who in wanted_peers(c, dtype, slow))
@@ -417,12 +416,10 @@ def main() -> int:
         return 2
     torch.zeros(1, device="cuda")  # the context that modules are loaded into
     facts = gpu_facts(None, calibrate=False)
-    record = Record(facts.name.lower().replace(" ", "-"), "mlp")
-    commit = environment("")["commit"]
+    record = Record(folder_of_gpu(), "mlp")
     slow = AUTOTUNED[: given.autotune]
     if not given.again:
-        cases = missing(record, cases, dtype, slow, commit)
-    record.keep([])
+        cases = missing(record, cases, dtype, slow, record.head["commit"])
     rows = []
     with tempfile.TemporaryDirectory(prefix="weft-mlp-", ignore_cleanup_errors=True) as cache:
         jobs = [(c, way) for c in cases for way in wanted_peers(c, dtype, slow) if way in MODES]
@@ -447,23 +444,19 @@ def main() -> int:
             watch = threading.Timer(PATIENCE_S, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
             watch.daemon = True
             watch.start()
-            try:
-                row = measured(c, dtype, kernels.get(c, []), asked, probes)
-            except (WeftError, RuntimeError) as error:
-                print(f"{c.name}: {str(error).splitlines()[0]}", file=sys.stderr)
-                continue
-            finally:
-                watch.cancel()
             name = named(c, dtype)
             head = {"record": "case", "suite": "mlp", "case": name, "rows": c.rows, "width": c.width, "depth": c.depth,
-                    "act": c.act, "dtype": dtype.value, "commit": commit}  # fmt: skip
-            record.lines = [x for x in record.lines if x.get("case") != name]
-            rows.append({**head, **row})
-            record.add(rows[-1])
+                    "act": c.act, "dtype": dtype.value}  # fmt: skip
+            with record.measuring(case=name):
+                try:
+                    rows.append({**head, **measured(c, dtype, kernels.get(c, []), asked, probes)})
+                finally:
+                    watch.cancel()
+                record.add(rows[-1])
             torch.cuda.empty_cache()
     print(table(rows))
     print(f"{time.perf_counter() - started:.1f} s in all")
-    return 0 if all(r["possible"] for r in rows) else 1
+    return 0 if all(r["possible"] for r in rows) and not record.failed else 1
 
 
 if __name__ == "__main__":

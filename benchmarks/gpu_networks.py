@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,8 +24,9 @@ from pathlib import Path
 import torch
 
 import weft
+from benchmarks.harness.record import Record
+from benchmarks.harness.record import folder_of_gpu as folder_of_gpu  # noqa: PLC0414 - `budget` takes it from here
 from benchmarks.models import NETWORKS, load
-from benchmarks.record import Record
 from weft.api import flat
 from weft.ir.attrs import ConstantAttrs
 from weft.ir.work import node_flops
@@ -40,7 +40,6 @@ from weft.tune.store import Database
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
 """`tf32`: f32 whose products may be rounded, by everybody."""
-FOLDER = "nvidia-{}"
 
 
 def peer(
@@ -131,16 +130,6 @@ def posed(name: str, batch: int, dtype: str) -> tuple[torch.nn.Module, list[torc
     inputs = [x.to(kind).cuda() if x.is_floating_point() else x.cuda() for x in cpu_inputs]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     return module, inputs, exact
-
-
-def folder_of_gpu() -> str:
-    """The name of the folder of this GPU's records."""
-    return FOLDER.format(torch.cuda.get_device_name().replace("NVIDIA ", "").lower().replace(" ", "-"))
-
-
-def record_of(suite: str) -> Record:
-    """The record of a suite on this GPU."""
-    return Record(folder_of_gpu(), suite)
 
 
 def run_case(name: str, batch: int, dtype: str, record: Record, given: argparse.Namespace) -> None:
@@ -274,18 +263,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
     warnings.simplefilter("ignore")
-    record = record_of(given.suite)
+    record = Record(folder_of_gpu(), given.suite)
     cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
-    record.keep(f"{n}/b{b}/{d}" for n, b, d in cases)
-    failed = []
     for name, batch, dtype in cases:
-        try:
+        with record.measuring(case=f"{name}/b{batch}/{dtype}"):
             run_case(name, batch, dtype, record, given)
-        except Exception:
-            traceback.print_exc()
-            failed.append(f"{name}/b{batch}/{dtype}")
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+    record.close()
 
 
 if __name__ == "__main__":

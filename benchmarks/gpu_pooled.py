@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench, Conv, _layer
-from benchmarks.harness.kernel_cases import Kernel, Shop, opened, parser
+from benchmarks.harness.kernel_cases import Kernel, Shop, measuring, opened, parser
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
@@ -292,21 +292,29 @@ def main() -> int:
     bench, bad = Bench(), False
     head = f"{'':16}{'batch':>6}{'fused':>9}{'two':>9}{'conv':>9}{'pool':>8}{'cudnn+p':>9}{'torch':>9}{'saved':>7}"
     print(head, flush=True)
+    record = shop.record("pooled", "name", "batch")
     with torch.inference_mode():
         made = shop.in_turn(work, lambda item: prepared(shop, item[1]), ahead=2, patience_s=PATIENCE_S)
         for (name, case), kernels in made:
-            line = measured(bench, case, kernels)
-            tried = [*line["tried"], *line["tried_conv"], *line["tried_pool"]]  # type: ignore[misc]
-            wrong = [x for x in tried if x.startswith("WRONG")]
-            bad |= bool(wrong)
-            keys = ("fused_us", "two_us", "conv_us", "pool_us", "cudnn + pool_us", "torch_us")
-            numbers = "".join(f"{line.get(k, math.nan):{w}.2f}" for k, w in zip(keys, (9, 9, 9, 8, 9, 9), strict=True))
-            print(f"{name:16}{case.conv.n:6}{numbers}{line['saved']:7.2f}  {line['fused']}", flush=True)
-            print(f"    conv {line['conv']}; fused in order {[x.split()[0] for x in line['tried']]}", flush=True)  # type: ignore[attr-defined]
-            for x in wrong:
-                print(f"    {x}", flush=True)
-            shop.note(name, line)
-    return int(bad)
+            at = {"name": name, "batch": case.conv.n}
+            with measuring(record, **at):
+                line = measured(bench, case, kernels)
+                bad |= shown(name, case.conv.n, line)
+                if record is not None:
+                    record.add({"record": "case", "suite": "pooled", **line, **at})
+    return int(bad or (record is not None and bool(record.failed)))
+
+
+def shown(name: str, batch: int, line: Mapping[str, Any]) -> bool:
+    """Print a case; whether a kernel was wrong."""
+    wrong = [x for x in (*line["tried"], *line["tried_conv"], *line["tried_pool"]) if x.startswith("WRONG")]
+    keys = ("fused_us", "two_us", "conv_us", "pool_us", "cudnn + pool_us", "torch_us")
+    numbers = "".join(f"{line.get(k, math.nan):{w}.2f}" for k, w in zip(keys, (9, 9, 9, 8, 9, 9), strict=True))
+    print(f"{name:16}{batch:6}{numbers}{line['saved']:7.2f}  {line['fused']}", flush=True)
+    print(f"    conv {line['conv']}; fused in order {[x.split()[0] for x in line['tried']]}", flush=True)
+    for x in wrong:
+        print(f"    {x}", flush=True)
+    return bool(wrong)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.record import ROOT, Record
+from benchmarks.harness.record import ROOT, Record, folder_of_gpu
 
 FACTOR = 2.0
 """Times the error of eager."""
@@ -712,11 +712,12 @@ def main() -> None:
         with torch.no_grad():
             child(given.child, given.batch, given.budget)
         return
-    record = Record(torch.cuda.get_device_name().lower().replace(" ", "-"), "attention-models")
+    record = Record(folder_of_gpu(), "attention-models")
     names = [(n, b) for n, batches in BATCHES.items() for b in batches if given.case in (None, n)]
     of_models = [f"{n} batch {b}" for n, b in names] if given.only != "faults" else []
     with_faults = given.only != "models" and given.case is None
-    record.keep([*of_models, *(x for x in record.known() if with_faults and x.startswith("faults"))])
+    if with_faults:  # every part gives rows of its own, also where it does not come to its end
+        record.forget(*(x for x in record.known() if x.startswith("faults")))
     found: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="weft-trust-") as place, torch.no_grad():
         folder = Path(place)
@@ -725,7 +726,7 @@ def main() -> None:
             found += models(record, names, given.budget, given.jobs, folder)
         if with_faults:
             found += faults(record, given.count, given.jobs, given.budget)
-    total = summary([x for x in record.lines if x.get("record") == "case"])
+    total = summary(record.cases)
     record.add(total)
     print(table(found))
     good = total["alive"] == total["right"] == total["total"] and total["fault_cases"] == total["fault_cases_right"]

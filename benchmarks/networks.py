@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +17,9 @@ from pathlib import Path
 import torch
 
 import weft
+from benchmarks.harness.record import Record
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import export
-from benchmarks.record import Record
 from weft.cli.peers import onnxruntime_peer
 from weft.frontends.onnx import Limits
 from weft.pipeline.finish import interleave
@@ -79,8 +77,7 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
             "record": "case",
             "suite": "networks",
             "case": f"{name}/b1/fp32",
-            "device": record.lines[0]["device"],
-            "commit": record.lines[0]["commit"],
+            "device": record.head["device"],
             "weft_ms": ms["weft"],
             "weft_onnx_ms": ms["weft_onnx"],
             "peers_ms": peers,
@@ -114,16 +111,10 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     record = Record("cpu", "networks")
-    record.keep(f"{name}/b1/fp32" for name in given.names)
-    failed = []
     for name in given.names:
-        try:
+        with record.measuring(case=f"{name}/b1/fp32"):
             run_case(name, record, budget_s=given.budget, rounds=given.rounds)
-        except Exception:
-            traceback.print_exc()
-            failed.append(name)
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+    record.close()
 
 
 if __name__ == "__main__":

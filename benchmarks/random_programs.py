@@ -41,7 +41,7 @@ from tests.fuzz import programs
 from tests.fuzz.programs import Program
 
 import weft
-from benchmarks.record import RESULTS, environment
+from benchmarks.harness.record import RESULTS, environment
 from tools import pool
 from weft import pipeline
 from weft.frontends.torch import import_exported

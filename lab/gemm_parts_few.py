@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from benchmarks.record import RESULTS
+from benchmarks.harness.record import RESULTS
 
 from lab.gpu_gemm_parts import Variant, Written, tile
 from weft.gemm.epilogue import epilogue

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from benchmarks.harness.gpu_time import median_us
-from benchmarks.record import environment
+from benchmarks.harness.record import environment
 from torch.nn import functional
 
 from weft.device.cuda.cudnn import ConvAddresses, Convolution, Cudnn, find_cudnn

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.linear import Sizes, linear
-from benchmarks.record import environment
+from benchmarks.harness.record import environment
 
 from weft.errors import DeviceError
 from weft.ir.declined import Declined

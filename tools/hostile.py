@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import environment
+from benchmarks.harness.record import environment
 
 import weft
 from weft.tune.keys import PACKAGE, source_hash

@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output is None and not chosen.only:
         output = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu" / "opinfo.jsonl"
     if output is not None:
-        from benchmarks.record import environment
+        from benchmarks.harness.record import environment
 
         head = {**environment(f"python -m tools.opinfo --engine {chosen.engine}"), "engine": chosen.engine}
         output.parent.mkdir(parents=True, exist_ok=True)

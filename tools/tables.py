@@ -1,40 +1,29 @@
-"""Writes the tables of README.md and docs/performance.md from the records under benchmarks/results."""
+"""Writes the tables of README.md and the documents from the records under benchmarks/results and lab/results.
+
+    python tools/tables.py [--check]
+
+A case that could not be measured when it was tried last stands in its table as failed. `--check` writes nothing, and
+fails where a document holds another table than the records make.
+"""
 
 from __future__ import annotations
 
-import json
-import math
+import argparse
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def records(device: str, suite: str) -> list[dict[str, object]]:
-    """Lines of one suite; empty if it was never run."""
-    path = RESULTS / device / f"{suite}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first column is left-aligned."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean logarithm; 0 for nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+from tools import record_tables
+from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
 
 def networks() -> str:
     """The networks against their peers."""
     lines = records("cpu", "networks")
-    cases = [x for x in lines if x["record"] == "case"]
+    cases = good(lines)
     if not cases:
         return "_not measured yet: `make bench`_"
     rows, eager, best = [], [], []
@@ -59,6 +48,7 @@ def networks() -> str:
     )
     head = ["network", "Weft ms", "eager", "torch.compile", "ONNX Runtime", "× eager", "× best peer",
             "operators → kernels", "tuning", "warm", "agrees", "measured on", "why lost"]  # fmt: skip
+    rows += failed(lines, len(head))
     env = lines[0]
     note = (
         f"{env['device']}, {env['threads']} threads, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
@@ -69,12 +59,12 @@ def networks() -> str:
 def gpu_networks(suite: str = "networks") -> str:
     """The networks on a GPU; each peer's faster memory format counts."""
     lines = records("nvidia-h200", suite)
-    cases = sorted((x for x in lines if x["record"] == "case"), key=lambda x: (_batch(x), str(x["case"])))
+    cases = sorted(good(lines), key=lambda x: (_batch(x), str(x["case"])))
     if not cases:
         return "_not measured yet: `make gpu-bench`_"
     rows: list[list[str]] = []
     ratios: dict[int, list[float]] = {}
-    slow = {str(x["case"]): _fastest(x) for x in records("nvidia-h200", "autotune") if x["record"] == "case"}
+    slow = {str(x["case"]): _fastest(x) for x in good(records("nvidia-h200", "autotune"))}
     for c in cases:
         mine = float(str(c["weft_ms"]))
         kinds = _fastest(c)
@@ -98,6 +88,7 @@ def gpu_networks(suite: str = "networks") -> str:
     head = ["network/batch/type", "Weft ms", "eager in a graph", "torch.compile in a graph", "max-autotune in a graph",
             "× best", "kernels", "floor ms", "tuning / warm", "torch.compile's compiling", "MB (torch.compile's)",
             "runs that differ", "plan", "why lost"]  # fmt: skip
+    rows += failed(lines, len(head))
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     scaled = "; max-autotune was timed beside eager in runs of its own, scaled by eager's times where those became less"
@@ -121,7 +112,7 @@ def _fastest(case: dict[str, object]) -> dict[str, float]:
 def gpu_memory() -> str:
     """Memory-bound operators on a GPU against the bandwidth of a copy."""
     lines = records("nvidia-h200", "memory-bound")
-    cases = [x for x in lines if x["record"] == "case" and "weft_us" in x]
+    cases = good(lines)
     if not cases:
         return "_not measured yet: `python -m benchmarks.gpu_memory`_"
     rows, shares, ratios = [], [], []
@@ -143,6 +134,7 @@ def gpu_memory() -> str:
                  f"**{geometric_mean(ratios):.2f}**" if ratios else "", ""])  # fmt: skip
     head = ["operator, f16", "MB", "Weft µs", "GB/s", "of a copy's", "eager in a graph", "torch.compile in a graph",
             "× best", "launches"]  # fmt: skip
+    rows += failed(lines, len(head))
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"
@@ -159,13 +151,18 @@ GEMM_GROUPS = {
 def gpu_kernels() -> str:
     """Kernels by themselves against the best library call: a line per suite and group."""
     rows: list[list[str]] = []
+    rows_failed: list[list[str]] = []
+    seen: set[str] = set()
     notes: list[str] = []
 
     def add(suite: str, against: str, ratio: str, groups: Callable[[dict[str, object]], str]) -> None:
         lines = records("nvidia-h200", suite)
         found: dict[str, list[float]] = {}
-        for c in (x for x in lines if x["record"] == "case" and x.get(ratio)):
+        for c in (x for x in good(lines) if x.get(ratio)):
             found.setdefault(groups(c), []).append(float(str(c[ratio])))
+        if suite not in seen:
+            seen.add(suite)
+            rows_failed.extend(failed(lines, 6))
         for name, values in found.items():
             lost = sum(v < 1 for v in values)
             rows.append([f"{suite}{', ' if name else ''}{name}", against, f"{len(values)}",
@@ -180,7 +177,7 @@ def gpu_kernels() -> str:
         lambda c: f"{c['dtype']}{', 4,096 and 8,192 keys' if c.get('long') else ''}")  # fmt: skip
     add("mlp", "the best of layers by cuBLASLt, eager and torch.compile", "ratio", lambda c: f"width {c['width']}")
     add("gemm", "cuBLASLt, the best of 16 algorithms", "ratio", lambda c: GEMM_GROUPS[str(c["group"])])
-    products = [x for x in records("nvidia-h200", "products") if x["record"] == "case" and x["who"] != "library"]
+    products = [x for x in good(records("nvidia-h200", "products")) if x["who"] != "library"]
     best: dict[str, dict[str, object]] = {}
     for c in products:
         name = str(c["case"])
@@ -198,13 +195,17 @@ def gpu_kernels() -> str:
     if not rows:
         return "_not measured yet_"
     head = ["kernels", "against", "cases", "× (geometric mean)", "least", "lost"]
-    return markdown(head, rows) + "\n\nNVIDIA H200, graph replay, best of the first schedules; " + "; ".join(notes)
+    return (
+        markdown(head, rows + rows_failed)
+        + "\n\nNVIDIA H200, graph replay, best of the first schedules; "
+        + "; ".join(notes)
+    )
 
 
 def gpu_mlp() -> str:
     """Fully connected networks in one kernel against layers and torch.compile."""
     lines = records("nvidia-h200", "mlp")
-    cases = [x for x in lines if x["record"] == "case" and "floors_us" in x]
+    cases = [x for x in good(lines) if "floors_us" in x]
     if not cases:
         return "_not measured yet: `python -m benchmarks.gpu_mlp`_"
     keys = ("act", "width", "rows", "depth")
@@ -232,6 +233,7 @@ def gpu_mlp() -> str:
         rows.append([name, *[""] * 7, mean, "", ""])
     head = ["network", "Weft µs", "TFLOP/s", "share of the floor", "eager", "cuBLASLt per layer", "torch.compile",
             "max-autotune", "× best", "error over eager's", "why under 0.6"]  # fmt: skip
+    rows += failed(lines, len(head))
     env = lines[0]
     commits = ", ".join(sorted({str(c["commit"]) for c in cases}))
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {commits}"
@@ -242,7 +244,7 @@ def gpu_convolutions() -> str:
     """The distinct convolutions of each network at each batch size, against cuDNN."""
     lines = records("nvidia-h200", "convolutions")
     groups: dict[tuple[str, int], list[tuple[int, dict[str, object]]]] = {}
-    for c in lines:
+    for c in good(lines):
         counts = c.get("networks", {})
         assert isinstance(counts, dict)
         for name, count in counts.items():
@@ -266,7 +268,7 @@ def gpu_convolutions() -> str:
     others = [f"{n} cases at commit {commit}" for commit, n in sorted(counts.items()) if commit != env["commit"]]
     engines = sum("engine_us" in x for x in lines)
     older = "".join(f"; {x}" for x in others) + f"; {engines} against cuDNN's own engines, too"
-    return markdown(head, rows) + f"\n\n{note}{older}; `{env['command']}`"
+    return markdown(head, rows) + f"\n\n{note}{older}; `{env['command']}`" + failures(lines)
 
 
 def gpu_faults() -> str:
@@ -348,10 +350,13 @@ def trust() -> str:
         lines = records(folder, suite)
         if not lines:
             continue
-        end = lines[-1]
-        good = next((end[k] for k in _GOOD if k in end), "")
+        end: dict[str, Any] | None = next((x for x in reversed(lines) if x["record"] == "summary"), None)
+        if end is None:
+            rows.append([what, str(lines[0]["device"]), "", "", "the run did not end", str(lines[0]["commit"])])
+            continue
+        right = next((end[k] for k in _GOOD if k in end), "")
         other = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in end.items() if k not in _NOT_TOLD)
-        rows.append([what, str(lines[0]["device"]), f"{end['total']}", f"{good}", other, str(lines[0]["commit"])])
+        rows.append([what, str(lines[0]["device"]), f"{end['total']}", f"{right}", other, str(lines[0]["commit"])])
     return markdown(["suite", "device", "total", "of it", "further", "commit"], rows)
 
 
@@ -377,16 +382,15 @@ def library_plans() -> str:
     """The plan of library calls beside the framework's own execution."""
     rows = []
     for folder in _FOLDERS:
-        for c in records(folder, "library-plan"):
-            if c["record"] == "case":
-                peers = c["peers_ms"]
-                assert isinstance(peers, dict)
-                mine, theirs = float(str(c["weft_ms"])), float(peers["eager"])
-                ratio = f"{mine / theirs:.2f}"
-                rows.append([str(c["case"]), folder, f"{mine:.3f}", f"{theirs:.3f}", ratio, str(c["kernels"])])
+        lines = records(folder, "library-plan")
+        for c in good(lines):
+            mine, theirs = float(c["weft_ms"]), float(c["peers_ms"]["eager"])
+            rows.append([c["case"], folder, f"{mine:.3f}", f"{theirs:.3f}", f"{mine / theirs:.2f}", f"{c['kernels']}"])
+        rows += failed(lines, 6)
     return markdown(["case", "device", "library plan ms", "eager ms", "ratio", "calls"], rows)
 
 
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
     "gpu-networks": gpu_networks,
@@ -400,19 +404,39 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": trust,
     "budgets": budgets,
     "library-plans": library_plans,
+    **record_tables.TABLES,
 }
 
 
+def written(text: str) -> str:
+    """A document with its tables anew: what stands between `<!-- table: NAME -->` and `<!-- end -->`."""
+    for name, make in TABLES.items():
+        if f"<!-- table: {name} -->" not in text:
+            continue
+        pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        table = make()
+        text = pattern.sub(lambda m, table=table: m[1] + table + "\n" + m[2], text)  # type: ignore[misc]
+    return text
+
+
+def stale() -> list[str]:
+    """The documents that hold another table than the records make."""
+    return [p.name for p in DOCUMENTS if written(p.read_text()) != p.read_text()]
+
+
 def main() -> None:
-    """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->`."""
-    for path in (ROOT / "README.md", ROOT / "docs" / "performance.md"):
+    """Write the tables, or say where they are old."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        if old := stale():
+            sys.exit(f"tables of another record than is kept: {', '.join(old)}; `python tools/tables.py` writes them")
+        return
+    for path in DOCUMENTS:
         text = path.read_text()
-        for name, make in TABLES.items():
-            pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-            table = make()
-            text = pattern.sub(lambda m, table=table: m[1] + table + "\n" + m[2], text)  # type: ignore[misc]
-        path.write_text(text)
-        print(f"wrote {path.relative_to(ROOT)}")
+        if (made := written(text)) != text:
+            path.write_text(made)
+            print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda.generator import CudaGenerator
@@ -41,7 +43,7 @@ def parser(doc: str | None, *, first: int, seconds: float, threads: int) -> argp
     found.add_argument("--first", type=int, default=first, help=f"schedules of each ({first})")
     found.add_argument("--seconds", type=float, default=seconds, help=f"when to begin no further case ({seconds:g})")
     found.add_argument("--threads", type=int, default=threads, help=f"of the compiler ({threads})")
-    found.add_argument("--out", type=Path, help="a file for the record, a line per case")
+    found.add_argument("--out", type=Path, help="write the record: into this file, or `-`: into that of the suite")
     found.add_argument("--dry", action="store_true", help=f"no GPU: write and compile for {DRY}")
     return found
 
@@ -112,6 +114,14 @@ class Shop:
                 yield item, found
                 signal.alarm(0)
 
+    def record(self, suite: str, *key: str) -> Record | None:
+        """The record of a suite, if one is asked for; `key`: the fields of a row that say which case it is."""
+        if self.out is None:
+            return None
+        if str(self.out) == "-":
+            return Record(folder_of_gpu(), suite, key=key)
+        return Record("", suite, path=self.out, key=key)
+
     def note(self, name: str, line: Mapping[str, object]) -> str:
         """Write a case's line into the record, if there is one; its text."""
         text = json.dumps({"name": name, **line})
@@ -119,6 +129,11 @@ class Shop:
             with self.out.open("a") as file:
                 file.write(text + "\n")
         return text
+
+
+def measuring(record: Record | None, **case: object) -> AbstractContextManager[None]:
+    """`Record.measuring`; without a record what fails ends the run."""
+    return nullcontext() if record is None else record.measuring(**case)
 
 
 def compiled(nvrtc: Nvrtc, arch: str, sources: Sequence[CudaSource], threads: int) -> list[Kernel]:

@@ -219,22 +219,29 @@ class Worker:
 
 
 def run(
-    tasks: Sequence[Task], *, jobs: int, prepare_s: float, measure_s: float, say: Callable[[str], None]
+    tasks: Sequence[Task],
+    *,
+    jobs: int,
+    prepare_s: float,
+    measure_s: float,
+    say: Callable[[str], None],
+    lost: Callable[[str, str], None] = lambda name, why: None,
 ) -> Generator[tuple[str, float, Result]]:
     """Prepare all of them, `jobs` at a time in the order given, then measure one by one: (name, seconds, result).
 
     What has not prepared after `prepare_s` in all, has failed, or has not measured within `measure_s`, is named to
-    `say` and ended, and yields nothing.
+    `say` and ended, and yields nothing; `lost` is told the name and the reason of what failed by itself.
     """
     workers: list[Worker] = []
     try:
-        ready = _prepared(tasks, workers, jobs, prepare_s, say)
+        ready = _prepared(tasks, workers, jobs, prepare_s, say, lost)
         for worker in ready:
             said = worker.ask(measure_s)
             if "result" in said:
                 yield worker.name, worker.prepared_s, said["result"]
             else:
                 say(f"{worker.name}: not measured: {said.get('failed', said)}\n{worker.tail()}")
+                lost(worker.name, str(said.get("failed", said)))
             _ended(worker, say)
     finally:
         for worker in workers:
@@ -244,7 +251,12 @@ def run(
 
 
 def _prepared(
-    tasks: Sequence[Task], workers: list[Worker], jobs: int, limit_s: float, say: Callable[[str], None]
+    tasks: Sequence[Task],
+    workers: list[Worker],
+    jobs: int,
+    limit_s: float,
+    say: Callable[[str], None],
+    lost: Callable[[str, str], None],
 ) -> list[Worker]:
     """Those that have prepared when nothing else goes on any more; all that were started are added to `workers`."""
     began = time.monotonic()
@@ -263,6 +275,7 @@ def _prepared(
                 say(f"{worker.name}: ready after {worker.prepared_s:.1f} s")
                 continue
             say(f"{worker.name}: failed after {worker.prepared_s:.1f} s: {said.get('failed', said)}\n{worker.tail()}")
+            lost(worker.name, str(said.get("failed", said)))
             _ended(worker, say)
     for worker in busy.values():
         worker.kill()

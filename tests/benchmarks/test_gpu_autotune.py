@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.harness import record
 from benchmarks.harness.side_by_side import Turn
 from benchmarks.models import NETWORKS
 from torch._inductor import config
@@ -76,16 +77,18 @@ def test_what_was_timed_is_kept_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_two_runs_add_to_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_autotune, "RESULTS", tmp_path)
-    monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_autotune, "folder_of_gpu", lambda: "gpu")
-    monkeypatch.setattr("benchmarks.gpu_networks.folder_of_gpu", lambda: "gpu")
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "folder_of_gpu", lambda: "gpu")
     assert gpu_autotune.known() == set()
     for case in ("vgg16/b1/f16", "candy/b16/f16"):  # neither knows of the other
         gpu_autotune.put({"record": "case", "case": case})
     assert gpu_autotune.known() == {"vgg16/b1/f16", "candy/b16/f16"}
     lines = [json.loads(x) for x in (tmp_path / "gpu" / "autotune.jsonl").read_text().splitlines()]
     assert [x["record"] for x in lines] == ["environment", "case", "case"]
+    gpu_autotune.lost("bert_base/b1/f16", "RuntimeError: no room\nmore")
+    assert gpu_autotune.known() == {"vgg16/b1/f16", "candy/b16/f16"}, "what failed is tried again"
+    lines = [json.loads(x) for x in (tmp_path / "gpu" / "autotune.jsonl").read_text().splitlines()]
+    assert lines[-1]["failed"] == "RuntimeError: no room"
 
 
 @pytest.mark.parametrize("batches", [1, 2])

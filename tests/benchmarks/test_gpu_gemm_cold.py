@@ -52,18 +52,21 @@ def test_every_shape_has_an_empty_cache_and_the_last_one_the_cache_before_it(
     head, *lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert head["record"] == "environment"
     assert [(x["ok"], x["rank"], x["best_us"]) for x in lines] == [(1, 3, 5.0)] * 4
-    first = capsys.readouterr().out.splitlines()[0]
-    assert "(start 1.5, run 0.2); best 5.00 us, the model's number 3 of 2 (1 ok)" in first
+    assert "(start 1.5, run 0.2); best 5.00 us, the model's number 3 of 2 (1 ok)" in capsys.readouterr().out
 
 
 def test_what_fails_or_takes_too_long_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = tmp_path / "out.jsonl"
     child(monkeypatch, "import sys; print('no GPU [W301]', file=sys.stderr); sys.exit(5)")
-    gpu_gemm_cold.main([])
+    with pytest.raises(SystemExit, match="failed: MNK=1024"):
+        gpu_gemm_cold.main(["--out", str(out)])
     assert "status 5: no GPU [W301]" in capsys.readouterr().out
+    assert [json.loads(x).get("failed") for x in out.read_text().splitlines()[1:]] == ["status 5: no GPU [W301]"] * 4
     child(monkeypatch, "import time; time.sleep(30)")
-    gpu_gemm_cold.main(["--seconds", "1.5"])
+    with pytest.raises(SystemExit, match="failed: MNK=1024"):
+        gpu_gemm_cold.main(["--seconds", "1.5", "--out", str(out)])
     assert "not done after 1 s" in capsys.readouterr().out
 
 

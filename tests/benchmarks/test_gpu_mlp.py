@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.cases.mlp import ACTIVATIONS, AUTOTUNED, CASES, CLOCK_GHZ, COMPILED, Case, Ran, busy, problem_of, why
+from benchmarks.harness import record
 
-from benchmarks import gpu_mlp, record
-from tools import tables
+from benchmarks import gpu_mlp
+from tools import record_tables, tables
 from weft.ir.types import DType
 
 WIDE = Case(18, 128, 4)
@@ -84,12 +85,13 @@ def test_what_is_on_record_is_not_measured_again(tmp_path: Path, monkeypatch: py
     cases = [plain, asked, other]
     assert gpu_mlp.missing(kept, cases, DType.BF16, [], "abc") == [asked, other]  # torch.compile is missing of one
     assert gpu_mlp.missing(kept, cases, DType.F16, [], "abc") == cases
-    kept.keep([])
+    kept.fail("RuntimeError: no", case=plain.name)
+    assert gpu_mlp.missing(kept, cases, DType.BF16, [], "abc") == cases, "what failed is measured again"
     assert len((tmp_path / "gpu" / "mlp.jsonl").read_text().splitlines()) == 4
 
 
 def test_tables_show_reason_and_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(record_tables, "RESULTS", tmp_path)
     assert "not measured" in tables.gpu_mlp()
     head = {"record": "environment", "device": "GPU", "driver": "1", "cuda": "2", "torch": "3", "command": "c"}
     (tmp_path / "nvidia-h200").mkdir()

@@ -1,0 +1,203 @@
+"""What all tables share: records, rows that failed, markdown; and the tables of single studies and fused kernels."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+STUDIES = ROOT / "lab" / "results" / "nvidia-h200"
+"""Tables of probes: a record whose first line names the columns."""
+GPU = "nvidia-h200"
+_NETWORKS = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "inception_v3": "Inception-v3"}
+_GROUPS = {
+    "inception 35 1x1": "Inception-v3, 35x35: four 1x1",
+    "inception 35": "the same: 5x5 and 3x3",
+    "inception 35 pool": "the same: 5x5, 3x3 and the 1x1 of the pool",
+    "inception 17": "17x17: 1x7 and 7x1",
+    "inception 17 pool": "17x17: 1x7, 7x1 and the 1x1 of the pool",
+    "inception 8": "8x8: 1x3, 3x1, 1x3, 3x1",
+    "segformer decoder": "SegFormer's decoder: 16384, 4096, 1024, 256 rows to 256",
+    "q beside k, v": "q (1024 rows to 160) beside k and v (256 to 320)",
+    "experts up": "eight experts, 3 to 412 rows (four times at 16), 512 to 2048",
+    "experts down": "the same, 2048 to 512",
+    "detector heads": "3x3 convolutions of a detector at 52, 26, 13",
+}
+_PADDED = {
+    "layers 1003": "1000-1003-1003-1001, GELU, 4096 rows",
+    "residual 35": "7 convolutions 3x3 of 35 channels with sums, 8 x 56 x 56",
+    "head 255": "3x3, 128-255-128, SiLU, 8 x 40 x 40",
+    "focus yolox": "12 channels of four pixels, 3x3 to 16, 16 x 416 x 416",
+    "neck 3": "3x3, 64-3-64, 4 x 128 x 128",
+    "chain 35": "3x3, 64-35-35-35-64, 8 x 56 x 56",
+    "layers 100": "128-100-100-100-64, 65536 rows",
+    "layers 255 35": "512-255-35-512, 8192 rows",
+}
+_READ_TBS = 4.0
+"""At which the weights of a product with few rows are read."""
+
+
+def records(device: str, suite: str) -> list[dict[str, Any]]:
+    """Lines of one suite; empty if it was never run."""
+    return lines_of(RESULTS / device / f"{suite}.jsonl")
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Lines of a record; empty if there is none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def good(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of cases that were measured."""
+    return [dict(x) for x in lines if x.get("record") == "case" and "failed" not in x]
+
+
+def failed(lines: Iterable[Mapping[str, Any]], columns: int = 0) -> list[list[str]]:
+    """Rows of cases that could not be measured when they were tried last: none of them is left out of a table."""
+    rows = []
+    for x in lines:
+        if x.get("record") == "case" and "failed" in x:
+            name = str(x.get("case", x.get("name")))
+            name += "".join(f", {k} {x[k]}" for k in ("batch", "group") if k in x)
+            last = f" (last measured at {x['last_measured']})" if "last_measured" in x else ""
+            rows.append([name, f"**failed** at {x['commit']}: {x['failed']}{last}", *[""] * (columns - 2)])
+    return rows
+
+
+def failures(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The same for below a table whose rows are no cases."""
+    rows = failed(lines, 2)
+    return "".join(f"\n\n{name}: {why}" for name, why in rows)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> str:
+    """A table; columns of text are left-aligned."""
+    marks = ["---" if i in set(left) else "---:" for i in range(len(head))]
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(marks) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm; 0 for nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+
+
+def study(name: str) -> str:
+    """A table of a probe: its columns and cells as they stand in the record."""
+    head, *lines = lines_of(STUDIES / f"{name}.jsonl")
+    columns: list[str] = head["columns"]
+    rows, first = [], ""
+    for x in lines:
+        label = "" if x["case"] == first else str(x["case"])
+        first = str(x["case"])
+        rows.append([label, *(str(x.get(k, "")) for k in columns[1:])])
+    words = [sum(r[i][:1].isalpha() or r[i][:1] == "`" for r in rows) * 2 > len(rows) for i in range(len(columns))]
+    return markdown(columns, rows, {0} | {i for i, text in enumerate(words) if text})
+
+
+def padded() -> str:
+    """Small networks with odd channels, with padded tensors and without."""
+    lines = records(GPU, "padded")
+    rows = []
+    for x in good(lines):
+        name, dtype = x["case"].split("/")
+        plain, wide = x["us"]["plain"], x["us"]["padded"]
+        ratio = f"**{plain / wide:.2f}**" if plain / wide > 1.05 else f"{plain / wide:.2f}"
+        kernels = f"{x['plain_kernels']} → {x['padded_kernels']}"
+        rows.append([f"{name} ({_PADDED.get(name, '')})", dtype, f"{plain:.1f}", f"{wide:.1f}", ratio, kernels])
+    head = ["network", "type", "without µs", "with µs", "×", "kernels"]
+    return markdown(head, [*rows, *failed(lines, len(head))])
+
+
+def pooled() -> str:
+    """A convolution and what follows it in one kernel / by the two fastest kernels."""
+    lines = records(GPU, "pooled")
+    cells: dict[str, dict[int, str]] = {}
+    for x in good(lines):
+        case = re.fullmatch(r"(\d+)x(\d+) -> (\d+) (\S+)/(\d), (.*)", x["case"])
+        assert case, x["case"]
+        behind = f"1x1 to {case[6]}"
+        if found := re.fullmatch(r"\((\d), (\d), \d\)", case[6]):
+            behind = f"pool {found[1]}x{found[1]}" + (f"/{found[2]}" if found[1] != found[2] else "")
+        stride = f"/{case[5]}" if case[5] != "1" else ""
+        name = f"{_NETWORKS[x['name'].split()[0]]}: {case[4]}{stride} to {case[3]} at {case[2]}, {behind}"
+        one, two = x["fused_us"], x["two_us"]
+        text = f"{two:.1f} (no kernel)" if one is None else f"{one:.1f} / {two:.1f}"
+        cells.setdefault(name, {})[x["batch"]] = f"**{text}**" if one is not None and one < two else text
+    rows = [[name, *(row.get(b, "") for b in (1, 16))] for name, row in cells.items()]
+    return markdown(["pair", "batch 1", "batch 16"], [*rows, *failed(lines, 3)])
+
+
+def grouped() -> str:
+    """Products one after another / on parallel branches / in one launch."""
+    lines = records(GPU, "grouped")
+    cells: dict[str, dict[str, str]] = {}
+    for x in good(lines):
+        if "row_us" not in x:
+            continue
+        name, batch = x["name"].rsplit(" b", 1)
+        one = f"**{x['one_us']:.1f}**" if x["one_us"] < min(x["row_us"], x["parallel_us"]) else f"({x['one_us']:.1f})"
+        cells.setdefault(_GROUPS.get(name, name), {})[batch] = f"{x['row_us']:.1f} / {x['parallel_us']:.1f} / {one}"
+    rows = [[name, *(row.get(b, "") for b in ("1", "16"))] for name, row in cells.items()]
+    return markdown(["group", "batch 1", "batch 16"], [*rows, *failed(lines, 3)])
+
+
+def _size(name: str) -> tuple[int, int, int]:
+    found = re.match(r"M=(\d+)_N=(\d+)_K=(\d+)", name)
+    assert found, name
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def int8() -> str:
+    """Products of bytes: the fastest of each side in two races."""
+    lines = records(GPU, "int8")
+    best: dict[str, dict[str, float]] = {}
+    for x in lines:
+        if "case" in x and "us" in x:
+            side = "_int_mm" if x["name"] == "_int_mm" else x["side"]
+            row = best.setdefault(x["case"], {})
+            key = f"{x['race']} {side}"
+            row[key] = min(row.get(key, math.inf), x["us"])
+    columns = ("i32 weft", "i32 library", "i32 _int_mm", "bf16 weft", "bf16 library")
+    rows = []
+    for case, row in sorted(best.items(), key=lambda c: (len(set(_size(c[0]))), math.prod(_size(c[0])))):
+        m, n, k = _size(case)
+        name = f"{m}^3" if m == n == k else f"{m}x{n}x{k}"
+        rows.append([name, *(f"{row[c]:.1f}" if c in row else "" for c in columns)])
+    return markdown(["product", "sums", "cuBLASLt", "`_int_mm`", "scaled", "cuBLASLt and torch"], rows)
+
+
+def few_rows() -> str:
+    """Products in f16 with up to 32 rows, of the record of products."""
+    lines = records(GPU, "gemm")
+    rows = []
+    for x in good(lines):
+        m, n, k = _size(x["case"])
+        if x["group"] != "f16" or m > 32:
+            continue
+        floor = 2 * (m * k + n * k + m * n) / _READ_TBS / 1e6
+        template = re.search(r"template=(\w+)", x["weft_name"])
+        rows.append(
+            [f"{m}", f"{n} x {k}", f"{floor:.1f}", f"{x['weft_us']:.1f}", template[1] if template else "",
+             f"{x['library_us']:.1f}", f"{x['ratio']:.2f}"]
+        )  # fmt: skip
+    rows.sort(key=lambda r: int(r[0]))
+    head = ["M", "N x K", "floor", "Weft", "template", "cuBLASLt", "ratio"]
+    few = [x for x in lines if x.get("group") == "f16" and x.get("record") == "case" and _size(x["case"])[0] <= 32]
+    return markdown(head, [*rows, *failed(few, len(head))], (1, 4))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "padded": padded,
+    "pooled": pooled,
+    "grouped": grouped,
+    "int8": int8,
+    "few-rows": few_rows,
+    **{path.stem: partial(study, path.stem) for path in sorted(STUDIES.glob("*.jsonl"))},
+}
