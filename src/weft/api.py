@@ -44,6 +44,7 @@ from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
 from weft.runtime.loaded import Loaded, load
 from weft.runtime.single_flight import SingleFlightCache
+from weft.tune.tuner import loads_ahead
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
@@ -361,12 +362,12 @@ def compile(
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     is_file = isinstance(model, str | os.PathLike | bytes)
     stages = Stages(options, say)
-    with stages.timed("imports"):
-        for module in (*_READERS["onnx" if is_file else "torch"], *(_SOLVER if options.budget_s > 0 else ())):
-            with contextlib.suppress(ImportError):  # who needs it says what is missing
-                importlib.import_module(module)
-    run = Run(stages)
-    with without_autocast(kind):
+    with loads_ahead(options, options.threads or torch.get_num_threads()), without_autocast(kind):
+        with stages.timed("imports"):
+            for module in (*_READERS["onnx" if is_file else "torch"], *(_SOLVER if options.budget_s > 0 else ())):
+                with contextlib.suppress(ImportError):  # who needs it says what is missing
+                    importlib.import_module(module)
+        run = Run(stages)
         if isinstance(model, str | os.PathLike | bytes):
             return _compile_onnx(model, inputs if by_name is None else by_name, run, dict(dims or {}), limits, name)
         if by_name is not None:

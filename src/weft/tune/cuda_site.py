@@ -141,8 +141,7 @@ class CudaSite:
     def __init__(self, options: Options, facts: GpuFacts, compiler: Nvrtc | None, policy: TimingPolicy | None) -> None:
         self._options, self._facts, self._compiler = options, facts, compiler
         self.policy = policy or CUDA_POLICY
-        self.jobs = options.build_jobs or max(1, len(os.sched_getaffinity(0)) - 2)
-        """The worker that enqueues what is timed keeps cores of its own."""
+        self.jobs = jobs_of(options)
         self.l2_bytes = facts.l2_bytes
         self.environment = describe_gpu(
             facts, compiler, seed=options.seed, policy=self.policy, allow_tf32=options.allow_tf32
@@ -197,9 +196,7 @@ class CudaSite:
 
     def transport(self) -> Transport:
         """See `Site`."""
-        return ProcessTransport(
-            self._options.threads or min(4, self.jobs), environ=os.environ, module="weft.tune.cuda_worker"
-        )
+        return cuda_worker(self._options)
 
     def hello(self) -> Mapping[str, Json]:
         """See `Site`."""
@@ -226,6 +223,17 @@ class CudaSite:
             return str(self._compiler.compile(text, arch=self._facts.arch, cache_dir=self._options.cache).path)
         except (DeviceError, ToolchainError, OSError, ValueError):
             return ""
+
+
+def jobs_of(options: Options) -> int:
+    """Compilations that may run at once: the worker that enqueues what is timed keeps cores of its own."""
+    return options.build_jobs or max(1, len(os.sched_getaffinity(0)) - 2)
+
+
+def cuda_worker(options: Options) -> ProcessTransport:
+    """What measures on a GPU, not started yet; its greeting says which."""
+    threads = options.threads or min(4, jobs_of(options))
+    return ProcessTransport(threads, environ=os.environ, module="weft.tune.cuda_worker")
 
 
 def device_index(device: str) -> int:

@@ -4,15 +4,18 @@ A worker is kept only where it was asked for nothing any more and nothing went w
 would start the very same: same program, environment, directory, greeting and cache. It proves that it still computes
 before it is used, else another is started. It ends when nobody wanted it for `IDLE_S`, after `MOST_TRIALS` (it holds
 what it loaded), and with this process; a forked child has none of its parent's.
+
+One may also begin to load before it is known what it will be told (`loading`): while a model is taken in, say.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -40,6 +43,8 @@ class _Kept:
     is_loading: bool
     """It was greeted and has not answered."""
     timer: threading.Timer | None = None
+    about: str = ""
+    """All that it depends on but its greeting."""
 
 
 @final
@@ -70,7 +75,7 @@ class Keeper:
 
     def put(self, kept: _Kept) -> None:
         """Keep one for a while, instead of one like it, or of the oldest."""
-        kept.timer = threading.Timer(self._idle_s, self._sweep, (kept,))
+        kept.timer = threading.Timer(self._idle_s, self.drop, (kept,))
         kept.timer.daemon = True
         with self._lock:
             same = [k for k in self._kept if k.key == kept.key]
@@ -81,12 +86,18 @@ class Keeper:
         for k in old:
             _end(k)
 
-    def _sweep(self, kept: _Kept) -> None:
+    def drop(self, kept: _Kept) -> None:
+        """End one, unless it was taken meanwhile."""
         with self._lock:
             if kept not in self._kept:
-                return  # taken meanwhile
+                return
             self._kept.remove(kept)
         _end(kept)
+
+    def has(self, about: str) -> bool:
+        """Whether there is one that differs from such a worker in its greeting at most."""
+        with self._lock:
+            return any(kept.about == about for kept in self._kept)
 
     def close(self) -> None:
         """End all."""
@@ -154,10 +165,16 @@ class KeptTransport:
                 self._ready = None if kept.is_loading else {"event": "ready"}
                 return
             kept.transport.kill()
+        self._is_loading = True
+        if (kept := self._keeper.take(_ungreeted(self._about), 0)) is not None:
+            self._inner = kept.transport
+            with contextlib.suppress(WorkerFault):
+                self._inner.send(message, timeout_s)
+                return
+            self._inner.kill()  # it died while it loaded
         self._inner = self._make()
         self._inner.start()
         self._inner.send(message, timeout_s)
-        self._is_loading = True
 
     def receive(self, timeout_s: float) -> Message:
         """See `Transport`."""
@@ -182,7 +199,8 @@ class KeptTransport:
         """Keep the worker for the next who wants it; it must be asked for nothing but its greeting."""
         inner, self._inner, self._ready = self._inner, None, None
         if isinstance(inner, ProcessTransport) and self._trials < MOST_TRIALS:
-            self._keeper.put(_Kept(self._key, inner, self._max_bytes, self._trials, self._is_loading))
+            kept = _Kept(self._key, inner, self._max_bytes, self._trials, self._is_loading, about=self._about)
+            self._keeper.put(kept)
         elif inner is not None:
             inner.kill()
 
@@ -190,6 +208,36 @@ class KeptTransport:
         if self._inner is None:
             raise WorkerFault(Fault.CRASH, "no worker")
         return self._inner
+
+
+def about_worker(transport: ProcessTransport, cache: object) -> str:
+    """All that a worker of this cache depends on but its greeting."""
+    return repr([transport.about, cache])
+
+
+def _ungreeted(about: str) -> str:
+    return json.dumps([about])
+
+
+@contextlib.contextmanager
+def loading(transport: ProcessTransport, about: str) -> Iterator[None]:
+    """A worker begins to load now, for the first who greets one like it inside of the block; else it is ended then.
+
+    None does where one is kept that may do: it is loaded.
+    """
+    if KEEPER.has(about):
+        yield
+        return
+    kept = _Kept(_ungreeted(about), transport, 0, 0, is_loading=True, about=about)
+    try:
+        transport.start()
+        KEEPER.put(kept)
+    except WorkerFault:
+        transport.kill()  # who needs one starts another and hears why there is none
+    try:
+        yield
+    finally:
+        KEEPER.drop(kept)
 
 
 def _computes(transport: Transport) -> bool:

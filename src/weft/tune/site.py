@@ -150,7 +150,7 @@ class HostSite:
 
     def transport(self) -> Transport:
         """See `Site`."""
-        return ProcessTransport(self._threads, environ=os.environ, module="weft.tune.worker")
+        return host_worker(self._threads)
 
     def hello(self) -> Mapping[str, Json]:
         """See `Site`."""
@@ -165,6 +165,11 @@ class HostSite:
             except (ToolchainError, OSError):
                 path = ""  # without it the canary is torch alone
         return {"op": "canary", "object": path, "entry": CANARY_ENTRY}
+
+
+def host_worker(threads: int) -> ProcessTransport:
+    """What measures on this CPU with so many threads, not started yet."""
+    return ProcessTransport(threads, environ=os.environ, module="weft.tune.worker")
 
 
 def _allowance() -> int:

@@ -49,10 +49,10 @@ from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.tune.cuda_shaken import Shaken
-from weft.tune.cuda_site import CudaSite
-from weft.tune.kept import KeptTransport
+from weft.tune.cuda_site import CudaSite, cuda_worker
+from weft.tune.kept import KeptTransport, about_worker, loading
 from weft.tune.keys import Described, Untimed
-from weft.tune.site import Built, HostSite, Refused, Site
+from weft.tune.site import Built, HostSite, Refused, Site, host_worker
 from weft.tune.store import Database, Record
 from weft.tune.thread_pool import DaemonThreadPool, leave
 from weft.tune.timing import TimingPolicy
@@ -353,7 +353,7 @@ class Tuner:
         self._retry = retry | (_FAILED if retry_failed else frozenset())
         self._transport: Transport = transport or self._site.transport()
         if keep and isinstance(self._transport, ProcessTransport):
-            about = repr([self._transport.about, options.cache])
+            about = about_worker(self._transport, options.cache)
             self._transport = KeptTransport(self._site.transport, about)
         self._alive = False
         self._loading = False
@@ -840,6 +840,21 @@ class Tuner:
         if answer.get("event") != "canary" or answer.get("problem") != "":
             self._transport.kill()
             raise DeviceError(problem=f"after a fault the machine computes wrongly: {str(answer)[:300]}")
+
+
+AHEAD_S = 60.0
+"""With budgets of up to so many seconds, what a worker takes to load is a part of them that counts."""
+
+
+def loads_ahead(options: Options, threads: int) -> contextlib.AbstractContextManager[None]:
+    """The worker of a `Tuner` with these options and threads begins to load now, where that is worth it.
+
+    It is ended with the block if no tuner took it.
+    """
+    if not options.keep_worker or not 0 < options.budget_s <= AHEAD_S:
+        return contextlib.nullcontext()
+    transport = host_worker(threads) if options.device == "cpu" else cuda_worker(options)
+    return loading(transport, about_worker(transport, options.cache))
 
 
 def _skeleton(skeleton: str) -> tuple[str, Schedule]:
