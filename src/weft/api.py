@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import math
 import os
 import re
 import threading
@@ -30,13 +31,13 @@ from weft.device.room import free_bytes
 from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph
-from weft.ir.types import Array
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.types import Array, TensorType
 from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline import Compilation, compile_imported, record_eager, survey
 from weft.pipeline.collector import put_off
-from weft.pipeline.deadline import Deadline
+from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime import artifact
@@ -650,15 +651,19 @@ class _TorchModel:
         """As primitives, for the shapes of these inputs."""
         return self._taken_in(self._exported(examples))
 
-    def _exported(self, examples: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
-        """The framework's own program for the shapes of these inputs."""
+    def _exported(
+        self, examples: Sequence[torch.Tensor], check: Callable[[], None] | None = None
+    ) -> torch.export.ExportedProgram:
+        """The framework's own program for the shapes of these inputs. What `check` raises ends making it."""
         if self._program is not None:
             return self._program
         from weft.frontends.torch.traced_text import traced_text_dropped
+        from weft.frontends.torch.until import Until
 
         # tensors of their own: what is given twice, or is a weight too, would be traced as one value
         traced = tuple(x.to(self._options.device).detach() for x in examples)
-        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, traced_text_dropped():
+        bounded = Until(check) if check is not None else contextlib.nullcontext()
+        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, traced_text_dropped(), bounded:
             return torch.export.export(self._placed, traced, strict=False)
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
@@ -677,10 +682,15 @@ class _TorchModel:
         """Compiled for the shapes of these inputs."""
         run = run or Run(Stages(self._options, self._say))
         began = time.monotonic()
-        program = run.stages.run("export", self._exported, examples)
-        # without a budget it cannot be taken off anything
-        clock = run.clock if self._options.budget_s > 0 else run.clock.later(time.monotonic() - began)
-        imported = run.stages.run("import", self._taken_in, program)
+        clock = run.clock
+        try:
+            program = run.stages.run("export", self._exported, examples, self._check(clock))
+        except OutOfTime:
+            imported, clock = _inputs_alone(examples), Deadline(-math.inf, self._options.budget_s)
+        else:
+            if self._options.budget_s <= 0:  # it cannot be taken off anything
+                clock = clock.later(time.monotonic() - began)
+            imported = run.stages.run("import", self._taken_in, program)
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
@@ -689,6 +699,18 @@ class _TorchModel:
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers
         return made, imported
+
+    def _check(self, clock: Deadline) -> Callable[[], None] | None:
+        """What ends an export with the budget, where the framework's own execution may answer."""
+        options = self._options
+        if options.budget_s <= 0 or options.memory_limit_bytes or options.check_indices:
+            return None
+
+        def check() -> None:
+            if clock.passed():
+                raise OutOfTime
+
+        return check
 
     def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> _TorchModel:
         """The same model with other parameters and buffers; those that are not given are shared.
@@ -723,6 +745,15 @@ class _TorchModel:
         if name is not None:
             text = f"the weights of the module changed after Weft compiled it ({name!r}): its plans have those of then"
             warnings.warn(f"{text}; compiled.refit(module.state_dict()) takes over the new ones", stacklevel=4)
+
+
+def _inputs_alone(examples: Sequence[torch.Tensor]) -> Imported:
+    """A model of which nothing is known but what it takes: there was no time to look."""
+    from weft.frontends.torch.dtypes import FROM_TORCH
+
+    b = GraphBuilder()
+    inputs = [b.input(TensorType(FROM_TORCH[x.dtype], tuple(x.shape))) for x in examples]
+    return Imported(b.build(inputs), operators=0)
 
 
 def _tensors_of(model: torch.nn.Module | torch.export.ExportedProgram) -> dict[str, torch.Tensor]:

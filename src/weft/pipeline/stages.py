@@ -45,8 +45,10 @@ class Stages:
         """The block is a stage that makes nothing."""
         self.say(name, "")
         start = time.perf_counter()
-        yield
-        self.records.append(StageRecord(name, time.perf_counter() - start, ""))
+        try:
+            yield
+        finally:  # one that was given up took its time as well
+            self.records.append(StageRecord(name, time.perf_counter() - start, ""))
 
     def close(self, record: CompileRecord) -> CompileRecord:
         """The record with all stages up to now."""
