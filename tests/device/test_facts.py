@@ -11,7 +11,7 @@ import pytest
 
 from weft.device import facts as module
 from weft.device.facts import CpuFacts, cpu_facts, usable_cores
-from weft.device.probe import PROBE_TEXT, ProbeResult
+from weft.device.probe import PROBE_TEXT, ProbeResult, run_probes
 from weft.device.stored import keep
 from weft.device.toolchain import Declined, HostCompiler, find_compiler
 from weft.errors import ToolchainError
@@ -133,6 +133,31 @@ def test_failing_probes_leave_what_is_stated(
     monkeypatch.setattr(module, "run_probes", fail)
     facts = cpu_facts(tmp_path, compiler=compiler, root=machine)
     assert facts == cpu_facts(None, calibrate=False, root=machine)
+
+
+def test_probes_end_with_their_time(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: HostCompiler
+) -> None:
+    """On a busy machine they took 12 s of a budget of 40."""
+    found = find_compiler()
+    if isinstance(found, Declined):
+        pytest.skip(found.reason)
+    with pytest.raises(TimeoutError, match="the probes took longer than 0 s"):
+        run_probes(found, 1, cache_dir=tmp_path, free_bytes=1 << 30, most_s=0.0)
+    facts = cpu_facts(tmp_path, compiler=found, root=machine, most_s=0.0)
+    assert facts == cpu_facts(None, calibrate=False, root=machine) and not (tmp_path / "facts").exists()
+    given = []
+
+    def once(*_: object, most_s: float, **__: object) -> ProbeResult:
+        given.append(most_s)
+        if len(given) > 1:
+            raise TimeoutError
+        return SLOW
+
+    monkeypatch.setattr(module, "run_probes", once)
+    facts = cpu_facts(None, compiler=compiler, root=machine, most_s=50.0)
+    assert facts.source_of("fork_us") == "measured" and facts.fork_us == SLOW.fork_us, "what was seen counts"
+    assert given[1] <= given[0] <= 50.0
 
 
 def test_an_impossible_peak_is_discarded(

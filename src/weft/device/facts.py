@@ -135,9 +135,16 @@ class CpuFacts:
 
 
 def cpu_facts(
-    cache_dir: Path | None, *, calibrate: bool = True, compiler: HostCompiler | None = None, root: Path = Path("/")
+    cache_dir: Path | None,
+    *,
+    calibrate: bool = True,
+    most_s: float = math.inf,
+    compiler: HostCompiler | None = None,
+    root: Path = Path("/"),
 ) -> CpuFacts:
     """Facts about this machine: the cached record, or a new one (about 2 s of probes if `calibrate`).
+
+    Probes that take longer than `most_s`, because others have the cores, are given up.
 
     A record that was made beside other work is taken only while the machine has other work.
 
@@ -160,7 +167,7 @@ def cpu_facts(
     if (found := _read(aside)) is not None and _runnable(root) > 1:
         return found
     try:
-        facts, quiet = _calibrated(stated, chosen, cache_dir, root)
+        facts, quiet = _calibrated(stated, chosen, cache_dir, root, most_s)
     except (ToolchainError, OSError):
         return stated
     keep(home if quiet else aside, facts.to_json())
@@ -178,14 +185,24 @@ def _read(path: Path | None) -> CpuFacts | None:
         return None
 
 
-def _calibrated(stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None, root: Path) -> tuple[CpuFacts, bool]:
+def _calibrated(
+    stated: CpuFacts, compiler: HostCompiler, cache_dir: Path | None, root: Path, most_s: float
+) -> tuple[CpuFacts, bool]:
     """The stated facts with what the probes saw, and whether nothing speaks against them."""
     seen: ProbeResult | None = None
     facts, quiet = stated, False
+    end = time.monotonic() + most_s
     for _ in range(2):
         before = _busy_s(root)
         began, own = time.monotonic(), time.process_time()
-        now = run_probes(compiler, stated.threads, cache_dir=cache_dir, free_bytes=free_bytes(root))
+        try:
+            now = run_probes(
+                compiler, stated.threads, cache_dir=cache_dir, free_bytes=free_bytes(root), most_s=end - began
+            )
+        except TimeoutError:
+            if seen is None:
+                raise
+            break  # what was seen must do
         passed, own = time.monotonic() - began, time.process_time() - own
         others = (_busy_s(root) - before - own) / max(passed * stated.cores, 1e-9)
         seen = now if seen is None else now.best_of(seen)

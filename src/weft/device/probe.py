@@ -7,6 +7,8 @@ folded away and then "shows" terabytes and teraflops. One call of `run_probes` t
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,22 +207,34 @@ class ProbeResult:
         )
 
 
-def run_probes(compiler: HostCompiler, threads: int, *, cache_dir: Path | None, free_bytes: int) -> ProbeResult:
+def run_probes(
+    compiler: HostCompiler, threads: int, *, cache_dir: Path | None, free_bytes: int, most_s: float = math.inf
+) -> ProbeResult:
     """Compile the probes and run them in this process.
 
-    Arrays over an eighth of `free_bytes` are left out of the tables.
+    Arrays over an eighth of `free_bytes` are left out of the tables. No probe is begun after `most_s` seconds.
 
     Raises:
-        ToolchainError: the compiler refused the probes.
+        ToolchainError: the compiler refused the probes, or took longer.
+        TimeoutError: the time was up.
         OSError: the object cannot be loaded.
     """
-    built = compiler.compile(PROBE_TEXT, cache_dir=cache_dir)
+    end = time.monotonic() + most_s
+
+    def check() -> None:
+        if time.monotonic() >= end:
+            raise TimeoutError(f"the probes took longer than {most_s:.3g} s")
+
+    check()
+    built = compiler.compile(PROBE_TEXT, cache_dir=cache_dir, timeout_s=min(60.0, most_s))
     lib = ctypes.CDLL(str(built.path))
     for name in ("weft_cycles_per_second", "weft_flops", "weft_scale", "weft_read", "weft_fork_seconds"):
         getattr(lib, name).restype = ctypes.c_double
     sizes = [s for s in SIZES if s <= max(free_bytes // 8, SIZES[0])]
     hz = float(lib.weft_cycles_per_second())
+    check()
     flops = float(lib.weft_flops(threads, ctypes.c_long(200_000)))
+    check()
     fork = float(lib.weft_fork_seconds(threads))
     buffer = (ctypes.c_char * (sizes[-1] + 64))()
     address = (ctypes.addressof(buffer) + 63) & ~63
@@ -228,6 +242,7 @@ def run_probes(compiler: HostCompiler, threads: int, *, cache_dir: Path | None, 
     lib.weft_touch(pointer, ctypes.c_size_t(sizes[-1] // 4), threads)
     scale, read = [], []
     for size in sizes:
+        check()
         repeats = ctypes.c_long(max(1, (1 << 28) // size // (1 if size <= 1 << 22 else 2)))
         count = ctypes.c_size_t(size // 4)
         scale.append((size, float(lib.weft_scale(pointer, count, threads, repeats)) / 1e9))
