@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,6 +44,8 @@ from weft.pipeline.search.loop import Learning
 from weft.pipeline.search.prices import Known
 from weft.pipeline.verdict import judged
 from weft.report import render
+from weft.runtime.any import AnyExecutable
+from weft.tune import tuner
 from weft.tune.messages import Message
 from weft.tune.site import HostSite
 from weft.tune.transport import Fault, WorkerFault
@@ -136,6 +138,7 @@ def hang() -> object:
 
 def worker(monkeypatch: pytest.MonkeyPatch, transport: object) -> None:
     monkeypatch.setattr(HostSite, "transport", lambda _: transport)
+    monkeypatch.setattr(tuner, "AHEAD_S", 0.0)  # no other loads beside it
 
 
 def in_time(x: torch.Tensor, cache: Path, *, budget_s: float = BUDGET_S) -> tuple[Compiled, list[str]]:
@@ -189,6 +192,44 @@ def test_a_solver_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytes
     compiled, _ = in_time(x, tmp_path)
     assert hang.calls == 1 and compiled.record.measured > 0
     assert {p.name.partition("/")[0] for p in compiled.record.plans} <= {"library", "eager"}
+
+
+class SlowToExport(Net):
+    """Whose tracing takes a minute."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1200 if torch.compiler.is_exporting() else 0):
+            time.sleep(0.05)
+            SlowToExport.steps += 1
+            x = x * 1.0
+        return super().forward(x)
+
+
+def test_an_export_that_takes_longer_than_the_budget_is_given_up(x: torch.Tensor, tmp_path: Path) -> None:
+    net = SlowToExport().eval()
+    options = Options(budget_s=BUDGET_S, cache_dir=tmp_path, keep_worker=False)
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled = weft.compile(net, x, options=options)
+    seconds = time.monotonic() - began
+    assert seconds < BUDGET_S + BUSY_S and 0 < SlowToExport.steps < 1200
+    said = [str(w.message) for w in caught]
+    assert any("too short" in text for text in said) and any(pipeline.TOO_LATE in text for text in said)
+    assert "export" in {s.name for s in compiled.record.stages} and compiled.record.chosen == "eager"
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
+    with pytest.raises(ArtifactError, match="no plan of this model is left"):
+        compiled.save(tmp_path / "m.weft")
+    assert all(isinstance(p, nn.Parameter) for p in net.parameters()), "the module has its own weights"
+
+
+def test_where_the_framework_must_not_answer_an_export_is_waited_for(x: torch.Tensor, tmp_path: Path) -> None:
+    for options in (Options(memory_limit_bytes=1 << 30), Options(check_indices=True), Options(budget_s=0)):
+        source = api._TorchModel(None, Net().eval(), True, options, "net", api.silent, None, None)
+        assert source._check(Deadline(-1e9, options.budget_s)) is None
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 9.0])
@@ -424,6 +465,38 @@ def test_timing_keeps_to_a_bound(left_s: float, monkeypatch: pytest.MonkeyPatch)
     assert not judged_ or judged_[0] == "solution-0", "the best plan is the first to be judged"
     if left_s < 20:
         assert chosen.name == "eager", "a plan that was not timed beside it does not replace it"
+
+
+@pytest.mark.parametrize("left_s", [2.5, 4.5, 5.5, 6.5, 7.5, 30.0])
+def test_a_library_plan_that_was_not_timed_beside_the_framework_is_not_taken(
+    left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far judging and timing came; a faster one that was is."""
+
+    class Poisoned:
+        def poison(self, byte: int) -> None:
+            del byte
+
+    calls: list[str] = []
+    clock = [0.0]
+    monkeypatch.setattr("weft.pipeline.finish.time.perf_counter", lambda: clock[0])
+    plan = contender("library", 1.0, calls, clock, baseline=True)
+    library = replace(plan, executable=cast("AnyExecutable", Poisoned()))
+    eager = contender("eager", 1.5, calls, clock, baseline=True)
+
+    def sample(run: Callable[[], object], repeats: int) -> float:
+        before = clock[0]
+        for _ in range(repeats):
+            run()
+        return (clock[0] - before) / repeats * 1e6
+
+    ones = [np.ones(2, np.float32)]
+    chosen, records = finish.decide(
+        [library, eager], Expected(ones, ones), DType.F32, seed=0, sample=sample, left_s=lambda: left_s - clock[0]
+    )
+    timed = {r.name for r in records if r.samples_us}
+    assert chosen.name == ("library" if timed == {"library", "eager"} else "eager")
+    assert left_s < 30 or timed == {"library", "eager"}
 
 
 def test_what_a_run_took_before_tells_whether_there_is_time_for_one() -> None:

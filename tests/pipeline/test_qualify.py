@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from weft.generate.registry import generators
 from weft.ir.graph import Graph
 from weft.ir.types import DType
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.plan import Plan
+from weft.kernels.plan import Plan, Step
 from weft.kernels.source import Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
@@ -79,14 +79,19 @@ def planned(posed: tuple[Alternatives, Problems], known: Known) -> list[Plan]:
 
 
 def run(
-    posed: tuple[Alternatives, Problems], known: Known, worker: Worker, *, has_baseline: bool = True
+    posed: tuple[Alternatives, Problems],
+    known: Known,
+    worker: Worker,
+    *,
+    has_baseline: bool = True,
+    covered: Callable[[Step], bool] = lambda step: False,
 ) -> tuple[list[Plan], list[str]]:
     lost: list[str] = []
     setting = pipeline.Setting(Options(budget_s=9.0), FACTS, None, {})
     of_verified = partial(pipeline.plans_of_verified, *posed, known, setting, Deadline.of(9.0))
     found = qualify.qualify(
         planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), of_verified, lambda: False,
-        has_baseline=has_baseline, lost=lost,
+        has_baseline=has_baseline, lost=lost, covered=covered,
     )  # fmt: skip
     return found, lost
 
@@ -286,10 +291,28 @@ def test_a_call_that_is_only_odd_is_verified_on_finite_inputs(posed: tuple[Alter
     assert {t.problem.key for t in worker.asked if t.finite} == {step.problem_key}
 
 
+@pytest.mark.parametrize("answers", [0, 2])
+def test_a_library_plan_that_there_was_no_time_for_stands_where_it_would_without_a_budget(
+    answers: int, posed: tuple[Alternatives, Problems]
+) -> None:
+    """Of covered calls alone, and of none that something speaks against."""
+    library = planned(posed, Known())[1]
+    known, lost = Known(), list[str]()
+    plans = run(posed, known, Worker(answers=answers), covered=lambda step: True)[0]
+    assert [p.name for p in plans] == ["library"] and len(known.right) == answers
+    key = library.steps[0].problem_key, library.steps[0].kernel.schedule
+    assert run(posed, Known(), Worker(answers=0), covered=lambda step: step.problem_key != key[0])[0] == []
+    every = {(key[0], s) for s, _ in posed[1].entries[key[0]].kernels or ()}
+    for known in (Known(refused=every), Known(odd=every)):
+        plans, lost = run(posed, known, Worker(answers=0), covered=lambda step: True)
+        assert all(s.problem_key != key[0] for p in plans for s in p.steps) and lost
+
+
 class Sick:
     """In place of a tuner whose worker cannot be started."""
 
     gave_up = ""
+    suspects: frozenset[Key] = frozenset()
 
     def measure(self, trials: object, **_: object) -> Iterator[Measurement]:
         raise NoWorkerError(problem="the measuring worker does not start: exit status 1")
@@ -307,8 +330,11 @@ def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems])
     lost: list[str] = []
     plans = pipeline.select_plans(alternatives, problems, known, setting, lost)
     clock = Deadline.of(30.0)
-    found = pipeline.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
+    others = [p for p in plans if p.name != "library"]
+    found = pipeline.qualified(bench, others, problems, known, lambda: others, list, clock, True, lost)
     assert found == [] and known.failed in lost
+    (library,) = pipeline.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
+    assert library.name == "library" and not known.right, "as without a budget"
 
 
 class Block(torch.nn.Module):
@@ -327,12 +353,12 @@ class Block(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Weft has no plan for this model")
 @pytest.mark.parametrize("budget_s", [1.5, 60.0])
-def test_nothing_is_linked_that_no_worker_has_verified(
+def test_nothing_is_linked_that_no_worker_has_verified_but_covered_calls_for_want_of_time(
     budget_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the whole pipeline, with time for everything and for next to nothing."""
     right: set[Key] = set()
-    linked: list[Key] = []
+    linked: list[tuple[str, Key]] = []
     measure, link = Tuner.measure, pipeline.link
 
     def listening(self: Tuner, trials: object, **given: object) -> Iterator[Measurement]:
@@ -342,7 +368,7 @@ def test_nothing_is_linked_that_no_worker_has_verified(
             yield found
 
     def linking(graph: Graph, plan: Plan, setting: pipeline.Setting, left_s: float = 60.0) -> object:
-        linked.extend((s.problem_key, s.kernel.schedule) for s in plan.steps)
+        linked.extend((plan.name, (s.problem_key, s.kernel.schedule)) for s in plan.steps)
         return link(graph, plan, setting, left_s)
 
     monkeypatch.setattr(Tuner, "measure", listening)
@@ -351,7 +377,8 @@ def test_nothing_is_linked_that_no_worker_has_verified(
     model, x = Block().eval(), torch.randn(2, 3, 8, 8, generator=chance)
     options = weft.Options(budget_s=budget_s, cache_dir=tmp_path, keep_per_problem=1)
     compiled = weft.compile(model, x, options=options)
-    assert set(linked) <= right
+    unverified = {name for name, key in linked if key not in right}
+    assert all(name.startswith("library") for name in unverified) and (budget_s < 50 or not unverified)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
     if budget_s > 50:

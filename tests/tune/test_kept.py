@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -137,9 +138,7 @@ def test_a_worker_loads_before_it_is_known_what_it_is_told(keeper: Keeper, monke
 @pytest.mark.parametrize(
     "options", [Options(budget_s=0.0), Options(budget_s=300.0), Options(budget_s=5.0, keep_worker=False)]
 )
-def test_none_loads_where_that_gains_nothing(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, options: Options
-) -> None:
+def test_none_loads_where_that_gains_nothing(keeper: Keeper, monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
     monkeypatch.setattr(tuner, "host_worker", lambda _: stub())
     with loads_ahead(options, 1):
         assert len(keeper) == 0
@@ -172,6 +171,17 @@ def test_one_that_was_not_ready_in_time_goes_on_loading(keeper: Keeper) -> None:
         assert found.gave_up
     os.kill(pid, signal.SIGCONT)
     assert measured("ok") == ([Verdict.OK], pid)
+
+
+def test_one_that_has_loaded_is_ready_however_late_it_is_asked(keeper: Keeper) -> None:
+    """The first kernel may be there only when nobody would wait for a worker any longer."""
+    with Tuner(Options(), CpuFacts(), Database.open(None), keep=True) as found:
+        found.start_early()
+        pid_of(found)
+        assert isinstance(found._transport, KeptTransport) and isinstance(found._transport._inner, ProcessTransport)
+        assert select.select([found._transport._inner._receive], [], [], 60)[0], "it greets"
+        outcomes = found.measure([trial(["ok"])], ready_by=time.monotonic() - 1, deadline=time.monotonic() + 60)
+        assert [m.verdict for m in outcomes] == [Verdict.OK] and not found.gave_up
 
 
 def test_an_idle_one_is_ended(monkeypatch: pytest.MonkeyPatch, keeper: Keeper) -> None:

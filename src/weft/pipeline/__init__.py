@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from weft.ir.passes import clean_up
 from weft.ir.types import DType
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.plan import Plan
+from weft.kernels.plan import Plan, Step
 from weft.kernels.record import CompileRecord, PlanRecord
 from weft.kernels.source import KernelSource, LibraryCall, Schedule
 from weft.options import Options
@@ -86,6 +86,8 @@ BLAME_S = 1.5
 """At least so long the steps of a plan that was refused are looked at, if that ends before all is given up."""
 CALIBRATE_FROM_S = 20.0
 """The device is measured, which takes seconds, where the budget is at least so many; else what is known of it does."""
+CALIBRATE_SHARE = 0.1
+"""Of the budget: what measuring a CPU may take, at least as long as it does where nothing else runs."""
 ENUMERATE_SHARE, EXTRACT_SHARE, SELECT_SHARE, REFERENCE_SHARE, LINK_SHARE = 0.15, 0.2, 0.35, 0.35, 0.5
 """Of the time that is left when a stage begins: what it may take before it ends with what it has."""
 UNTUNED_SHARE = 0.35
@@ -560,7 +562,8 @@ def survey(options: Options) -> Setting:
         if device.index:  # who measures is another process, whose current GPU is the first
             options = replace(options, device=str(device))
         return Setting(options, found, nvrtc, around, device)
-    facts = cpu_facts(options.cache, calibrate=options.budget_s >= CALIBRATE_FROM_S)
+    most_s = CALIBRATE_SHARE * options.budget_s
+    facts = cpu_facts(options.cache, calibrate=options.budget_s >= CALIBRATE_FROM_S, most_s=most_s)
     if options.threads or torch.get_num_threads() != facts.threads:
         facts = replace(facts, threads=options.threads or torch.get_num_threads())
     compiler = find_compiler()
@@ -689,7 +692,8 @@ def measure(
                     yield from ahead
                 if kernels:
                     ahead.leave(entry.problem.key)
-                    yield ProblemTrial(entry.problem, kernels, entry.bound_us)
+                for given, same in problems.by_tables(entry, kernels):
+                    yield ProblemTrial(entry.problem, same, entry.bound_us, given=given)
 
         try:
             for found in bench.tuner.measure(
@@ -759,7 +763,16 @@ def qualified(
         lambda: clock.passed(until),
         has_baseline=has_baseline,
         lost=lost,
+        covered=partial(_stands_unverified, problems=problems, suspects=bench.tuner.suspects),
     )
+
+
+def _stands_unverified(step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]]) -> bool:
+    """Whether a step may be taken as it may without a budget: not if a worker was lost with it."""
+    entry, call = problems.entries[step.problem_key], step.kernel
+    if not isinstance(call, LibraryCall) or (step.problem_key, call.schedule) in suspects:
+        return False
+    return _is_covered(entry, call, device="cuda" if entry.on_gpu else "cpu")
 
 
 def plans_of_verified(

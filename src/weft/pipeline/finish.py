@@ -406,7 +406,8 @@ def decide(
         best = next((c for c in ranked if c.executable is not None), None)
     else:
         # the framework's own execution, which is right by definition, is not replaced by what was not timed beside it
-        bases = bases or [c for c in contenders if c.is_framework and c.eligible and c not in judged]
+        untimed = (c for c in contenders if c.is_framework and c.eligible and not samples.get(c.name))
+        bases = [c for c in untimed if c in sound or c not in judged] or bases
         best = plans[0] if plans and (not bases or _beats(samples, plans[0], bases[0])) else None
     left = [c for c in contenders if c.eligible and (checked[c.name].ran or c.executable is None)] or contenders
     chosen = best or (bases[0] if bases else left[-1])

@@ -15,14 +15,16 @@ from functools import cached_property
 from weft.device.any import DeviceFacts
 from weft.device.cuda.record import GpuFacts
 from weft.generate.library.algorithm import names_algorithm
+from weft.generate.library.operators import TABLED
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
+from weft.ir.types import Array
 from weft.ir.work import node_flops
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import Kernel, LibraryCall, Schedule
+from weft.kernels.source import Kernel, KernelBinary, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
@@ -146,6 +148,8 @@ class Entry:
         return f"{categories} {mixed} 2^{size // 3 * 3}"
 
 
+Timed = tuple[Schedule, Kernel, KernelBinary | None]
+"""A kernel as a trial has it."""
 Use = tuple[Candidate, FormatChoice]
 """A candidate in one choice of formats."""
 
@@ -159,6 +163,8 @@ class Problems:
     dropped_schedules: int = 0
     uncut: int = 0
     """Places of groups that there was no time to cut out."""
+    graph: Graph | None = None
+    """What they were cut out of; None: nothing is."""
     rest: Callable[[Callable[[], bool]], Problems] | None = None
     """Collects what was left out so far, to be adopted; gives up where its argument says so. It may be called in a
     thread of its own."""
@@ -173,6 +179,26 @@ class Problems:
                     known = alone.get(candidate.members, math.inf)
                     alone[candidate.members] = min(known, entry.estimate_us)
         return sum(alone.values())
+
+    def tables(self, entry: Entry, kernel: Kernel) -> dict[int, Array]:
+        """By the position of a problem's input, the table that stands there, of those that a call makes itself.
+
+        An operator that resizes has them from its parameters, and computes the problem for no others.
+        """
+        if self.graph is None or not isinstance(kernel, LibraryCall) or entry.problem.origin_rule not in TABLED:
+            return {}
+        if ("form", "operator") not in kernel.schedule.params:
+            return {}
+        nodes = (entry.uses or entry.calls)[0][1].inputs
+        unread = (k for k in range(len(nodes)) if k not in kernel.reads)
+        return {k: self.graph.constant(nodes[k]) for k in unread if self.graph.nodes[nodes[k]].prim is Prim.CONSTANT}
+
+    def by_tables(self, entry: Entry, kernels: Sequence[Timed]) -> list[tuple[dict[int, Array], list[Timed]]]:
+        """Kernels for all tables, and the calls that make them, with theirs (see `tables`)."""
+        mine = [(self.tables(entry, kernel), (schedule, kernel, binary)) for schedule, kernel, binary in kernels]
+        plain, tabled = [x for given, x in mine if not given], [x for given, x in mine if given]
+        found: list[tuple[dict[int, Array], list[Timed]]] = [({}, plain)] if plain else []
+        return [*found, (next(given for given, _ in mine if given), tabled)] if tabled else found
 
     def adopt(self, others: Problems) -> None:
         """Take in what `rest` found. No `Entry.formats` of before may be in use."""
@@ -211,7 +237,7 @@ def collect(
         first = choices[1:2] if late and candidate.kind is Kind.GROUP and len(choices) > 1 else choices
         now += [(candidate, choice) for choice in first]
         later += [(candidate, choice) for choice in choices if choice not in first]
-    found = Problems({})
+    found = Problems({}, graph=graph)
     with without_collection():
         wanted = (use for use in now if use[0].kind is not Kind.GROUP or not stop())
         _collect(found, itertools.takewhile(lambda _: not give_up(), wanted), graph, alternatives, facts, {})

@@ -4,7 +4,8 @@ What was measured has. Library calls that nobody measured may stand in a plan wh
 plan is linked, each is verified in the worker without being timed, or replaced by another call of its problem. Plans of
 which a step could not be verified in time, or was refused, are dropped; where none is left but the library plan, one
 more is made of nothing but what was verified. Without a budget there is no worker: then only calls in forms that a
-test of the tables covers may stand in a plan (`weft.generate.library.covered`).
+test of the tables covers may stand in a plan (`weft.generate.library.covered`). That also holds for the library plan
+where a budget was too short for a worker: a larger budget gives no less than none.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ def qualify(
     *,
     has_baseline: bool,
     lost: list[str],
+    covered: Callable[[Step], bool] = lambda step: False,
 ) -> list[Plan]:
     """The plans whose steps are all verified, here or before; `known` learns what was found.
+
+    Where there are none for want of time, the library plan, if what is not verified of it is `covered`.
 
     Args:
         plans: some of their steps may be library calls that nobody measured.
@@ -75,6 +79,7 @@ def qualify(
         has_baseline: whether there is something else than the library plan to compare with; then that is verified only
             where no other plan is left.
         lost: is told why plans were dropped.
+        covered: whether a call may stand where nobody verified it.
     """
     left = _settled(plans, problems, known, verify, out_of_time, has_baseline=has_baseline)
     for _ in range(AGAIN):
@@ -89,7 +94,17 @@ def qualify(
             refused = sum((s.problem_key, s.kernel.schedule) in known.refused for s in missing)
             said = f"{refused} were refused" if refused else "there was no time to verify them"
             lost.append(f"{len(missing)} of {len(plan.steps)} kernels of the plan {plan.name} are not verified: {said}")
-    return [p for p in left if is_verified(p, known)]
+    if found := [p for p in left if is_verified(p, known)]:
+        return found
+    return [p for p in left if p.name == "library" and all(_stands(s, known, covered) for s in p.steps)]
+
+
+def _stands(step: Step, known: Known, covered: Callable[[Step], bool]) -> bool:
+    """Whether a step is verified, or nothing speaks against it and its form is covered."""
+    key = step.problem_key, step.kernel.schedule
+    if known.is_right(*key):
+        return True
+    return key not in known.refused and not known.is_odd(*key) and covered(step)
 
 
 def _settled(
@@ -243,8 +258,10 @@ def _work(unknown: Mapping[str, Step], problems: Problems) -> int:
 def trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
     """A step's call, to be verified; one that was found odd on finite inputs."""
     odd = known.is_odd(step.problem_key, step.kernel.schedule)
-    problem = problems.entries[step.problem_key].problem
-    return ProblemTrial(problem, [(step.kernel.schedule, step.kernel, None)], timed=False, finite=odd)
+    entry = problems.entries[step.problem_key]
+    kernels = [(step.kernel.schedule, step.kernel, None)]
+    given = problems.tables(entry, step.kernel)
+    return ProblemTrial(entry.problem, kernels, timed=False, finite=odd, given=given)
 
 
 def _swapped(plan: Plan, problems: Problems, known: Known) -> Plan:

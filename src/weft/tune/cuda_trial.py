@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter_ns
 from typing import final
@@ -18,7 +18,7 @@ import torch
 
 from weft.errors import DeviceError, WeftError
 from weft.generate.library.execute import plain_math
-from weft.ir.text import print_graph
+from weft.ir.types import Array
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
@@ -28,6 +28,7 @@ from weft.tune.cuda_subject import GpuSubject, MakeSubject, MisbehavedError, Pre
 from weft.tune.cuda_timing import PROBE_LAUNCHES, Sampler, copies_needed, launches_needed, time_rounds
 from weft.tune.inputs import InputSet
 from weft.tune.verify import (
+    NOTHING_GIVEN,
     POISONS,
     Arena,
     Binding,
@@ -40,7 +41,7 @@ from weft.tune.verify import (
     verify_after,
     weight_positions,
 )
-from weft.tune.worker import Channel, TrialRequest
+from weft.tune.worker import Channel, ReferenceKey, TrialRequest, reference_key
 
 SLOW_FLOOR_S, SLOW_FACTOR = 0.05, 30.0
 """A first call over so many times the fastest so far, and over the floor, is not timed. It includes loading."""
@@ -74,22 +75,24 @@ class Bench:
     soil: Callable[[], None] | None = None
     """What a shaken kernel is verified behind."""
     clock: Callable[[], int] = perf_counter_ns
-    _key: tuple[str, int, bool] = ("", 0, False)
+    _key: ReferenceKey | None = None
     _reference: Reference | None = None
 
-    def reference(self, problem: Problem, seed: int) -> Reference:
+    def reference(self, problem: Problem, seed: int, given: Mapping[int, Array] = NOTHING_GIVEN) -> Reference:
         """Problems that differ in formats alone come one after another and share one."""
-        key = (print_graph(problem.graph), seed, problem.finite)
+        key = reference_key(problem, seed, given)
         if self._reference is None or key != self._key:
             self._reference = None  # its memory goes first
             with plain_math(allow_tf32=self.allow_tf32):
-                self._reference = reference_of(problem.graph, seed=seed, device=self.gpu.device, finite=problem.finite)
+                self._reference = reference_of(
+                    problem.graph, seed=seed, device=self.gpu.device, finite=problem.finite, given=given
+                )
             self._key = key
         return self._reference.laid_out(problem)
 
     def forget(self) -> None:
         """Nothing is kept any more."""
-        self._key, self._reference = ("", 0, False), None
+        self._key, self._reference = None, None
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ class _Trial:
         self._request, self._say, self._bench, self._gpu = request, say, bench, bench.gpu
         self._start = monotonic()
         self._said = self._start
-        reference = bench.reference(request.problem, request.seed)
+        reference = bench.reference(request.problem, request.seed, request.given)
         self._reference = reference.finite() if request.finite else reference
         self._gpu.wait()
         self._passed: dict[int, _Passed] = {}

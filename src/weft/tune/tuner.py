@@ -43,6 +43,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError, NoWorkerError
+from weft.ir.types import Array
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
@@ -57,7 +58,7 @@ from weft.tune.store import Database, Record
 from weft.tune.thread_pool import DaemonThreadPool, leave
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
-from weft.tune.wire import problem_to_json
+from weft.tune.wire import arrays_to_json, problem_to_json
 
 MAX_GROUP = 24
 """Problems that are built before their measuring begins, at most: two per compiler process, so that none idles long
@@ -70,6 +71,8 @@ _DAMAGING = frozenset({Verdict.GUARD, Verdict.INPUT_MODIFIED, Verdict.UNSTABLE})
 _FAILED = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.OOM})
 SHAKEN_LEFT_S = 10.0
 """Time to the deadline without which no kernel is built in a second form."""
+ANSWERED_S = 0.05
+"""How long the answer of a worker that has loaded is looked for."""
 LOOK_S = 0.005
 """How long kernels are waited for before new trials are looked for."""
 
@@ -89,6 +92,8 @@ class ProblemTrial:
     """False: verified alone. An outcome OK then has no samples, unless the database has some; none is SLOW."""
     finite: bool = False
     """Where nothing is timed: on finite inputs alone."""
+    given: Mapping[int, Array] = field(default_factory=dict)
+    """By position, weights that are not drawn: the kernels are right for these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +376,8 @@ class Tuner:
         """On a GPU, at the end of each trial, where it can be asked."""
         self.seconds = {"build": 0.0, "worker": 0.0, "run": 0.0}
         """Waited so far for kernels to be built, for a worker to start, and for its answers."""
+        self.suspects: set[tuple[str, Schedule]] = set()
+        """Kernels, by problem, with which a worker was lost or had to be ended; some may have their outcome since."""
         self._sound: set[str] = set()
         """Skeletons of kernels that were found right in their second form."""
         self._rejected: Counter[Verdict] = Counter()
@@ -678,11 +685,14 @@ class Tuner:
                 self._ask(work, numbers, deadline)
         except _OutOfTime:
             if not self._loading:
+                if self._alive:
+                    self._suspect(work, numbers)
                 self._transport.kill()
                 self._alive, self._lost_before = False, self._was_ready
             return None
         except WorkerFault as fault:
             number = self._transport.running()
+            self._suspect(work, [number] if number in numbers else numbers)
             self._transport.kill()
             self._alive, self._lost_before = False, True
             return number, fault
@@ -691,6 +701,10 @@ class Tuner:
             self._alive = False
             raise
         return None
+
+    def _suspect(self, work: _Work, numbers: Sequence[int]) -> None:
+        key = work.trial.problem.key
+        self.suspects |= {(key, work.trial.kernels[k][0]) for k in numbers if k not in work.done}
 
     def _ask(self, work: _Work, numbers: Sequence[int], deadline: float | None) -> None:
         """Send one request and take its answers.
@@ -753,6 +767,7 @@ class Tuner:
         return {
             "op": "trial",
             "problem": problem_to_json(work.trial.problem),
+            "given": arrays_to_json(work.trial.given),
             "kernels": kernels,
             "always": sorted({*library, *incumbent}) if work.trial.timed else list(numbers),
             "seed": self._options.seed,
@@ -795,14 +810,17 @@ class Tuner:
         first = not self._was_ready and self._ready_by is not None
         waits = self._site.start_waits_s
         for attempt, wait in enumerate(waits, 1):
-            if wait >= self._ready_s(deadline):
+            loading, self._loading = self._loading, False
+            # one that loaded meanwhile has answered, however late it is asked
+            least_s = min(ANSWERED_S, self._left_s(deadline)) if loading else 0.0
+            if wait >= max(self._ready_s(deadline), least_s):
+                self._loading = loading
                 raise self._not_ready(first=first)
             time.sleep(wait)
-            loading, self._loading = self._loading, False
             try:
                 if not loading:
                     self._greet()
-                patience_s = min(max(60.0, self._options.trial_timeout_s), self._ready_s(deadline))
+                patience_s = min(max(60.0, self._options.trial_timeout_s), max(self._ready_s(deadline), least_s))
                 ready = self._transport.receive(patience_s)
                 if ready.get("event") != "ready":
                     raise WorkerFault(Fault.GARBAGE, f"greeted with {str(ready)[:200]}")

@@ -24,10 +24,11 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol, final
 
 import torch
@@ -38,7 +39,7 @@ from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
@@ -445,31 +446,50 @@ def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) 
     return reference_of(problem.graph, seed=seed, device=device, finite=problem.finite).laid_out(problem)
 
 
+NOTHING_GIVEN: Mapping[int, Array] = MappingProxyType({})
+
+
 def reference_of(
-    graph: Graph, *, seed: int, device: torch.device = CPU, finite: bool = False, check: Check = lambda: None
+    graph: Graph,
+    *,
+    seed: int,
+    device: torch.device = CPU,
+    finite: bool = False,
+    check: Check = lambda: None,
+    given: Mapping[int, Array] = NOTHING_GIVEN,
 ) -> Reference:
     """The reference of every problem with this graph, row-major (see `Reference.laid_out`); `finite`: `Problem`'s.
 
-    `check` is called before each primitive: what it raises ends this.
+    `check` is called before each primitive: what it raises ends this. `given`: by position, inputs that are not drawn.
     """
-    domain, inputs, precise = _choose_domain(graph, seed, device, check)
+
+    def drawn(kind: InputSet, domain: Domain) -> list[torch.Tensor]:
+        found = draw(graph, kind, domain, seed=seed, device=device)
+        for k, array in given.items():
+            found[k] = torch.tensor(array).to(found[k])
+        return found
+
+    domain, inputs, precise = _choose_domain(graph, drawn, seed, device, check)
     if isinstance(precise, Declined):
-        kinds = (InputSet.INTEGERS, InputSet.NORMAL)
-        cases = [Case(k, tuple(draw(graph, k, domain, seed=seed, device=device)), ()) for k in kinds]
+        cases = [Case(k, tuple(drawn(k, domain)), ()) for k in (InputSet.INTEGERS, InputSet.NORMAL)]
         return Reference(tuple(cases), precise.reason, device)
     before = (InputSet.INTEGERS,) if finite else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
-    cases = [_case(graph, kind, domain, seed, device, check, finite=finite) for kind in before]
+    cases = [_case(graph, kind, drawn(kind, domain), seed, device, check, finite=finite) for kind in before]
     cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device, check, finite=finite))
     return Reference(tuple(cases), device=device)
 
 
 def _choose_domain(
-    graph: Graph, seed: int, device: torch.device, check: Check
+    graph: Graph,
+    drawn: Callable[[InputSet, Domain], list[torch.Tensor]],
+    seed: int,
+    device: torch.device,
+    check: Check,
 ) -> tuple[Domain, list[torch.Tensor], Evaluation | Declined]:
     """The first domain on which nine tenths of the float results are finite, else the one with most."""
     best: tuple[float, Domain, list[torch.Tensor], Evaluation | Declined] | None = None
     for domain in Domain:
-        inputs = draw(graph, InputSet.NORMAL, domain, seed=seed, device=device)
+        inputs = drawn(InputSet.NORMAL, domain)
         precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device, check=check)
         if isinstance(precise, Declined):
             return domain, inputs, precise
@@ -485,9 +505,15 @@ def _choose_domain(
 
 
 def _case(
-    graph: Graph, kind: InputSet, domain: Domain, seed: int, device: torch.device, check: Check, *, finite: bool = False
+    graph: Graph,
+    kind: InputSet,
+    inputs: list[torch.Tensor],
+    seed: int,
+    device: torch.device,
+    check: Check,
+    *,
+    finite: bool = False,
 ) -> Case:
-    inputs = draw(graph, kind, domain, seed=seed, device=device)
     exactness = kind is InputSet.INTEGERS
     precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device, check=check)
     if isinstance(precise, Declined):

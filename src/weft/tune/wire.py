@@ -17,7 +17,7 @@ from weft.errors import ArtifactError, InvalidGraphError
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json
 from weft.kernels.formats import Format
@@ -115,6 +115,24 @@ def _build(data: Mapping[str, Json]) -> Graph:
 
 def _attrs(prim: Prim, raw: Mapping[str, Json]) -> a.Attrs:
     return cast("a.Attrs", a.ATTRS[prim](**{k: _field_from_json(v) for k, v in raw.items()}))
+
+
+def arrays_to_json(given: Mapping[int, Array]) -> Json:
+    """Values of some of a problem's inputs, by position."""
+    return {str(k): base64.b64encode(np.ascontiguousarray(x).tobytes()).decode() for k, x in given.items()}
+
+
+def arrays_from_json(problem: Problem, data: Json) -> dict[int, Array]:
+    """Inverse of `arrays_to_json`, for inputs of that problem.
+
+    Raises:
+        KeyError, TypeError or ValueError: not such a value.
+    """
+    found: dict[int, Array] = {}
+    for name, text in cast("Mapping[str, str]", data).items():
+        t = problem.graph.type_of(problem.graph.inputs[int(name)])
+        found[int(name)] = np.frombuffer(base64.b64decode(text), dtype=t.dtype.numpy).reshape(t.shape)
+    return found
 
 
 def problem_to_json(problem: Problem) -> Json:

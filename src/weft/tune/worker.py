@@ -29,6 +29,7 @@ import torch
 
 from weft.errors import DeviceError, WeftError
 from weft.ir.text import print_graph
+from weft.ir.types import Array
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, kernel_from_json
 from weft.kernels.measurement import Verdict
@@ -37,6 +38,7 @@ from weft.tune.inputs import InputSet
 from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
 from weft.tune.timing import TimingPolicy, preemptions, sets_needed, time_kernels
 from weft.tune.verify import (
+    NOTHING_GIVEN,
     POISONS,
     Arena,
     Binding,
@@ -53,7 +55,7 @@ from weft.tune.verify import (
     verify,
     verify_after,
 )
-from weft.tune.wire import problem_from_json
+from weft.tune.wire import arrays_from_json, problem_from_json
 
 SHARED_BYTES = 1 << 30
 """References of the last graphs that are kept: problems that differ in formats alone share one."""
@@ -134,6 +136,8 @@ class TrialRequest:
     """After so many seconds no further kernel is looked at; those have no verdict."""
     finite: bool = False
     """Kernels are verified on finite inputs alone."""
+    given: Mapping[int, Array] = field(default_factory=dict)
+    """By position, weights that are not drawn."""
     shaken: Mapping[int, str] = field(default_factory=dict)
     """By number, the object of a kernel's other form, which is verified besides."""
 
@@ -142,8 +146,9 @@ class TrialRequest:
         """Read a message; KeyError, TypeError or ValueError for one that is not such a request."""
         kernels = cast("Sequence[tuple[int, Json, str]]", m["kernels"])
         policy = cast("Mapping[str, float]", m["policy"])
+        problem = problem_from_json(m["problem"])
         return cls(
-            problem=problem_from_json(m["problem"]),
+            problem=problem,
             kernels=tuple((int(k), kernel, str(path)) for k, kernel, path in kernels),
             always=tuple(cast("Sequence[int]", m["always"])),
             seed=int(cast("int", m["seed"])),
@@ -153,6 +158,7 @@ class TrialRequest:
             time=bool(m["time"]),
             left_s=float(cast("float", m["left_s"])),
             finite=bool(m.get("finite", False)),
+            given=arrays_from_json(problem, m.get("given", {})),
             shaken={int(k): str(v) for k, v in cast("Mapping[str, str]", m.get("shaken", {})).items()},
         )
 
@@ -169,19 +175,30 @@ def make_subject(problem: Problem, kernel: Kernel, path: str) -> Subject:
 REAL = Machine(make_subject, perf_counter_ns, preemptions)
 
 
+ReferenceKey = tuple[str, int, bool, tuple[tuple[int, bytes], ...]]
+
+
+def reference_key(problem: Problem, seed: int, given: Mapping[int, Array]) -> ReferenceKey:
+    """Problems with equal ones share a reference but for its layout."""
+    values = tuple((k, given[k].tobytes()) for k in sorted(given))
+    return print_graph(problem.graph), seed, problem.finite, values
+
+
 @final
 class References:
     """The references of the graphs that were asked for last, up to `SHARED_BYTES` in all."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int, bool], Reference] = {}
+        self._kept: dict[ReferenceKey, Reference] = {}
 
-    def of(self, problem: Problem, seed: int, check: Check = lambda: None) -> Reference:
+    def of(
+        self, problem: Problem, seed: int, check: Check = lambda: None, given: Mapping[int, Array] = NOTHING_GIVEN
+    ) -> Reference:
         """Row-major; shared by all problems with this graph. What `check` raises ends making it."""
-        key = (print_graph(problem.graph), seed, problem.finite)
+        key = reference_key(problem, seed, given)
         found = self._kept.pop(key, None)
         if found is None:
-            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check)
+            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check, given=given)
         self._kept[key] = found
         while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
             del self._kept[next(iter(self._kept))]
@@ -235,7 +252,7 @@ def _run(request: TrialRequest, say: Channel, machine: Machine, references: Refe
     Raises:
         TimeUpError: `check` says so.
     """
-    reference = references.of(request.problem, request.seed, check).laid_out(request.problem)
+    reference = references.of(request.problem, request.seed, check, request.given).laid_out(request.problem)
     if request.finite:
         reference = reference.finite()
     passed: dict[int, _Passed] = {}
