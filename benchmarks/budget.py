@@ -42,6 +42,7 @@ from benchmarks.gpu_networks import folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from benchmarks.record import Record
 from weft.api import flat
+from weft.kernels.record import CompileRecord
 from weft.pipeline.finish import Sample, host_sample, interleave
 
 LOADS = ("idle", "load")
@@ -158,6 +159,8 @@ def compiled_in(case: Case, device: str) -> dict[str, object]:
         sample: Sample = host_sample
         if device == "cuda":
             from weft.pipeline.gpu import sample_us as sample
+        about = _about(case, record, inside_s, [str(w.message) for w in said])
+        _tell(about)  # so much is known, whatever takes too long from here on
         with torch.no_grad():
             mine, theirs = flat(compiled(*inputs)), flat(module(*inputs))
             off = max(
@@ -166,6 +169,21 @@ def compiled_in(case: Case, device: str) -> dict[str, object]:
             runs = {"weft": lambda: compiled(*inputs), "eager": lambda: module(*inputs)}
             samples = interleave(runs, rounds=7, seed=1, budget_s=5.0, sample=sample)
     ms = {k: round(statistics.median(v) / 1e3, 4) for k, v in samples.items()}
+    return {
+        **about,
+        "largest_error": off,
+        "weft_ms": ms["weft"],
+        "peers_ms": {"eager": ms["eager"]},
+        "speedup_eager": round(ms["eager"] / ms["weft"], 3),
+    }
+
+
+def _tell(found: dict[str, object]) -> None:
+    print(MARKER + json.dumps(found), flush=True)
+
+
+def _about(case: Case, record: CompileRecord, inside_s: float, said: Sequence[str]) -> dict[str, object]:
+    """What is to be said of a compilation when it has ended."""
     stages_s = {s.name: s.seconds for s in record.stages}
     taken_s = inside_s - (stages_s["export"] if case.budget_s <= 0 else 0.0)
     return {
@@ -178,11 +196,7 @@ def compiled_in(case: Case, device: str) -> dict[str, object]:
         "unmeasured": record.unmeasured,
         "wanted": record.wanted,
         "measured_kernels": record.measured,
-        "warnings": [str(w.message).splitlines()[0][:300] for w in said if "Weft" in str(w.message)],
-        "largest_error": off,
-        "weft_ms": ms["weft"],
-        "peers_ms": {"eager": ms["eager"]},
-        "speedup_eager": round(ms["eager"] / ms["weft"], 3),
+        "warnings": [text.splitlines()[0][:300] for text in said if "Weft" in text],
     }
 
 
@@ -197,13 +211,20 @@ def measured(case: Case, lane: Lane, device: str) -> dict[str, object]:
             done = subprocess.run(
                 command, env=lane.environ, capture_output=True, text=True, timeout=limit_s, check=False
             )
-        except subprocess.TimeoutExpired:
-            return {"kept": False, "error": f"did not end in {limit_s:.0f} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(MARKER):
-            found: dict[str, object] = json.loads(line.removeprefix(MARKER))
-            return found
-    return {"kept": False, "error": f"exit status {done.returncode}: {' '.join(done.stderr[-600:].split())}"}
+            said, error = done.stdout, f"exit status {done.returncode}: {' '.join(done.stderr[-600:].split())}"
+        except subprocess.TimeoutExpired as late:
+            given = late.stdout or b""
+            said = given if isinstance(given, str) else given.decode(errors="replace")
+            error = f"did not end in {limit_s:.0f} s"
+            done = None
+    told: list[dict[str, object]] = [
+        json.loads(x.removeprefix(MARKER)) for x in said.splitlines() if x.startswith(MARKER)
+    ]
+    if not told:
+        return {"kept": False, "error": error}
+    if done is None or done.returncode:  # after it had compiled, with more or less of the budget
+        return {**told[-1], "kept": bool(told[-1]["kept"]) and done is None, "error": error}
+    return told[-1]
 
 
 def run_all(cases: Sequence[Case], lanes: Sequence[Lane], device: str, record: Record) -> None:
@@ -263,7 +284,7 @@ def main() -> None:
     if given.burn:
         burn()
     if given.child:
-        print(MARKER + json.dumps(compiled_in(Case(**json.loads(given.child)), given.device)), flush=True)
+        _tell(compiled_in(Case(**json.loads(given.child)), given.device))
         return
     cases = cases_of(given)
     record = Record("cpu" if given.device == "cpu" else folder_of_gpu(), "budget")
