@@ -141,7 +141,7 @@ def meeting(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
     for t in [x for x in grid(c, dtype, facts, most=60) if "shared" in x.name][:3]:
         found.append(t)
         for name, (arrive, count) in MEETING.items():
-            before, left, taken = t.source.text.split("w_named_barrier(1, 256);")
+            before, left, taken = t.source.text.split("role.named_barrier(0, 256);")
             text = f"{before}{arrive}{left}w_bar_wait(sb + MET, 0);{taken}"
             text = text.replace("w_bar_init(sb + MET, 4);", f"w_bar_init(sb + MET, {count});")
             found.append(Trial(c, f"{t.name}: {name}", replace(t.source, text=text), t.modelled))

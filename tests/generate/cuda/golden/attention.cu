@@ -9,10 +9,11 @@ W_FN float w_exp2(float x) {  // within 2 ulp
 }
 #endif
 extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-const int z = blockIdx.x / 7, m0 = blockIdx.x % 7 * 32;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
+const int z = role.block_x() / 7, m0 = role.block_x() % 7 * 32;
 const int row0 = warp / 4 * 16, key0 = warp % 4 * 64;
 (void)z; (void)m0; (void)key0;
 auto fill_q = [&](int first, u32 to) {
@@ -138,14 +139,14 @@ for (int j = 0; j < 8; ++j)
 for (int e = 0; e < 4; ++e) o[a][j][e] = 0.0f;
 top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;
 }
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 fill_q(m0, sb);
 fill_k(0, sb + 4608u); w_commit();
 fill_v(0, sb + 41472u); w_commit();
 u32 fq[1][4][4];
 { const int i = 0; (void)i;
 if (i == 0) w_arrived<1>();
-__syncthreads();
+role.sync();
 #pragma unroll
 for (int a = 0; a < 1; ++a)
 #pragma unroll
@@ -203,7 +204,7 @@ total[a][h] += s[a][j][2 * h + e];
 }
 }
 if (i == 0) w_arrived<0>();
-__syncthreads();
+role.sync();
 if (n0 < 197) {
 #pragma unroll
 for (int q = 0; q < 4; ++q) { u32 w[1][4];
@@ -226,7 +227,7 @@ w_mma_f16(o[a][2 * j + 1], w[a], f[2], f[3]);
 }
 }
 }
-w_arrived<0>(); __syncthreads();
+w_arrived<0>(); role.sync();
 float* const sums = (float*)sm;
 float* const tops = sums + 9216, * const totals = tops + 128;
 (void)tops;
@@ -242,7 +243,7 @@ if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }
 #pragma unroll
 for (int j = 0; j < 8; ++j) *(float2*)(sums + r * 72 + j * 8 + (lane & 3) * 2) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);
 }
-__syncthreads();
+role.sync();
 for (int x = t; x < 256; x += 256) {
 const int r = x / 8, c = x % 8 * 8, m = m0 + r;
 if (m < 197) { float v[8], all;

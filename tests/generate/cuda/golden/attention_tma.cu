@@ -48,20 +48,26 @@ W_FN void w_weighted_f16(float (&d)[64], const u32 (&a)[4], u64 b) {
 #endif
 }
 #endif
+struct ENTRY_frame : w_solo {
+  using w_solo::w_solo;
+  static W_FN void dealloc_registers() { w_fewer_registers<40>(); }
+  static W_FN void alloc_registers() { w_more_registers<232>(); }
+};
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map mq, const __grid_constant__ w_map mk, const __grid_constant__ w_map mv, void* __restrict__ out0, const void* __restrict__ vs, void* st) {
+const ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { KEYS = 32768, VALUES = KEYS + 65536, BARS = VALUES + 65536, FULLK = BARS, EMPTYK = FULLK + 16, FULLV = EMPTYK + 16, EMPTYV = FULLV + 16, FULLQ = EMPTYV + 16, EMPTYQ = FULLQ + 8, TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8, OTHERS = BAD + 96 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
 if (t == 0) { for (int i = 0; i < 2; ++i) { w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, 8); w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, 8); } w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, 8); for (int i = 0; i < 2; ++i) w_bar_init(sb + TURN + 8 * i, 4); w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, 8); w_bar_init(sb + MET, 4); w_bar_ready(); }
-__syncthreads();
+role.sync();
 if (warp >= 8) {
-w_fewer_registers<40>();
+role.dealloc_registers();
 if (warp == 8) {
 if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }
-__syncwarp(); w_wait(); w_release();
+__syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (lane == 0) { u32 it = 0, job = 0;
-for (int tile = blockIdx.x, once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 w_bar_wait(sb + EMPTYQ, job & 1 ^ 1); ++job; w_bar_expect(sb + FULLQ, 32768u);
 { const int m = m0 + 0; (void)m; w_tma(&mq, sb + 0, sb + FULLQ, 0, m, z); }
 { const int m = m0 + 0; (void)m; w_tma(&mq, sb + 8192, sb + FULLQ, 64, m, z); }
@@ -76,8 +82,8 @@ const int n = i * 128; const u32 slot = it % 2, phase = it / 2 & 1; (void)n;
 }
 }
 } else {
-w_wait(); w_release(); const int part = warp - 9; u32 job = 0;
-for (int tile = blockIdx.x, once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+role.pdl_wait(); role.pdl_trigger(); const int part = warp - 9; u32 job = 0;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 u32* const said = (u32*)st + z * 241;
 u32 bad[4];
 #pragma unroll
@@ -129,12 +135,12 @@ if (last) for (int x = lane; x < 240; x += 32) said[1 + x] = 0;
 }
 }
 } else {
-w_more_registers<232>();
-w_wait(); w_release();
+role.alloc_registers();
+role.pdl_wait(); role.pdl_trigger();
 const int group = warp >> 2, row = group * 64 + (warp & 3) * 16 + (lane >> 2);
 const u64 dq = w_operand_at(sb + (u32)(group * 64 * 256), 16, 1024, 1);
 u32 it = 0, job = 0, turn = 0;
-for (int tile = blockIdx.x, once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 float o[64], s[64], top[2], total[2]; u32 w[8][4];
 #pragma unroll
 for (int j = 0; j < 64; ++j) o[j] = 0.0f;

@@ -225,11 +225,11 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[tuple[float, Schedule
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
+    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") in attention.TEMPLATES:
-        return attention.emit(problem, schedule)
+        return attention.emit(problem, schedule, entry)
     if schedule.param("template") in ("mlp", "mlp_pair", "mlp_wide"):
         return mlp.emit(problem, schedule)
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     if schedule.param("template") == "separable":
         pair = separable_match.separable(problem)
         return pair if isinstance(pair, Declined) else separable.emit(pair, schedule, entry)

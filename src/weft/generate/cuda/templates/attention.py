@@ -12,11 +12,12 @@ note on matrix products, section 5 (fragments).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import attention_linear, attention_tma, tf32
 from weft.generate.cuda.templates.attention_load import constant_arrays
 from weft.generate.cuda.templates.attention_match import Attention, attention
@@ -35,7 +36,7 @@ from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Pointer, Schedule
 
 TEMPLATES = frozenset({"attention", "linear_attention", TF32, SPLIT, attention_tma.TEMPLATE})
 """Of the schedules that are emitted here."""
@@ -89,12 +90,18 @@ def _ranked(p: Attention, facts: GpuFacts) -> list[Schedule]:
     return [s for _, s in (*first, *rest)][:MOST]
 
 
-def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
+def emit(problem: Problem, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
+    made = roles(problem, schedule)
+    return made if isinstance(made, Declined) else solo(made, entry)
+
+
+def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
+    """What the kernel of one of `schedules` does."""
     if schedule.param("template") == "linear_attention":
-        return attention_linear.emit(problem, schedule)
+        return attention_linear.roles(problem, schedule)
     if schedule.param("template") == attention_tma.TEMPLATE:
-        return attention_tma.emit(problem, schedule, _EXP2)
+        return attention_tma.roles(problem, schedule, _EXP2)
     p = attention(problem)
     if isinstance(p, Declined):
         return p
@@ -104,12 +111,19 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     blocks = -(-p.m // s.bm) * p.blocks * s.parts
     if blocks >= 1 << 31:
         return Declined("2^31 blocks or more")
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
-    parameters = ", ".join((*(f"const void* __restrict__ in{i}" for i in sources), "void* __restrict__ out0"))
-    head = f'extern "C" __global__ void __launch_bounds__({s.threads}, 1) {entry}({parameters}) {{'
-    own = tf32.FUNCTIONS if p.tf32 else ""
-    text = "\n".join((prelude() + _EXP2 + own + constant_arrays(p) + head, *Kernel(p, s).lines(), "}\n"))
-    pointers = (*(Pointer("in", i) for i in sources), Pointer("out", 0))
-    launch = Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(p, s), (s.parts, 1, 1))
-    return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=90 if split else 80)
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(Kernel(p, s).lines()),
+        parameters=(
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in sources),
+            Parameter("out0", Pointer("out", 0), WRITTEN),
+        ),
+        grid=(blocks, 1, 1),
+        globals=constant_arrays(p),
+        min_ctas_per_sm=1,
+        shared_bytes=shared_bytes(p, s),
+        cluster=(s.parts, 1, 1),
+    )
+    headers = (prelude(), _EXP2, *([tf32.FUNCTIONS] if p.tf32 else []))
+    return RoleSource(schedule, headers, (role,), capability=90 if split else 80)

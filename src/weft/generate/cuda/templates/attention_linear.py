@@ -11,13 +11,13 @@ Source: Cai et al., arXiv:2205.14756 (ReLU linear attention with the row of ones
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates.attention_load import added, each, expression, times
 from weft.generate.cuda.templates.attention_views import Expr, NotStridedError, Reader, View
 from weft.generate.cuda.templates.prelude import prelude, storage, store
@@ -29,7 +29,7 @@ from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import Pointer, Schedule
 
 _FLOATS = (DType.F16, DType.BF16, DType.F32)
 _MOST_ROWS = 48
@@ -215,8 +215,8 @@ def _shared_bytes(p: Linear, threads: int) -> int:
     return -(-4 * sum(_sizes(p, threads)) // 16) * 16
 
 
-def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
-    """The kernel of one of `schedules`."""
+def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
+    """What the kernel of one of `schedules` does."""
     p = linear(problem)
     if isinstance(p, Declined):
         return p
@@ -224,14 +224,19 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     tp, te = _tiles(p)
     if threads < tp * te:
         return Declined(f"{threads} threads for {tp * te} parts of a product")
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     inputs = sorted({x.index for o in p.operands for x in o.expr.leaves if x.kind == "input"})
-    parameters = ", ".join((*(f"const void* __restrict__ in{i}" for i in inputs), "void* __restrict__ out0"))
-    head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}({parameters}) {{'
-    text = "\n".join((prelude() + head, *_body(p, threads), "}\n"))
-    pointers = (*(Pointer("in", i) for i in inputs), Pointer("out", 0))
-    launch = Launch(entry, (math.prod(p.batch), 1, 1), (threads, 1, 1), pointers, _shared_bytes(p, threads))
-    return CudaSource(schedule=schedule, text=text, launches=(launch,), capability=80)
+    role = DeviceRole(
+        threads=threads,
+        body="\n".join(_body(p, threads)),
+        parameters=(
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in inputs),
+            Parameter("out0", Pointer("out", 0), WRITTEN),
+        ),
+        grid=(math.prod(p.batch), 1, 1),
+        min_ctas_per_sm=1,
+        shared_bytes=_shared_bytes(p, threads),
+    )
+    return RoleSource(schedule, (prelude(),), (role,), capability=80)
 
 
 def _body(p: Linear, threads: int) -> list[str]:
@@ -246,32 +251,31 @@ def _body(p: Linear, threads: int) -> list[str]:
         cells += f"\n{each('i', 4)} {{ {row} {name}[i] = *(const float4*)({base} + r * {pitch} + q * 4); }}"
     dots = "".join(f"acc[i][j] = fmaf(x[i].{f}, y[j].{f}, acc[i][j]);\n" for f in "xyzw")
     lines = [
-        "W_DYNAMIC(sm);",
-        "const int t = threadIdx.x, z = blockIdx.x;",
+        "const int t = role.thread(), z = role.block_x();",
         "(void)z;",
         f"float* const sa = (float*)sm, * const sb = sa + {p.p * pitch}, * const sc = sa + {joint};",
         f"float* const ss = sc + {second};",
         *(line for o in p.operands for line in _fill(p, o, threads)),
         f"const int slice = t / {tp * te}, tp = t % {tp * te} / {te}, te = t % {te};",
         f"float acc[4][4];\n{each('i', 4)}\n{each('j', 4)} acc[i][j] = 0.0f;",
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
     ]
     if once:
-        lines += ["fill_a(0, sa); fill_b(0, sb); fill_c(0, sc); __syncthreads();", "{"]
+        lines += ["fill_a(0, sa); fill_b(0, sb); fill_c(0, sc); role.sync();", "{"]
     else:
         lines += [
             f"#pragma unroll 1\nfor (int n0 = 0; n0 < {p.summed}; n0 += {tile}) {{",
-            "fill_a(n0, sa); fill_b(n0, sb); __syncthreads();",
+            "fill_a(n0, sa); fill_b(n0, sb); role.sync();",
         ]
     lines += [
         f"if (slice < {slices}) for (int q = slice; q < {tile // 4}; q += {slices}) {{",
         cells,
         f"{each('i', 4)}\n{each('j', 4)} {{\n{dots}}}",
-        "}\n__syncthreads();\n}",
+        "}\nrole.sync();\n}",
         # partial sums take the place of A and B
         f"if (slice < {slices})\n{each('i', 4)}\n{each('j', 4)}",
         f"sa[slice * {tp * te * 16} + (tp + i * {tp}) * {te * 4} + te + j * {te}] = acc[i][j];",
-        "__syncthreads();",
+        "role.sync();",
         f"for (int x = t; x < {p.p * te * 4}; x += {threads}) {{ float sum = sa[x];",
         f"for (int y = 1; y < {slices}; ++y) sum += sa[y * {tp * te * 16} + x];",
         f"ss[x] = x % {te * 4} < {p.e} ? sum : 0.0f;\n}}",
@@ -285,11 +289,11 @@ def _rows(p: Linear, threads: int, *, once: bool) -> list[str]:
     groups = max(1, min(threads // tile, p.rows))
     lines = []
     if once:
-        lines += ["__syncthreads();", "{ const int n0 = 0; (void)n0;"]
+        lines += ["role.sync();", "{ const int n0 = 0; (void)n0;"]
     else:
         lines += [
             f"#pragma unroll 1\nfor (int n0 = 0; n0 < {p.tokens}; n0 += {tile}) {{",
-            "__syncthreads(); fill_c(n0, sc); __syncthreads();",
+            "role.sync(); fill_c(n0, sc); role.sync();",
         ]
     lines += [
         f"for (int x = t; x < {groups * tile}; x += {threads}) {{ const int at = x % {tile}, n = n0 + at;",

@@ -73,9 +73,8 @@ class Kernel:
         p, s = self.p, self.s
         mt = -(-p.m // s.bm)
         found = [
-            "W_DYNAMIC(sm);",
             "const u32 sb = w_shared(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
             self._place(mt),
             f"const int row0 = warp / {s.wk} * {16 * s.mi}, key0 = warp % {s.wk} * {s.nb};",
             "(void)z; (void)m0; (void)key0;",
@@ -83,14 +82,14 @@ class Kernel:
             f"float o[{s.mi}][{self.columns}][4], top[{s.mi}][2], total[{s.mi}][2];",
             f"{each('a', s.mi)} {{ {each('j', self.columns)} {each('e', 4)} o[a][j][e] = 0.0f;".replace(" #", "\n#"),
             "top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;\n}",
-            "w_wait(); w_release();",
+            "role.pdl_wait(); role.pdl_trigger();",
             *self._first_copies(),
             *self._score_rows(),
         ]
         if self.resident:
             found.append(f"u32 fq[{s.mi}][{self.steps}][4];")
         if self.free:
-            found += ["w_arrived<0>(); __syncthreads();", self._load_q()]
+            found += ["w_arrived<0>(); role.sync();", self._load_q()]
         found += self._overlapped() if overlapped(p, s) else self._loop()
         found += [*self._meet(), *(self._store() if s.parts == 1 else [*self._joined(), *self._store_part()])]
         return [x.replace(" #pragma", "\n#pragma") for x in found if x]
@@ -99,10 +98,10 @@ class Kernel:
         """Declares where the block's rows are, and from which key on it works."""
         s = self.s
         if s.parts == 1:
-            return f"const int z = blockIdx.x / {mt}, m0 = blockIdx.x % {mt} * {s.bm};"
+            return f"const int z = role.block_x() / {mt}, m0 = role.block_x() % {mt} * {s.bm};"
         return (
-            f"const int rank = blockIdx.x % {s.parts}, from = rank * {self.count * s.bn},"
-            f" z = blockIdx.x / {s.parts} / {mt}, m0 = blockIdx.x / {s.parts} % {mt} * {s.bm};"
+            f"const int rank = role.block_x() % {s.parts}, from = rank * {self.count * s.bn},"
+            f" z = role.block_x() / {s.parts} / {mt}, m0 = role.block_x() / {s.parts} % {mt} * {s.bm};"
         )
 
     def _loop(self) -> list[str]:
@@ -150,10 +149,10 @@ class Kernel:
     def _arrived(self, values: bool) -> str:
         """Wait for the keys or the values of tile i; in a ring for both."""
         if self.ring:
-            return "" if values else f"w_arrived<{2 * self.ahead - 2}>();\n__syncthreads();"
+            return "" if values else f"w_arrived<{2 * self.ahead - 2}>();\nrole.sync();"
         last = 2 * self.count - 1 - values
         waits = " else ".join(f"if (i == {i}) w_arrived<{last - 2 * i}>();" for i in range(self.count))
-        return f"{waits}\n__syncthreads();"
+        return f"{waits}\nrole.sync();"
 
     def _score_rows(self) -> list[str]:
         """Where this thread's rows begin in what the scores read besides the product."""
@@ -344,7 +343,7 @@ class Kernel:
         if not self.tensor:  # a thread's columns are four neighbours of every sixteen
             to = f"sums + r * {row} + j / 2 * 16 + (lane & 3) * 4 + j % 2 * 2"
         return [
-            "w_arrived<0>(); __syncthreads();",
+            "w_arrived<0>(); role.sync();",
             "float* const sums = (float*)sm;",
             f"float* const tops = sums + {s.wk * s.bm * row}, * const totals = tops + {s.wk * s.bm};",
             "(void)tops;",
@@ -356,7 +355,7 @@ class Kernel:
             "if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }",
             f"{each('j', self.columns)} *(float2*)({to}) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);",
             "}",
-            "__syncthreads();",
+            "role.sync();",
         ]
 
     def _store(self) -> list[str]:

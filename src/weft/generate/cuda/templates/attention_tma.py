@@ -11,11 +11,11 @@ Source: Shah et al., arXiv:2407.08608 (warpgroups for attention); note on matrix
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.attention_band import band
 from weft.generate.cuda.templates.attention_load import constant_arrays
@@ -37,9 +37,9 @@ from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import Pointer, Schedule
 
-__all__ = ["TEMPLATE", "emit", "modelled", "operands", "ranked"]
+__all__ = ["TEMPLATE", "modelled", "operands", "ranked", "roles"]
 
 
 @cache
@@ -48,9 +48,9 @@ def header() -> str:
     return (Path(__file__).parent / "weft_cuda_attention.h").read_text(encoding="utf-8")
 
 
-def instructions(kind: str, bn: int, head: int) -> str:
+def instructions(kind: str, bn: int, head: int) -> tuple[str, str]:
     """Products of 64 rows by 16 of a sum: scores from shared memory, results with weights in registers."""
-    return tma.instruction(kind, bn, turned_a=False, turned_b=False) + _weighted(kind, head)
+    return tma.instruction(kind, bn, turned_a=False, turned_b=False), _weighted(kind, head)
 
 
 def _weighted(kind: str, columns: int) -> str:
@@ -100,8 +100,8 @@ def modelled(p: Attention, s: Shape, facts: GpuFacts) -> float:
     return cycles(p, s, Kernel.counts(p, s, band(p)), facts)
 
 
-def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declined:
-    """The kernel of a schedule made by `Shape.schedule`; `exp2` is the text of its exponential."""
+def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Declined:
+    """What the kernel of a schedule made by `Shape.schedule` does; `exp2` is the text of its exponential."""
     p = attention(problem)
     if isinstance(p, Declined):
         return p
@@ -114,31 +114,31 @@ def emit(problem: Problem, schedule: Schedule, exp2: str) -> CudaSource | Declin
     # a stage is always of the same warpgroup, so that nobody waits for it before it was filled for another
     if s.keyed and (s.blocks or s.turns or s.stages < 2 * s.groups or s.stages % s.groups):
         return Declined("warpgroups that share keys go on to no further tile, and need two stages each")
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
     kernel = Kernel(p, s, found, band(p))
     if kernel.total >= 1 << 31:
         return Declined("2^31 tiles or more")
     sources = sorted({x.index for x in p.score.leaves if x.kind == "input"})
-    parameters = [f"const __grid_constant__ w_map m{name}" for name in "qkv"]
-    parameters += [f"const void* __restrict__ in{i}" for i in sources]
-    parameters += ["void* __restrict__ out0", *(["const void* __restrict__ vs", "void* st"] if kernel.checks else [])]
-    head = (
-        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}({", ".join(parameters)}) {{'
+    check = [Parameter("vs", Pointer("in", p.v.index)), Parameter("st", Pointer("state", 0), "void*")]
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(kernel.lines()),
+        parameters=(
+            *(Parameter(f"m{name}", x.map) for name, x in zip("qkv", found, strict=True)),
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in sources),
+            Parameter("out0", Pointer("out", 0), WRITTEN),
+            *(check if kernel.checks else ()),
+        ),
+        grid=(min(s.blocks or kernel.total, kernel.total), 1, 1),
+        globals=constant_arrays(p),
+        min_ctas_per_sm=s.resident,
+        shared_bytes=shared_bytes(p, s),
+        named_barriers=1 if s.keyed else 0,
+        registers=s.split,
     )
-    own = instructions(p.dtype.value, s.bn, padded(p.head))
-    text = "\n".join(
-        (prelude() + tma.header() + header() + exp2 + own + constant_arrays(p) + head, *kernel.lines(), "}\n")
-    )
-    pointers: list[CudaArgument] = [m.map for m in found]
-    pointers += [*(Pointer("in", i) for i in sources), Pointer("out", 0)]
-    if kernel.checks:
-        pointers += [Pointer("in", p.v.index), Pointer("state", 0)]
-    grid = min(s.blocks or kernel.total, kernel.total)
-    launch = Launch(entry, (grid, 1, 1), (s.threads, 1, 1), tuple(pointers), shared_bytes(p, s))
-    return CudaSource(
-        schedule=schedule,
-        text=text,
-        launches=(launch,),
+    return RoleSource(
+        schedule,
+        (prelude(), tma.header(), header(), exp2, *instructions(p.dtype.value, s.bn, padded(p.head))),
+        (role,),
         state_bytes=kernel.state_bytes,
         capability=90,
         exact_arch=True,

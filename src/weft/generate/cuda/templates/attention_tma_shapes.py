@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import RegisterSplit
 from weft.generate.cuda.templates.attention_band import band
 from weft.generate.cuda.templates.attention_match import Attention
 from weft.generate.cuda.templates.attention_tma_maps import PANEL, ROWS, panels
@@ -74,6 +75,12 @@ class Shape(Parameters):
             return entry, entry
         few = 32 if self.groups * self.resident > 2 else 40
         return few, min(240, (entry * (self.groups + 1) - few) // self.groups // 8 * 8)
+
+    @property
+    def split(self) -> RegisterSplit | None:
+        """`moved` where some are."""
+        few, many = self.moved
+        return RegisterSplit(few, many) if few != many else None
 
 
 def padded(n: int) -> int:

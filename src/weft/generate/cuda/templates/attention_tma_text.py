@@ -80,10 +80,8 @@ class Kernel:
         """The body of the kernel."""
         p, s = self.p, self.s
         k, v = k_bytes(p, s), v_bytes(p, s)
-        few, many = s.moved
         readers = 4 if s.keyed else 4 * s.groups
         found = [
-            "W_DYNAMIC(sm);",
             (
                 f"enum {{ KEYS = {q_bytes(p, s)}, VALUES = KEYS + {s.stages * k}, BARS = VALUES + {s.stages * v},"
                 f" FULLK = BARS, EMPTYK = FULLK + {8 * s.stages}, FULLV = EMPTYK + {8 * s.stages},"
@@ -92,7 +90,7 @@ class Kernel:
                 " OTHERS = BAD + 96 };"
             ),
             "const u32 sb = w_shared(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
             (
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{"
                 f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {readers});"
@@ -100,16 +98,16 @@ class Kernel:
                 f" w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.groups});"
                 f" for (int i = 0; i < {s.groups}; ++i) w_bar_init(sb + TURN + 8 * i, 4);"
                 f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.groups});"
-                # nothing waits at MET: its place keeps the text of kernels that were measured
+                # nothing waits at MET: it keeps the machine code of kernels that were measured
                 f" w_bar_init(sb + MET, {max(1, 4 * s.groups - 4)}); w_bar_ready(); }}"
             ),
-            "__syncthreads();",
+            "role.sync();",
             f"if (warp >= {4 * s.groups}) {{",
-            f"w_fewer_registers<{few}>();" if few != many else "",
+            "role.dealloc_registers();" if s.split is not None else "",
             *self._copies(),
             *(self.check.lines(self._loop()) if self.check is not None else []),
             "} else {",
-            f"w_more_registers<{many}>();" if few != many else "",
+            "role.alloc_registers();" if s.split is not None else "",
             *self._multiplies(),
             "}",
         ]
@@ -123,12 +121,12 @@ class Kernel:
         if self.p.blocks % near:
             some = f"({self.p.blocks} - band * {near} < {near} ? {self.p.blocks % near} : {near})"
         wide = f"({some} * {self.repeats})" if self.repeats > 1 else some
-        walk = "for (int tile = blockIdx.x, once = 1; once; once = 0) {"
+        walk = "for (int tile = role.block_x(), once = 1; once; once = 0) {"
         if s.blocks and s.blocks < self.total:
-            turned = "(round & 1 ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x)"
+            turned = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
             walk = (
-                f"#pragma unroll 1\nfor (int round = 0; round * (int)gridDim.x < {self.total}; ++round) {{"
-                f" const int tile = round * (int)gridDim.x + {turned if self.checks else '(int)blockIdx.x'};"
+                f"#pragma unroll 1\nfor (int round = 0; round * (int)role.blocks_x() < {self.total}; ++round) {{"
+                f" const int tile = round * (int)role.blocks_x() + {turned if self.checks else '(int)role.block_x()'};"
                 f" if (tile >= {self.total}) continue;"
             )
         return (
@@ -174,7 +172,7 @@ class Kernel:
         return [
             f"if (warp == {4 * s.groups}) {{",
             "if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }",
-            "__syncwarp(); w_wait(); w_release();",
+            "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
             "if (lane == 0) { u32 it = 0, job = 0;",
             self._loop(),
             f"w_bar_wait(sb + EMPTYQ, job & 1 ^ 1); ++job; w_bar_expect(sb + FULLQ, {q_bytes(p, s)}u);",
@@ -183,7 +181,7 @@ class Kernel:
             f"const int n = i * {s.bn}; const u32 slot = it % {s.stages}, phase = it / {s.stages} & 1; (void)n;",
             tile("K", "KEYS", k_bytes(p, s), k),
             tile("V", "VALUES", v_bytes(p, s), v),
-            "}\n}\n}\n} else {" if self.check is not None else "}\n}\n}\n} else { w_wait(); w_release(); }",
+            "}\n}\n}\n} else {" + (" role.pdl_wait(); role.pdl_trigger(); }" if self.check is None else ""),
         ]
 
     def _multiplies(self) -> list[str]:
@@ -192,7 +190,7 @@ class Kernel:
         own = "0" if s.keyed else f"group * {ROWS}"
         turn = ", turn = 0" if s.turns and s.groups > 1 else ""
         return [
-            "w_wait(); w_release();",
+            "role.pdl_wait(); role.pdl_trigger();",
             f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
             f"const u64 dq = w_operand_at(sb + (u32)({own} * {panels(p.qk) * 2 * PANEL}), 16, 1024, 1);",
             f"u32 it = {'group' if s.keyed else '0'}, job = 0{turn};",
@@ -284,10 +282,10 @@ class Kernel:
             f"float* const to = {at};",
             f"{each('j', n)} to[j * 128] = o[j];",
             f"{each('h', 2)} {{ to[{n} * 128 + h * 128] = top[h]; to[{n + 2} * 128 + h * 128] = total[h]; }}",
-            f"w_named_barrier(1, {128 * s.groups});",
+            f"role.named_barrier(0, {128 * s.groups});",
             *(["if (lane == 0) w_bar_arrive(sb + READ);"] if self.check is not None else []),
             "} else {",
-            f"w_named_barrier(1, {128 * s.groups});",
+            f"role.named_barrier(0, {128 * s.groups});",
             f"{each('g', s.groups - 1)} {{",
             f"const float* const from = (const float*)(sm + OTHERS) + g * {128 * (n + 4)} + t; float mine[2], its[2];",
             f"{each('h', 2)} {{ const float y = from[{n} * 128 + h * 128], x = w_max_f32(top[h], y), low = {low};",
