@@ -13,7 +13,6 @@ alone on the GPU: the sound kernel behind it against the same kernel in an untou
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import statistics
@@ -22,13 +21,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from benchmarks.harness.record import RESULTS, environment, folder_of_gpu, lines_of
+from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.ir.declined import Declined
@@ -370,22 +369,19 @@ def tally_of(record: Mapping[str, object]) -> Tally:
     )
 
 
-def write(path: Path, command: str, tallies: Mapping[str, Tally]) -> None:
-    """The file of results, anew."""
+def summary(tallies: Mapping[str, Tally]) -> dict[str, object]:
+    """The last line of the record."""
     total = list(tallies.values())
-    summary: dict[str, object] = {
+    return {
         "record": "summary", "suite": "gpu-faults", "total": sum(t.injected for t in total),
         "selected": sum(t.selected for t in total), "harmed": sum(t.harmed for t in total),
         "deaths": sum(t.deaths for t in total), "missed": sum(t.injected - t.expected for t in total),
     }  # fmt: skip
-    lines = [environment(command), *(line(name, t) for name, t in tallies.items()), summary]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(x) + "\n" for x in lines))
 
 
-def known(path: Path) -> dict[str, Tally]:
-    """What the file of results holds."""
-    return {str(x["case"]): tally_of(x) for x in lines_of(path) if x.get("record") == "case" and x.get("case") in KINDS}
+def known(rows: Iterable[Mapping[str, object]]) -> dict[str, Tally]:
+    """What a record holds of kinds that there are and that did not fail."""
+    return {str(x["case"]): tally_of(x) for x in rows if x["case"] in KINDS and "failed" not in x}
 
 
 def main() -> None:
@@ -403,16 +399,21 @@ def main() -> None:
         parser.error(f"{unknown[0]!r} is none of: {', '.join(KINDS)}")
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_faults: torch sees no NVIDIA GPU")
-    path = RESULTS / folder_of_gpu() / "gpu-faults.jsonl"
-    old = known(path)
+    record = Record(folder_of_gpu(), "gpu-faults")
+    old = known(record.cases)
     tallies = {name: t for name, t in old.items() if given.resume or name not in given.kinds}
     with tempfile.TemporaryDirectory(prefix="weft-faults-") as cache:
         bench = Bench.here(Path(cache))
-        command = " ".join(["python -m benchmarks.gpu_faults", *sys.argv[1:]])
-        for _ in run(bench, given.kinds, given.count, jobs=given.jobs, seconds=given.seconds, tallies=tallies):
-            write(path, command, {name: tallies[name] for name in KINDS if name in tallies})
+        done = run(bench, given.kinds, given.count, jobs=given.jobs, seconds=given.seconds, tallies=tallies)
+        for name in given.kinds:
+            with record.measuring(case=name):
+                next(done)
+                record.add(line(name, tallies[name]))
+            if record.failed:
+                break
+    record.add(summary(known(record.cases)))
     print(table(tallies))
-    sys.exit(0 if all(map(is_good, tallies.values())) else 1)
+    sys.exit(0 if all(map(is_good, tallies.values())) and not record.failed else 1)
 
 
 if __name__ == "__main__":

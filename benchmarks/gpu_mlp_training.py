@@ -11,8 +11,7 @@ of the error over the norm of the result, the mean over all gradients of a netwo
 sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--host` shows where the host's time of a step
 goes, by pieces and function by function (each with those that it calls), and trains with an optimizer that
 changes parameters without a new version. `--wide` checks and times networks with layers of 257 to 512 columns;
-`--products` says what the kernels tried for each of their products take, beside torch's. Nothing is written but
-standard output.
+`--products` says what the kernels tried for each of their products take, beside torch's.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import gpu_facts, profile
 from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda import templates
@@ -692,21 +692,19 @@ def main() -> int:
     judged(yes=False)
     count = 0 if given.wide else compile_all(checks)
     print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
+    record = Record(folder_of_gpu(), "mlp-training", key=("kind", "case"))
     for c in checks:
-        try:
+        with record.measuring(kind="check", case=c.name):
             row = check(c)
-        except Exception as error:
-            print(f"FAILED {c.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            right = False
-            continue
-        good = row["right"] and row["equal_bits"] and row["types"] and row["why_not"] is None
-        right = right and bool(good)
-        print(
-            f"{'ok   ' if good else 'WRONG'} {c.name:52} error {row['error']:.4f} eager {row['eager_error']:.4f}"
-            f" forward {row['forward']:.4f} {row['eager_forward']:.4f} worst {row['worst']:.2f}"
-            f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
-            flush=True,
-        )
+            good = row["right"] and row["equal_bits"] and row["types"] and row["why_not"] is None
+            right = right and bool(good)
+            print(
+                f"{'ok   ' if good else 'WRONG'} {c.name:52} error {row['error']:.4f} eager {row['eager_error']:.4f}"
+                f" forward {row['forward']:.4f} {row['eager_forward']:.4f} worst {row['worst']:.2f}"
+                f" bits {row['equal_bits']} types {row['types']} {row['why_not'] or ''} {row['backward'] or ''}",
+                flush=True,
+            )
+            record.add({**row, "record": "case", "suite": "mlp-training", "kind": "check"})
     for test in () if given.times or given.wide else (changed_weights_are_seen, silent_optimizer, second_derivatives):
         try:
             good = test()
@@ -714,7 +712,7 @@ def main() -> int:
             print(f"FAILED {test.__name__}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             good = False
         right = right and good
-    rows = []
+    rows: list[dict[str, object]] = []
     cases = WIDE_TIMES if given.wide else TIMES
     timed = [] if given.check else [c for c in cases if given.only in c.name][: given.cases]
     judged(yes=True)
@@ -724,13 +722,14 @@ def main() -> int:
         if time.perf_counter() - started > given.seconds:
             print(f"no time left for {c.name} and what follows")
             break
-        try:
-            rows.append(measure(c, compiled=not given.no_compile and i < given.compiled))
-        except Exception as error:
-            print(f"FAILED {c.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            right = False
-            continue
-        print(json.dumps(rows[-1]), flush=True)
+        with record.measuring(kind="time", case=c.name):
+            row = measure(c, compiled=not given.no_compile and i < given.compiled)
+            rows.append(row)
+            own = cast("dict[str, object]", row["fused"])
+            if "failed" in own:
+                raise RuntimeError(str(own["failed"]))
+            record.add({**row, "record": "case", "suite": "mlp-training", "kind": "time"})
+    right = right and not record.failed
     if rows:
         print(table(rows))
     print("all right" if right else "SOMETHING IS WRONG")

@@ -76,6 +76,25 @@ def test_a_case_that_fails_stands_in_its_table(tmp_path: Path, monkeypatch: pyte
     assert len(widths) == 1
 
 
+def test_training_is_that_of_the_documents_until_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_tables, "RESULTS", tmp_path)
+    assert "| 64, 4096 rows | 23 (612, 606) |" in record_tables.mlp_training()
+    head = {"record": "environment", "device": "GPU", "torch": "2", "commit": "c1", "command": "x"}
+    own = {"forward": 10.0, "step": 20.0, "graph": 15.0}
+    time = {"record": "case", "kind": "time", "case": "4 x 64", "fused": own, "eager": {"step": 50.0, "failed": "no"}}
+    check = {"record": "case", "kind": "check", "case": "4 x 64", "right": True, "equal_bits": False}
+    gone = {"record": "case", "kind": "check", "case": "wide", "failed": "E: no", "commit": "c1"}
+    (tmp_path / "nvidia-h200").mkdir()
+    lines = "".join(json.dumps(x) + "\n" for x in (head, time, check, gone))
+    (tmp_path / "nvidia-h200" / "mlp-training.jsonl").write_text(lines)
+    shown = record_tables.mlp_training()
+    assert "| 4 x 64 | 10 | 20 | 2.50 |  | 15 |  |" in shown
+    assert "| wide | **failed** at c1: E: no |" in shown
+    assert "gradients of 0 of 1 networks right" in shown
+
+
 def test_a_run_that_did_not_end_has_no_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_tables, "RESULTS", tmp_path)
     head = {"record": "environment", "device": "CPU", "commit": "c1"}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 import traceback
@@ -300,23 +299,19 @@ def summary_of(kind: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def environment(engine: str, kind: str) -> dict[str, Any]:
+def header(engine: str, kind: str) -> dict[str, Any]:
     """The header of a record."""
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "onnx": onnx.__version__}
+    from benchmarks.harness import record
+
+    versions = {"numpy": np.__version__, "onnx": onnx.__version__}
     try:
         import onnxruntime
 
         versions["onnxruntime"] = onnxruntime.__version__
     except ImportError:
         pass
-    return {
-        "record": "environment",
-        "device": "cpu",
-        "machine": platform.machine(),
-        "versions": versions,
-        "engine": engine,
-        "command": f"python -m tools.conformance --engine {engine} --suites {kind}",
-    }
+    head = record.environment(f"python -m tools.conformance --engine {engine} --suites {kind}")
+    return {**head, "versions": versions, "engine": engine}
 
 
 def main() -> int:
@@ -349,7 +344,7 @@ def main() -> int:
         bad += summary["wrong"] + summary["crashed"]
         if not chosen.no_record and not chosen.match:
             chosen.record.mkdir(parents=True, exist_ok=True)
-            text = "\n".join(json.dumps(x) for x in (environment(chosen.engine, kind), *lines, summary))
+            text = "\n".join(json.dumps(x) for x in (header(chosen.engine, kind), *lines, summary))
             (chosen.record / f"{SUITES[kind]}.jsonl").write_text(text + "\n")
     return 1 if bad else 0
 

@@ -193,6 +193,27 @@ def few_rows() -> str:
     return markdown(head, [*rows, *failed(few, len(head))], (1, 4))
 
 
+def mlp_training() -> str:
+    """Steps of training by `weft.nn` and by its peers; those of before there was a record, until it is measured."""
+    lines = records(GPU, "mlp-training")
+    rows = []
+    for x in good(lines):
+        if x["kind"] != "time":
+            continue
+        own, eager, compiled = (x.get(who, {}) for who in ("fused", "eager", "compile"))
+        ratios = [f"{other['step'] / own['step']:.2f}" if "step" in other else "" for other in (eager, compiled)]
+        graphs = [f"{w['graph']:.0f}" if isinstance(w.get("graph"), float | int) else "" for w in (own, eager)]
+        rows.append([x["case"], f"{own['forward']:.0f}", f"{own['step']:.0f}", *ratios, *graphs])
+    if not lines:
+        return study("mlp-training")
+    head = ["network", "forward µs", "step µs", "× eager", "× torch.compile", "step in a graph µs", "eager's"]
+    times = markdown(head, [*rows, *failed(lines, len(head))])
+    checks = [x for x in good(lines) if x["kind"] == "check"]
+    right = sum(bool(x["right"] and x["equal_bits"]) for x in checks)
+    note = f"{lines[0]['device']}, torch {lines[0]['torch']}, commit {lines[0]['commit']}; `{lines[0]['command']}`"
+    return f"{times}\n\n{note}; gradients of {right} of {len(checks)} networks right against float64, with equal bits"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "padded": padded,
     "pooled": pooled,
@@ -200,4 +221,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "int8": int8,
     "few-rows": few_rows,
     **{path.stem: partial(study, path.stem) for path in sorted(STUDIES.glob("*.jsonl"))},
+    "mlp-training": mlp_training,
 }

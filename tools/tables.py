@@ -274,7 +274,7 @@ def gpu_convolutions() -> str:
 def gpu_faults() -> str:
     """Broken kernels as candidates on a GPU: what became of them and of what was measured behind them."""
     lines = records("nvidia-h200", "gpu-faults")
-    cases = [x for x in lines if x["record"] == "case"]
+    cases = good(lines)
     if not cases:
         return "_not run yet: `make gpu-faults`_"
     keys = ("injected", "expected", "selected", "harmed", "deaths", "workers")
@@ -286,6 +286,7 @@ def gpu_faults() -> str:
         )
     head = ["fault", "injected", "named rightly", "selected", "sound kernels harmed", "tuner deaths", "workers",
             "sound kernel's time after it, over before", "s"]  # fmt: skip
+    rows += failed(lines, len(head))
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`"

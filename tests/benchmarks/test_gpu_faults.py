@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu_faults import KINDS, MULTIPLY, SOUND, Tally, is_good, known, source, table, trial, write
+from benchmarks.gpu_faults import KINDS, MULTIPLY, SOUND, Tally, is_good, known, line, source, summary, table, trial
+from benchmarks.harness.record import Record
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.kernels.measurement import Measurement, Verdict
@@ -62,5 +63,10 @@ def test_a_slower_neighbour_or_a_dead_tuner_is_harm(tmp_path: Path) -> None:
     assert is_good(Tally(slower=1.1)) and not is_good(Tally(slower=1.5)) and not is_good(Tally(deaths=1))
     tally = Tally(slower=1.125, workers=3, seconds=2.5)
     tally.take("illegal access", found("illegal access", Verdict.CRASH), 1)
-    write(tmp_path / "faults.jsonl", "python -m benchmarks.gpu_faults", {"illegal access": tally})
-    assert known(tmp_path / "faults.jsonl") == {"illegal access": tally} and known(tmp_path / "none") == {}
+    first = Record("", "gpu-faults", path=tmp_path / "faults.jsonl")
+    assert known(first.cases) == {}
+    first.add(line("illegal access", tally))
+    first.fail("no", case="infinite loop")
+    again = Record("", "gpu-faults", path=tmp_path / "faults.jsonl")
+    assert known(again.cases) == {"illegal access": tally}
+    assert summary(known(again.cases))["total"] == 1

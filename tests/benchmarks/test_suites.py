@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
+
 ROOT = Path(__file__).parents[2]
 SUITES = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if p.stem not in ("__init__", "record"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "Makefile", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,6 +32,10 @@ def test_a_suite_tells_its_options(
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage:") and "--help" in shown
+
+
+def test_every_suite_has_its_place_in_the_list() -> None:
+    assert set(re.findall(r"`([a-z_]+)`", benchmarks.__doc__ or "")) == set(SUITES)
 
 
 def commands() -> Iterator[tuple[str, str]]:
