@@ -44,7 +44,7 @@ class Way(Kernel):
         for head, left in self._steps(layer, 0, layer.depth // 16):
             yield f"{head}\n#pragma unroll\nfor (int e = 0; e < 4; ++e) w_read_until({left.replace('[m]', '[0]')}[e]);"
         yield f"w_stamp({3 if part == 1 else 2});"
-        lines = re.sub(r"(w_turn_take\([^;]*;)", r"\1 w_stamp(0);", lines)
+        lines = re.sub(r"(role\.named_barrier\([^;]*;)", r"\1 w_stamp(0);", lines)
         yield lines.replace("w_group_wait<0>();", "w_group_wait<0>(); w_stamp(1);")
 
     def lines(self) -> list[str]:
@@ -60,14 +60,14 @@ class Way(Kernel):
             )
             text += (
                 "\nif ((t & 127) == 0)\nfor (int i = 0; i < 4; ++i)"
-                " ((u32*)out0)[(blockIdx.x * 4 + owner) * 4 + i] = spent[i];"
+                " ((u32*)out0)[(role.block_x() * 4 + owner) * 4 + i] = spent[i];"
             )
         return [text[: loop.start()] + before + text[loop.start() :]]
 
 
 def _given_behind(lines: str, wait: str) -> str:
     """A turn is given behind the last such wait."""
-    found = re.search(r" w_turn_give\([^;]*;", lines)
+    found = re.search(r" role\.named_barrier_arrive\([^;]*;", lines)
     if found is None:
         return lines
     lines = lines.replace(found[0], "")

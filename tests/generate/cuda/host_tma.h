@@ -51,8 +51,6 @@ inline void w_named_barrier_arrive(int number, int threads) {
   ++w_progress;
   if (++b.count == b.total) { b.count = 0; ++b.generation; }
 }
-inline void w_turn_take(int number) { w_named_barrier(number, 256); }
-inline void w_turn_give(int number) { w_named_barrier_arrive(number, 256); }
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
 inline void w_map_prefetch(const w_map*) {}

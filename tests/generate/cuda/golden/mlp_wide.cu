@@ -19,9 +19,9 @@ W_FN void w_wgmma_bf16(float (&d)[48], const u32 (&a)[4], u64 b, int add) {
 #endif
 }
 #endif
-extern "C" __global__ void ENTRY_pack(
-const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
-u32 i = blockIdx.x * 256u + threadIdx.x;
+extern "C" __global__ void ENTRY_pack(const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
+const w_solo role{};
+u32 i = role.block_x() * 256u + role.thread();
 if (i < 18432u) { const u32 pn = i / 6144 * 96 + (i % 6144 % 6144) / 64, pk_ = i % 6144 / 6144 * 64 + (((i % 6144 % 6144) / 8 % 8) ^ ((i % 6144 % 6144) / 64 % 8)) * 8 + i % 8;
 const u32 n = (pn);
 const u32 k = (pk_);
@@ -48,8 +48,9 @@ if (i < 16u) { float v = 0.0f; if ((i) < 5) v = (float)w_unpack_bf16(*((const u1
 i -= 16u;
 }
 extern "C" __global__ void __launch_bounds__(128, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
+const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
 const int owner = warp >> 2;
 const u16* const x = (const u16*)in0;
 u16* const out = (u16*)out0;
@@ -57,12 +58,12 @@ u16* const out = (u16*)out0;
 const u32 full = w_shared(sm) + 112960u, empty = full + 48u;
 for (int i = t; i < 148; i += 128)
 w_copy16(w_shared(sm) + 110592 + 16 * i, (const char*)pk + 231424 + 16 * i);
-const u32 total = ((5u - 1 - blockIdx.x) / gridDim.x + 1) * 23u;
+const u32 total = ((5u - 1 - role.block_x()) / role.blocks_x() + 1) * 23u;
 u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;
 (void)turn_asked; (void)parity;
 w_commit(); w_arrived<0>();
 if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(full + 8 * i, 1); w_bar_init(empty + 8 * i, 4); } w_bar_ready(); }
-__syncthreads();
+role.sync();
 auto ask = [&]() {
 if (asked < total) {
 const u32 size = at_asked <= 17u ? 12288u : (2048u);
@@ -74,7 +75,7 @@ if (++slot_asked == 6) { slot_asked = 0; ++turn_asked; }
 }
 };
 if (t == 0) for (int i = 0; i < 3; ++i) ask();
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 auto load = [&](int row, u32 (&to)[1][3][4]) {
 #pragma unroll
 for (int m = 0; m < 1; ++m)
@@ -90,7 +91,7 @@ to[m][(c * 1 + 0) / 2][(c * 1 + 0) % 2 * 2 + half] = w;
 }
 };
 #pragma unroll 1
-for (int turn = blockIdx.x; turn < 5; turn += gridDim.x) {
+for (int turn = role.block_x(); turn < 5; turn += role.blocks_x()) {
 const int row0 = (turn * 1 + owner) * 64 + (warp & 3) * 16;
 {
 u32 a[1][3][4];

@@ -1,7 +1,7 @@
 // cuda(blocks=1,columns=32,group=False,stages=3,template=mlp_wide,warps=2)
-extern "C" __global__ void ENTRY_pack(
-const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
-u32 i = blockIdx.x * 256u + threadIdx.x;
+extern "C" __global__ void ENTRY_pack(const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
+const w_solo role{};
+u32 i = role.block_x() * 256u + role.thread();
 if (i < 18432u) { const u32 pn = i / 2048 * 32 + i % 2048 / 256 % 2 * 16 + i % 8 / 4 * 8 + i % 256 / 32, pk_ = i % 2048 / 512 * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2;
 const u32 n = (pn);
 const u32 k = (pk_);
@@ -28,15 +28,16 @@ if (i < 16u) { float v = 0.0f; if ((i) < 5) v = (float)w_unpack_bf16(*((const u1
 i -= 16u;
 }
 extern "C" __global__ void __launch_bounds__(64, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
+const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
 const int owner = warp;
 const u16* const x = (const u16*)in0;
 u16* const out = (u16*)out0;
 (void)q; (void)g; (void)lane;
 for (int i = t; i < 148; i += 64)
 w_copy16(w_shared(sm) + 30720 + 16 * i, (const char*)pk + 231424 + 16 * i);
-const u32 total = ((10u - 1 - blockIdx.x) / gridDim.x + 1) * 59u;
+const u32 total = ((10u - 1 - role.block_x()) / role.blocks_x() + 1) * 59u;
 u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;
 (void)turn_asked; (void)parity;
 w_commit();
@@ -51,8 +52,8 @@ if (++slot_asked == 3) { slot_asked = 0; ++turn_asked; }
 w_commit();
 };
 for (int i = 0; i < 2; ++i) ask();
-w_arrived<2>(); __syncthreads();
-w_wait(); w_release();
+w_arrived<2>(); role.sync();
+role.pdl_wait(); role.pdl_trigger();
 auto load = [&](int row, u32 (&to)[1][3][4]) {
 #pragma unroll
 for (int m = 0; m < 1; ++m)
@@ -68,7 +69,7 @@ to[m][(c * 1 + 0) / 2][(c * 1 + 0) % 2 * 2 + half] = w;
 }
 };
 #pragma unroll 1
-for (int turn = blockIdx.x; turn < 10; turn += gridDim.x) {
+for (int turn = role.block_x(); turn < 10; turn += role.blocks_x()) {
 const int row0 = (turn * 2 + owner) * 16 + 0;
 {
 u32 a[1][3][4];
@@ -84,7 +85,7 @@ d[i][2] = 0.0f;
 d[i][3] = 0.0f;
 }
 {
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 3; ++k)
 #pragma unroll
@@ -127,7 +128,7 @@ d[i][2] = 0.0f;
 d[i][3] = 0.0f;
 }
 {
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -137,7 +138,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][0 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][0 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -147,7 +148,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][4 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][4 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -157,7 +158,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][8 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][8 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -167,7 +168,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][12 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][12 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 2; ++k)
 #pragma unroll
@@ -222,7 +223,7 @@ d[i][2] = b.x;
 d[i][3] = b.y;
 }
 {
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -232,7 +233,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][0 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][0 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -242,7 +243,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][4 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][4 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -252,7 +253,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][8 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][8 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -262,7 +263,7 @@ const uint4 w = *(const uint4*)(sm + 18432 + slot * 4096
 w_mma_bf16(d[2 * i], a[0][12 + k], w.x, w.y); w_mma_bf16(d[2 * i + 1], a[0][12 + k], w.z, w.w);
 }
 if (++slot == 3) { slot = 0; parity ^= 1; }
-w_arrived<1>(); __syncthreads(); ask();
+w_arrived<1>(); role.sync(); ask();
 #pragma unroll
 for (int k = 0; k < 2; ++k)
 #pragma unroll

@@ -17,7 +17,8 @@ def role_header() -> str:
 
 def solo(source: RoleSource, entry: str) -> CudaSource:
     """Each role as a kernel of its own: `entry`, or `entry_NAME` for one with a name."""
-    kernels = [kernel(role, _entry(entry, role)) for role in (*source.roles, *source.pack)]
+    written = (*source.pack, *source.roles) if source.pack_first else (*source.roles, *source.pack)
+    kernels = [kernel(role, _entry(entry, role)) for role in written]
     return CudaSource(
         schedule=source.schedule,
         text="".join([*dict.fromkeys(source.headers), *kernels]),
@@ -63,7 +64,7 @@ def shared(role: DeviceRole) -> str:
 
 
 def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:
-    """The type of a role's `role`, and its definition in front of the kernel: registers are moved where that is asked."""
+    """The type of `role`, and its definition in front of the kernel: registers are moved where that is asked."""
     if role.registers is None:
         return base, ""
     producer, consumer = role.registers.producer, role.registers.consumer

@@ -89,6 +89,8 @@ class RoleSource:
     order: tuple[int, ...] = ()
     """Positions of the roles in the order in which they are launched; empty: as in the text."""
     pack: tuple[DeviceRole, ...] = ()
+    pack_first: bool = False
+    """Whether those of `pack` stand in front of the others in the text."""
     workspace_bytes: int = 0
     state_bytes: int = 0
     packed_bytes: tuple[int, ...] = ()

@@ -14,6 +14,8 @@ import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import mlp_beside, mlp_image, mlp_pair, mlp_wide
 from weft.generate.cuda.templates.mlp_image import Image
 from weft.generate.cuda.templates.mlp_match import chain, padded
@@ -25,7 +27,7 @@ from weft.generate.cuda.templates.tma import header as tma_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -44,41 +46,49 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
 
     `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
     """
-    if schedule.param("template") == "mlp_wide":
-        return mlp_wide.emit(problem, schedule, masters)
-    if schedule.param("template") == "mlp_pair":
-        return mlp_pair.emit(problem, schedule, masters)
+    made = _ROLES[str(schedule.param("template"))](problem, schedule, masters)
+    if isinstance(made, Declined):
+        return made
+    return solo(made, f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}")
+
+
+def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
+    """A chain of which every warp, or warpgroup, has rows of its own."""
     p = chain(problem)
     if isinstance(p, Declined):
         return p
     s = Shape.of(schedule)
     image = prepared(p, s, Image.of(p, group=s.group))
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-    packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
-    head = (
-        f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}('
-        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, {mlp_beside.results(p)}) {{"
-    )
+    packing, weights = mlp_image.pack(image, masters)
     widths = sorted({padded(layer.n) for layer in p.layers}) if s.group else []
-    parts = [
+    headers = [
         prelude(),
         mlp_header(),
         sums_header() if image.stretched or s.keep else "",
         tma_header() if s.stages else "",
         *(instruction(p.dtype, n) for n in widths),
-        packing,
-        "\n".join((head, *Kernel(p, s, image).lines(), "}\n")),
     ]
     units = -(-p.rows // s.rows)
-    blocks = min(s.blocks, -(-units // s.owners) if s.stages else units)
-    pointers = mlp_beside.pointers(p)
-    return CudaSource(
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(Kernel(p, s, image).lines()),
+        parameters=mlp_beside.parameters(p),
+        grid=(min(s.blocks, -(-units // s.owners) if s.stages else units), 1, 1),
+        min_ctas_per_sm=s.resident,
+        shared_bytes=shared_bytes(image, s),
+        named_barriers=s.owners if s.turns else 0,
+    )
+    return RoleSource(
         schedule=schedule,
-        text="".join(parts),
-        launches=(Launch(entry, (blocks, 1, 1), (s.threads, 1, 1), pointers, shared_bytes(image, s)),),
-        pack=(pack,),
+        headers=tuple(headers),
+        roles=(role,),
+        pack=(packing,),
+        pack_first=True,
         packed_bytes=(image.bytes,),
         replaces_weights=weights,
         capability=90 if s.group else 80,
         exact_arch=s.group,
     )
+
+
+_ROLES = {"mlp": roles, "mlp_pair": mlp_pair.roles, "mlp_wide": mlp_wide.roles}

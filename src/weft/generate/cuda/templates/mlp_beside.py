@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.cuda.templates.epilogue import wide_load
 from weft.generate.cuda.templates.mlp_image import together, together_beside
 from weft.generate.cuda.templates.mlp_match import Chain, End, Given, Layer, padded
@@ -30,20 +31,11 @@ def each(name: str, count: int) -> str:
     return f"#pragma unroll\nfor (int {name} = 0; {name} < {count}; ++{name})"
 
 
-def arguments(p: Chain) -> str:
-    """C text: the arguments of a kernel for what it reads besides weights."""
-    return ", ".join(f"const void* __restrict__ in{i}" for i in range(len(p.memory)))
-
-
-def results(p: Chain) -> str:
-    """The same for what it stores."""
-    return ", ".join(f"void* __restrict__ out{i}" for i in range(len(p.graph.outputs)))
-
-
-def pointers(p: Chain) -> tuple[Pointer, ...]:
-    """Both of a launch, what it reads first, then the image, then what it stores."""
-    given = (Pointer("in", i) for i in p.memory)
-    return (*given, Pointer("packed", 0), *(Pointer("out", i) for i in range(len(p.graph.outputs))))
+def parameters(p: Chain) -> tuple[Parameter, ...]:
+    """What a kernel reads besides weights, the image, what it stores."""
+    given = (Parameter(f"in{i}", Pointer("in", at)) for i, at in enumerate(p.memory))
+    stored = (Parameter(f"out{i}", Pointer("out", i), WRITTEN) for i in range(len(p.graph.outputs)))
+    return (*given, Parameter("pk", Pointer("packed", 0)), *stored)
 
 
 def neighbours_at(p: Chain, end: End, written: int) -> int:

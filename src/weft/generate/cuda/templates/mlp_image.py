@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
 from weft.generate.cuda.templates.mlp_match import Chain, Given, Layer, Source, padded
 from weft.generate.cuda.templates.prelude import load, storage
 from weft.generate.expr.ctype import literal
 from weft.ir.graph import NodeId
 from weft.ir.types import DType
-from weft.kernels.source import Launch, Pointer
+from weft.kernels.source import Pointer
 
 PANEL = 64
 """Rows of the sum in one panel; a panel of a layer is what is streamed at once."""
@@ -148,8 +149,8 @@ def layer_bytes(layer: Layer, *, group: bool, columns: int = 0) -> int:
     return 2 * k * whole(layer.n, columns)
 
 
-def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, Launch, tuple[int, ...]]:
-    """(text, launch, inputs that are read) of what makes the image; a thread makes one element.
+def pack(image: Image, masters: DType | None = None) -> tuple[DeviceRole, tuple[int, ...]]:
+    """(the role that makes the image, inputs that it reads); a thread makes one element.
 
     `masters`: inputs lie in memory in that type, and are rounded to that of the products first.
     """
@@ -159,11 +160,7 @@ def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, L
     arrays = "".join(
         _array(p, i, d) for i, d in dict.fromkeys((s.index, s.dtype) for s in sources if s.kind != "input")
     )
-    lines = [
-        f'extern "C" __global__ void {entry}(',
-        ", ".join((*(f"const void* __restrict__ in{i}" for i in inputs), "void* __restrict__ pk")) + ") {",
-        "u32 i = blockIdx.x * 256u + threadIdx.x;",
-    ]
+    lines = ["u32 i = role.block_x() * 256u + role.thread();"]
     total = 0
     for at, layer in enumerate(p.layers):
         count = layer_bytes(layer, group=image.group, columns=image.columns) // 2
@@ -185,10 +182,20 @@ def pack(image: Image, entry: str, masters: DType | None = None) -> tuple[str, L
             f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {size}u;"
         )
         total += size
-    text = arrays + "\n".join((*lines, "}\n"))
-    pointers = (*(Pointer("in", i) for i in inputs), Pointer("packed", 0))
-    launch = Launch(entry, (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False)
-    return text, launch, tuple(inputs)
+    role = DeviceRole(
+        threads=256,
+        body="\n".join(lines),
+        parameters=(
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in inputs),
+            Parameter("pk", Pointer("packed", 0), WRITTEN),
+        ),
+        grid=(-(-total // 256), 1, 1),
+        globals=arrays,
+        name="pack",
+        bounded=False,
+        pdl=False,
+    )
+    return role, tuple(inputs)
 
 
 def _weight(image: Image, at: int, count: int, masters: DType | None) -> list[str]:

@@ -10,11 +10,11 @@ Source: note on fused MLPs, section 3, "Small batch"; PTX ISA 8.x, `st.async`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import mlp_image
 from weft.generate.cuda.templates.mlp_beside import each
 from weft.generate.cuda.templates.mlp_image import PANEL, Image
@@ -28,7 +28,7 @@ from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import Pointer, Schedule
 
 ROWS = 64
 THREADS = 128
@@ -124,19 +124,18 @@ class PairKernel(Kernel):
         x, out = (storage(p.graph.type_of(v).dtype) for v in (p.x, p.out))
         first = p.layers[0].left[0]
         lines = [
-            "W_DYNAMIC(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
-            "const int side = blockIdx.x & 1;",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
+            "const int side = role.block_x() & 1;",
             f"const {x}* const x = (const {x}*)in0;",
             f"{out}* const out = ({out}*)out0;",
             "const u64 weights = w_descriptor(w_shared(sm));",
             *self._weights(),
-            "w_wait(); w_release();",
+            "role.pdl_wait(); role.pdl_trigger();",
             *self._load(),
             f"u32 h{first}[1][{-(-p.layers[0].k // 16)}][4];",
             f"u32 theirs[1][{self.image.p.layers[0].n // 32}][4], mails = 0;",
             "#pragma unroll 1",
-            f"for (int tile = blockIdx.x >> 1; tile < {-(-p.rows // ROWS)}; tile += gridDim.x >> 1) {{",
+            f"for (int tile = role.block_x() >> 1; tile < {-(-p.rows // ROWS)}; tile += role.blocks_x() >> 1) {{",
             f"const int row0 = tile * {ROWS} + warp * 16;",
             f"load(row0, h{first});",
         ]
@@ -160,7 +159,8 @@ class PairKernel(Kernel):
                 " w_bar_init(empty + 8 * i, 4); } w_bar_init(mail, 1); w_bar_init(mail + 8, 1); w_bar_ready();"
                 f" w_bar_expect(mail, {_mail(full)}); w_bar_expect(mail + 8, {_mail(full)}); }}"
             ),
-            f"const u32 total = (({units}u - 1 - (blockIdx.x >> 1)) / (gridDim.x >> 1) + 1) * {len(panels)}u;",
+            f"const u32 total = (({units}u - 1 - (role.block_x() >> 1)) / (role.blocks_x() >> 1) + 1)",
+            f"* {len(panels)}u;",
             "u32 asked = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "auto ask = [&]() {",
             "if (asked < total) {",
@@ -178,7 +178,7 @@ class PairKernel(Kernel):
                 f" w_copy16(w_shared(sm) + {ring} + 16 * i, (const char*)pk + {self.image.weight_bytes} + 16 * i);"
             ),
             "w_commit(); w_arrived<0>();",
-            "__syncthreads(); __syncwarp(); w_cluster_sync();",
+            "role.sync(); __syncwarp(); w_cluster_sync();",
         ]
 
     def _halves(self) -> list[tuple[tuple[int, int], int]]:
@@ -267,11 +267,8 @@ class PairKernel(Kernel):
         return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before); if (t == 0) ask();\n__syncwarp();"
 
 
-def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
-    """The kernel of one of `schedules`; depends on its arguments only.
-
-    `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
-    """
+def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
+    """A chain of which two blocks have half of the columns each; `masters` as of `mlp.emit`."""
     p = chain(problem)
     if isinstance(p, Declined):
         return p
@@ -281,28 +278,27 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     inner = Inner(True, 1, 4, s.stages, 0, 1, s.blocks)
     image = halved(p, inner, Image.of(p, group=True))
     half = replace(p, layers=tuple(replace(x, n=x.n // 2) for x in p.layers))
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-    packing, pack, weights = mlp_image.pack(image, f"{entry}_pack", masters)
-    head = (
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {entry}('
-        "const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {"
+    packing, weights = mlp_image.pack(image, masters)
+    widths = sorted({x.n for x in half.layers})
+    role = DeviceRole(
+        threads=THREADS,
+        body="\n".join(PairKernel(half, inner, image).lines()),
+        parameters=(
+            Parameter("in0", Pointer("in", p.given[p.x].index)),
+            Parameter("pk", Pointer("packed", 0)),
+            Parameter("out0", Pointer("out", 0), WRITTEN),
+        ),
+        grid=(s.blocks, 1, 1),
+        min_ctas_per_sm=1,
+        shared_bytes=_shared(p, image, s.stages),
+        cluster=(2, 1, 1),
     )
-    parts = [
-        prelude(),
-        mlp_header(),
-        tma_header(),
-        *(instruction(p.dtype, n) for n in sorted({x.n for x in half.layers})),
-        packing,
-        "\n".join((head, *PairKernel(half, inner, image).lines(), "}\n")),
-    ]
-    pointers = (Pointer("in", p.given[p.x].index), Pointer("packed", 0), Pointer("out", 0))
-    shared = _shared(p, image, s.stages)
-    launch = Launch(entry, (s.blocks, 1, 1), (THREADS, 1, 1), pointers, shared, cluster=(2, 1, 1))
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text="".join(parts),
-        launches=(launch,),
-        pack=(pack,),
+        headers=(prelude(), mlp_header(), tma_header(), *(instruction(p.dtype, n) for n in widths)),
+        roles=(role,),
+        pack=(packing,),
+        pack_first=True,
         packed_bytes=(image.bytes,),
         replaces_weights=weights,
         capability=90,

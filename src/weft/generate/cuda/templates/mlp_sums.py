@@ -29,7 +29,7 @@ ADDED = LINEAR / CUBIC ** (1 / 3)
 def sums_header() -> str:
     """Text of weft_cuda_mlp_sums.h."""
     text = Path(__file__).with_name("weft_cuda_mlp_sums.h").read_text(encoding="utf-8")
-    return text.replace("W_STRETCHED", literal(ADDED, DType.F32))
+    return f"#define W_STRETCHED {literal(ADDED, DType.F32)}\n{text}"
 
 
 def prepared(p: Chain, s: Shape, image: Image) -> Image:

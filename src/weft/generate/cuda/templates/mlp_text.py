@@ -6,7 +6,6 @@ The sums of two chunks of 8 columns are, rounded to 16 bits, the left operand of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +32,8 @@ _EARLY = 128
 """Columns up to which sums begin with the bias: it is read while the last layer's sums are still there."""
 _EARLY_WIDE = 256
 """The same of shapes that say so."""
+PAIR = "w_threads<256>()"
+"""Who meets at a barrier where two warpgroups take turns."""
 STRETCHED = "w_mlp_gelu_stretched({})"
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
@@ -78,31 +79,31 @@ class Kernel:
         inside = "(warp & 3) * 16" if s.group else "0"
         units = -(-p.rows // s.rows)
         lines = [
-            "W_DYNAMIC(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
             f"const int owner = {owner};",
             f"const {storage(p.graph.type_of(p.x).dtype)}* const x = (const {storage(self._x)}*)in0;",
             f"{storage(self._out)}* const out = ({storage(self._out)}*)out0;",
             "(void)q; (void)g;",
             *(["const u64 weights = w_descriptor(w_shared(sm));"] if s.group else []),
             *self._weights(),
-            "w_wait(); w_release();",
+            "role.pdl_wait(); role.pdl_trigger();",
         ]
         early = prefetched(p, s)
         steps = -(-p.width(p.x) // 16)
         if s.turns:
-            lines.append(f"if (owner == {s.owners - 1}) w_turn_give(1);")
+            lines.append(f"if (owner == {s.owners - 1}) role.named_barrier_arrive(0, {PAIR});")
         lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
         if s.stages or s.turns:
             turns = -(-units // s.owners)
-            head = f"for (int turn = blockIdx.x; turn < {turns}; turn += gridDim.x) {{"
+            head = f"for (int turn = role.block_x(); turn < {turns}; turn += role.blocks_x()) {{"
             head += f"\nconst int tile = turn * {s.owners} + owner;"
-            row, following = f"tile * {s.rows} + {inside}", f"(turn + (int)gridDim.x) * {s.owners} + owner"
-            begin = f"(int)blockIdx.x * {s.owners} + owner"
+            row, following = f"tile * {s.rows} + {inside}", f"(turn + (int)role.blocks_x()) * {s.owners} + owner"
+            begin = f"(int)role.block_x() * {s.owners} + owner"
         else:
-            head = f"for (int tile = blockIdx.x + owner * gridDim.x; tile < {units}; tile += gridDim.x * {s.owners}) {{"
-            row, following = f"tile * {s.rows} + {inside}", f"tile + (int)gridDim.x * {s.owners}"
-            begin = "(int)blockIdx.x + owner * (int)gridDim.x"
+            head = f"for (int tile = role.block_x() + owner * role.blocks_x(); tile < {units};"
+            head += f" tile += role.blocks_x() * {s.owners}) {{"
+            row, following = f"tile * {s.rows} + {inside}", f"tile + (int)role.blocks_x() * {s.owners}"
+            begin = "(int)role.block_x() + owner * (int)role.blocks_x()"
         name = f"h{self._first}"
         late = not early and self._late
         if early:
@@ -115,7 +116,7 @@ class Kernel:
             lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
             lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
             if s.near:
-                lines += self._fetch(f"(tile + 2 * {s.owners} * (int)gridDim.x) * {s.rows} + {inside}")
+                lines += self._fetch(f"(tile + 2 * {s.owners} * (int)role.blocks_x()) * {s.rows} + {inside}")
         elif late:
             lines += [f"const int next0 = ({following}) * {s.rows} + {inside};", *self._fetch("next0")]
         else:
@@ -129,7 +130,7 @@ class Kernel:
             else:
                 lines += self._layer(part)
             part += alike.get(part, 1)
-        return [*lines, "}", *(["if (owner == 0) w_turn_take(1);"] if s.turns else [])]
+        return [*lines, "}", *([f"if (owner == 0) role.named_barrier(0, {PAIR});"] if s.turns else [])]
 
     @property
     def _late(self) -> bool:
@@ -203,7 +204,7 @@ class Kernel:
                 ),
                 "w_commit(); w_arrived<0>();",
             ]
-            return [*lines, *(["w_async_fence();"] if s.group else []), "__syncthreads();"]
+            return [*lines, *(["w_async_fence();"] if s.group else []), "role.sync();"]
         slot = slot_bytes(image)
         vectors = image.bytes - image.weight_bytes
         fixed = fixed_bytes(image, s)
@@ -225,9 +226,9 @@ class Kernel:
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
                 f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
             ),
-            "__syncthreads();",
+            "role.sync();",
             # of all panels of all turns of this block, the next one to be asked for, and the one that is read
-            f"const u32 total = (({units}u - 1 - blockIdx.x) / gridDim.x + 1) * {len(panels)}u;",
+            f"const u32 total = (({units}u - 1 - role.block_x()) / role.blocks_x() + 1) * {len(panels)}u;",
             f"u32 asked = 0, place = {start}, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "auto ask = [&]() {",
             "if (asked < total) {",
@@ -460,9 +461,10 @@ class Kernel:
                 found.append(f"{head}\n{each('m', s.tiles)} {call}")
             return found
 
-        take, give = (
-            ("w_turn_take(1 + owner); ", f" w_turn_give(1 + (owner + 1) % {s.owners});") if s.turns else ("", "")
-        )
+        take = give = ""
+        if s.turns:
+            take = f"role.named_barrier(owner, {PAIR}); "
+            give = f" role.named_barrier_arrive((owner + 1) % {s.owners}, {PAIR});"
         lines += self._read(part) if s.turns else []  # all of the left operand is there before the turn
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
@@ -659,15 +661,20 @@ class Kernel:
         if v > 1:
             guard = f"if (c * 8 + 2 * q < {width}) {{" if group == 1 and width % 8 else "{"
             names = [f"y[half][{i}]" for i in range(v)]
-            stored = wide_store(names, dtype, f"to + q * {v}")
-            stored = [x.replace("w_narrow2_", f"w_{name}_") for x in stored]
-            if self.s.keep:
-                stored = [re.sub(r"\*\(uint4\*\)\((.*?)\) = (.*);", r"w_store_kept(\1, \2);", x) for x in stored]
-            lines += [guard, *stored, "}"]
+            lines += [guard, *self._stored(names, dtype, f"to + q * {v}", name), "}"]
         else:
             for e in range(2):
                 lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
         return [*lines, "}\n}\n}"]
+
+    def _stored(self, values: list[str], dtype: DType, to: str, narrow: str) -> list[str]:
+        """Statements: neighbouring values to memory at once; halves by that function of a pair."""
+        v = len(values)
+        if dtype not in NARROW or (narrow == "narrow2" and not (self.s.keep and v == 8)):
+            return wide_store(values, dtype, to)
+        pairs = [f"w_{narrow}_{dtype.value}({values[i]}, {values[i + 1]})" for i in range(0, v, 2)]
+        words = pairs[0] if v == 2 else f"make_{_WORDS[v]}({', '.join(pairs)})"
+        return [f"w_store_kept({to}, {words});" if self.s.keep and v == 8 else f"*({_WORDS[v]}*)({to}) = {words};"]
 
     def _expressions(
         self, part: int, known: Mapping[NodeId, list[Value]], wanted: tuple[NodeId, ...] | list[NodeId]
@@ -755,10 +762,10 @@ class Kernel:
 
     def _gated(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[str, tuple[NodeId, ...]] | None:
         """A value times 1 + erf of a multiple of another one."""
-        found = self._gate(node, rough)
-        if found is None:
+        gate = self._gate(node, rough)
+        if gate is None:
             return None
-        value, rest, factor = found
+        value, rest, factor = gate
         return f"w_mlp_gated({{0}}, {{1}}, {literal(factor, DType.F32)})", (value, rest)
 
     def _gate(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[NodeId, NodeId, float] | None:
@@ -800,15 +807,15 @@ class Kernel:
             negative = None if exponential is None else p.graph.nodes[p.value(p.graph.nodes[exponential].inputs[0])]
             if negative is not None and negative.prim is Prim.NEG and self._wide(negative.inputs[0]) == z:
                 return "w_mlp_silu_of_half({0})", (z,)
-        if record.prim is Prim.MUL and (gated := self._gated(node, rough)) is not None:
-            text, (value, rest) = gated
+        if record.prim is Prim.MUL and (gate := self._gate(node, rough)) is not None:
+            value, rest, factor = gate
             half = p.graph.nodes[p.value(value)]
             if (
                 half.prim is Prim.MUL
                 and self._wide(rest) == z
                 and {0.5, z} == {p.numbers[o] if o in p.numbers else self._wide(o) for o in half.inputs}
             ):
-                return self._gelu(part, text.replace("w_mlp_gated({0}, {1}", "w_mlp_gelu_of_half({0}")), (z,)
+                return self._gelu(part, f"w_mlp_gelu_of_half({{0}}, {literal(factor, DType.F32)})"), (z,)
         return None
 
     def _gelu(self, part: int, text: str) -> str:

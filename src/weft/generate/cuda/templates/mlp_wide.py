@@ -7,11 +7,11 @@ alone reads it: it then comes in panels too.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import mlp_beside, mlp_image
 from weft.generate.cuda.templates.mlp_image import PANEL, Image, pieces
 from weft.generate.cuda.templates.mlp_match import Chain, chain
@@ -25,7 +25,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import Schedule
 
 _MOST, _STAGES, _FEWEST = 3, 8, 4
 _OWN = {True: 46, False: 58}
@@ -138,11 +138,8 @@ def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
     return turns * max(overlapped, bytes_ / _L2_RATE)
 
 
-def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
-    """The kernel of one of `schedules`; depends on its arguments only.
-
-    `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
-    """
+def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
+    """A chain whose layers are made a piece of their columns at a time; `masters` as of `mlp.emit`."""
     p = chain(problem)
     if isinstance(p, Declined):
         return p
@@ -150,28 +147,28 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     kernel = _kernel(p, s)
     if isinstance(kernel, Declined):
         return kernel
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
-    packing, pack, weights = mlp_image.pack(kernel.image, f"{entry}_pack", masters)
-    head = (
-        f'extern "C" __global__ void __launch_bounds__({32 * s.warps}, 1) {entry}('
-        f"{mlp_beside.arguments(p)}, const void* __restrict__ pk, {mlp_beside.results(p)}) {{"
-    )
+    packing, weights = mlp_image.pack(kernel.image, masters)
     widths = sorted({pieces(x.n, s.columns)[1] for x in p.layers}) if s.group else []
-    parts = [
+    headers = [
         prelude(),
         mlp_header(),
         tma_header() if s.group else "",
         *(instruction(p.dtype, n) for n in widths),
-        packing,
-        "\n".join((head, *kernel.lines(), "}\n")),
     ]
-    pointers = mlp_beside.pointers(p)
-    blocks = min(s.blocks, -(-p.rows // s.rows))
-    return CudaSource(
+    role = DeviceRole(
+        threads=32 * s.warps,
+        body="\n".join(kernel.lines()),
+        parameters=mlp_beside.parameters(p),
+        grid=(min(s.blocks, -(-p.rows // s.rows)), 1, 1),
+        min_ctas_per_sm=1,
+        shared_bytes=kernel.shared_bytes,
+    )
+    return RoleSource(
         schedule=schedule,
-        text="".join(parts),
-        launches=(Launch(entry, (blocks, 1, 1), (32 * s.warps, 1, 1), pointers, kernel.shared_bytes),),
-        pack=(pack,),
+        headers=tuple(headers),
+        roles=(role,),
+        pack=(packing,),
+        pack_first=True,
         packed_bytes=(kernel.image.bytes,),
         replaces_weights=weights,
         capability=90 if s.group else 80,

@@ -130,17 +130,16 @@ class WideKernel(Kernel):
         owner, inside = ("warp >> 2", "(warp & 3) * 16") if s.group else ("warp", "0")
         units = -(-p.rows // s.rows)
         lines = [
-            "W_DYNAMIC(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
             f"const int owner = {owner};",
             f"const {storage(self._x)}* const x = (const {storage(self._x)}*)in0;",
             f"{storage(self._out)}* const out = ({storage(self._out)}*)out0;",
             "(void)q; (void)g; (void)lane;",
             *self._weights(),
-            "w_wait(); w_release();",
+            "role.pdl_wait(); role.pdl_trigger();",
             *(self._load_panel() if self.panels_of_x else self._load()),
             "#pragma unroll 1",
-            f"for (int turn = blockIdx.x; turn < {-(-units // s.owners)}; turn += gridDim.x) {{",
+            f"for (int turn = role.block_x(); turn < {-(-units // s.owners)}; turn += role.blocks_x()) {{",
             f"const int row0 = (turn * {s.owners} + owner) * {s.rows} + {inside};",
             *mlp_beside.near(p, 1, self._tall),
         ]
@@ -168,7 +167,7 @@ class WideKernel(Kernel):
         lines = [
             f"for (int i = t; i < {vectors // 16}; i += {s.threads})",
             f"w_copy16(w_shared(sm) + {self._vectors_at} + 16 * i, (const char*)pk + {image.weight_bytes} + 16 * i);",
-            f"const u32 total = (({turns}u - 1 - blockIdx.x) / gridDim.x + 1) * {len(panels)}u;",
+            f"const u32 total = (({turns}u - 1 - role.block_x()) / role.blocks_x() + 1) * {len(panels)}u;",
             "u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "(void)turn_asked; (void)parity;",
         ]
@@ -189,7 +188,7 @@ class WideKernel(Kernel):
                 *step,
                 "}\nw_commit();\n};",
                 f"for (int i = 0; i < {s.stages - 1}; ++i) ask();",
-                f"w_arrived<{s.stages - 1}>(); __syncthreads();",  # the vectors are there
+                f"w_arrived<{s.stages - 1}>(); role.sync();",  # the vectors are there
             ]
         bars = self._vectors_at + vectors
         return [
@@ -200,7 +199,7 @@ class WideKernel(Kernel):
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
                 f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
             ),
-            "__syncthreads();",
+            "role.sync();",
             "auto ask = [&]() {\nif (asked < total) {",
             size,
             "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
@@ -331,8 +330,8 @@ class WideKernel(Kernel):
         size = sum(4 * whole(self.p.graph.type_of(v).size // self.p.rows, self.columns) for v in own)
         return self._turn(part, size)
 
-    def _multiplied(self, part: int, first: int, count: int, columns: int, left: str) -> list[str]:
-        """Products with fragments of a panel; `left` has its number as k."""
+    def _multiplied(self, part: int, first: str, count: int, columns: int, left: str) -> list[str]:
+        """Products with fragments of a panel from fragment `first` of the sum on; `left` has its number as k."""
         kind, ring = self.p.dtype.value, f"w_shared(sm) + {self.ring} + slot * {self.slot}u"
         if self.s.group:
             add = "1" if self._bias(part) is not None else f"{first} + k"
@@ -356,9 +355,9 @@ class WideKernel(Kernel):
         lines: list[str] = ["{"]
         for i, first in enumerate(range(0, depth, PANEL // 16)):
             count = min(PANEL // 16, depth - first)
-            calls = self._multiplied(part, first, count, columns, f"a[0][{first} + k]")
+            calls = self._multiplied(part, str(first), count, columns, f"a[0][{first} + k]")
             if not s.group:
-                lines += [f"w_arrived<{s.stages - 2}>(); __syncthreads(); ask();", *calls, step]
+                lines += [f"w_arrived<{s.stages - 2}>(); role.sync(); ask();", *calls, step]
                 continue
             lines += [
                 "if (t == 0) ask();\n__syncwarp();",
@@ -382,7 +381,7 @@ class WideKernel(Kernel):
         s, depth = self.s, self.p.layers[0].depth
         count = -(-depth // PANEL)
         step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
-        calls = self._multiplied(1, 0, PANEL // 16, columns, "a[k]")
+        calls = self._multiplied(1, "panel", PANEL // 16, columns, "a[k]")  # not 0 behind the first panel
         lines = [
             "u32 following[4][4]; load(row0, 0, following);",
             f"#pragma unroll 1\nfor (int panel = 0; panel < {count}; ++panel) {{ u32 a[4][4];",
@@ -390,9 +389,7 @@ class WideKernel(Kernel):
         ]
         ahead = f"if (panel + 1 < {count}) load(row0, panel + 1, following);"
         if not s.group:
-            return [*lines, f"w_arrived<{s.stages - 2}>(); __syncthreads(); ask();", ahead, *calls, step, "}"]
-        if self._bias(1) is None:
-            calls = [x.replace(", 0 + k);", ", panel + k);") for x in calls]
+            return [*lines, f"w_arrived<{s.stages - 2}>(); role.sync(); ask();", ahead, *calls, step, "}"]
         return [
             *lines,
             "if (t == 0) ask();\n__syncwarp();",

@@ -44,9 +44,6 @@ W_FN u32 w_relu2_bf16(float lo, float hi) {
   return h;
 }
 W_FN void w_hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }  // is not read before this
-// the turns of warpgroups that multiply one after the other: a turn is given by one and taken by the next
-W_FN void w_turn_take(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
-W_FN void w_turn_give(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }
 W_FN void w_read_until(u32 x) { asm volatile("" ::"r"(x) : "memory"); }  // by a product that runs until now
 W_FN w_f32 w_mlp_reciprocal(w_f32 x) {
   w_f32 y;
