@@ -8,8 +8,8 @@ with float32 parameters under autocast to bfloat16: eager, torch.compile and Fus
 together, the median over rounds of twenty calls between two synchronisations (training seldom waits for the device;
 `step_4`: of four calls, as in records before this one); weights change in every step, as in training. Errors are norms
 of the error over the norm of the result, the mean over all gradients of a network. `--dry` compiles for sm_80 and
-sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--wide` checks and times networks with layers of
-257 to 512 columns. Where the host's time goes: `lab.gpu_mlp_host`.
+sm_90a without a GPU. `graph` is a whole step replayed from a CUDA graph. `--wide` checks and times networks with layers
+of 257 to 512 columns. Where the host's time goes: `lab.gpu_mlp_host`.
 """
 
 from __future__ import annotations
