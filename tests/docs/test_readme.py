@@ -21,9 +21,17 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pyte
 
 def test_links_of_the_documents_lead_somewhere() -> None:
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text()):
             if "://" not in target:
-                assert (path.parent / target).exists(), f"{path.name}: {target}"
+                found = (path.parent / target) if target else path
+                assert found.exists(), f"{path.name}: {target}"
+                assert not anchor or anchor in anchors(found), f"{path.name}: {target}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """What headings of a document are called in links to them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 TARGETS = ("demo", "test", "check", "conformance", "replay", "bench")
