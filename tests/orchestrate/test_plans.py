@@ -152,6 +152,17 @@ def test_images_have_two_and_weights_one():
     assert formats_in(graph, graph.outputs[0]) == (Format.ROW,)
 
 
+@pytest.mark.parametrize("make", [select, heuristic])
+def test_what_is_missing_first_is_named_and_not_what_follows_from_it(make):
+    graph = residual_net(1)
+    first = next(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV)
+    priced = [
+        p for p in random_prices(graph, random.Random(0), EnumerationLimits()) if not p.candidate.members >> first & 1
+    ]
+    with pytest.raises(InvalidGraphError, match=rf"no kernel produces the values %{first} conv [^%]*\[W901\]"):
+        make(graph, priced)
+
+
 def test_a_missing_kernel_is_named():
     graph = residual_net(1)
     priced = [p for p in random_prices(graph, random.Random(0), EnumerationLimits()) if len(p.candidate.outputs) > 1]

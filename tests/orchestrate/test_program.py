@@ -13,7 +13,7 @@ from weft.ir.graph import bits, mask_of
 from weft.orchestrate import program
 from weft.orchestrate.abstract import Dag, Reentry, grow
 from weft.orchestrate.heuristic import heuristic_plan
-from weft.orchestrate.instance import Instance, Option, Way, execute, trim
+from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_reach, trim
 from weft.orchestrate.program import best_solutions, presolve, solve
 
 
@@ -305,8 +305,19 @@ def test_nothing_to_do():
 
 
 def test_an_impossible_instance_is_our_bug():
-    with pytest.raises(InvalidGraphError, match=r"no kernel produces the values \[1\] \[W901\]"):
+    with pytest.raises(InvalidGraphError, match=r"no kernel produces the values \[5\] \[W901\]"):
         solve(Instance((option({5}, {1}, 2.0),), frozenset({0}), frozenset({1})))
+
+
+def test_what_is_out_of_reach_is_told_by_its_first_cause():
+    kernels = (option({0}, {1}, 1.0), option({2}, {3}, 1.0), option({3}, {4}, 1.0), option({1, 6}, {7}, 1.0))
+    turned = tuple(replace(option({a}, {b}, 1.0), conversion=True) for a, b in [(2, 8), (8, 2), (3, 9), (9, 3)])
+    instance = Instance(kernels + turned, frozenset({0}), frozenset({1, 4, 9}))
+    assert out_of_reach(instance) == (2, 8), "one value in two formats; what is computed of it follows"
+    assert out_of_reach(replace(instance, results=frozenset({1}))) == ()
+    assert out_of_reach(replace(instance, results=frozenset({7}))) == (6,)
+    circle = (option({1}, {2}, 1.0), option({2}, {1}, 1.0))
+    assert out_of_reach(Instance(circle, frozenset({0}), frozenset({2}))) == (2,)
 
 
 def test_presolve_drops_the_dominated():

@@ -96,6 +96,33 @@ def execute(instance: Instance, chosen: Iterable[int]) -> tuple[tuple[int, ...],
     return tuple(order), frozenset(missing)
 
 
+def out_of_reach(instance: Instance) -> tuple[int, ...]:
+    """Why results cannot be had: of the values that they hang on, lowest rank first, those that no kernel writes.
+
+    What a kernel would write whose own operands are missing is none of them, nor what is converted from that. Empty:
+    every result can be had.
+    """
+    have, waiting, progress = set(instance.given), list(instance.options), True
+    while progress:
+        ready = [o for o in waiting if o.reads <= have]
+        waiting = [o for o in waiting if not o.reads <= have]
+        progress = not all(o.writes <= have for o in ready)
+        have |= {v for o in ready for v in o.writes}
+    writers: dict[int, list[Option]] = {}
+    for option in waiting:
+        for v in option.writes - have:
+            writers.setdefault(v, []).append(option)
+    lost = instance.results - have
+    seen, stack = set(lost), list(lost)
+    while stack:
+        missing = {v for o in writers.get(stack.pop(), ()) for v in o.reads if v not in have} - seen
+        seen |= missing
+        stack += missing
+    written = {v for v in seen if any(not o.conversion for o in writers.get(v, ()))}
+    first = {v for v in seen - written if not any(o.reads & written for o in writers.get(v, ()))}
+    return tuple(sorted(first or lost, key=lambda v: (instance.rank_of(v), v)))
+
+
 def _position(instance: Instance, k: int) -> tuple[int, bool, int]:
     option = instance.options[k]
     return (max(map(instance.rank_of, option.writes), default=0), option.conversion, k)

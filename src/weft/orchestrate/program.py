@@ -29,7 +29,7 @@ from weft.errors import InvalidGraphError, OptionError, WeftError
 from weft.kernels.plan import SolverReport
 from weft.orchestrate.constraints import Rows, build_rows, demand
 from weft.orchestrate.heuristic import heuristic_plan
-from weft.orchestrate.instance import Instance, Option, execute, trim
+from weft.orchestrate.instance import Instance, Option, execute, out_of_reach, trim
 from weft.orchestrate.memory import fits, limit_memory, peak_bytes
 from weft.orchestrate.partition import Part, parts_of
 
@@ -120,8 +120,7 @@ class _Model:
         kept = presolve(instance)
         reachable = set(instance.given).union(*(instance.options[k].writes for k in kept))
         if not instance.results <= reachable:
-            lost = sorted(instance.results - reachable)
-            raise InvalidGraphError(problem=f"no kernel produces the values {lost}")
+            raise InvalidGraphError(problem=f"no kernel produces the values {list(out_of_reach(instance))}")
         rows = build_rows(instance, kept)
         costs = np.zeros(len(kept) + len(instance.ways))
         costs[: len(kept)] = [instance.price(k) + TIE_US * x for x, k in enumerate(kept)]

@@ -14,7 +14,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.heuristic import heuristic_plan
 from weft.orchestrate.images import formats_in
-from weft.orchestrate.instance import Instance, Option, Way, execute
+from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_reach
 from weft.orchestrate.memory import fits
 from weft.orchestrate.program import Solution, best_solutions, presolve
 from weft.orchestrate.stored import Stored, stored_root
@@ -60,15 +60,40 @@ def select(
     """
     instance = build_instance(graph, priced, alternatives=alternatives, launch_us=launch_us)
     instance = replace(instance, memory_limit=memory_limit)
-    return best_solutions(instance, plans, gap=gap, seconds=seconds, core=core, start=start)
+    try:
+        return best_solutions(instance, plans, gap=gap, seconds=seconds, core=core, start=start)
+    except InvalidGraphError as error:
+        raise _named(error, graph, instance) from None
 
 
 def heuristic(
     graph: Graph, priced: Sequence[Priced], *, alternatives: Alternatives | None = None, launch_us: float = 0.0
 ) -> tuple[int, ...]:
-    """The plan without a solver: positions in `priced`, in execution order."""
+    """The plan without a solver: positions in `priced`, in execution order.
+
+    Raises:
+        InvalidGraphError: some result has no kernel that produces it [W901].
+    """
     instance = build_instance(graph, priced, alternatives=alternatives, launch_us=launch_us)
-    return heuristic_plan(instance, presolve(instance))
+    try:
+        return heuristic_plan(instance, presolve(instance))
+    except InvalidGraphError as error:
+        raise _named(error, graph, instance) from None
+
+
+def _named(error: InvalidGraphError, graph: Graph, instance: Instance) -> InvalidGraphError:
+    """What is missing by what it is in the graph, the first of it; the error itself where nothing is."""
+    nodes = list(dict.fromkeys(v // 2 for v in out_of_reach(instance)))
+    if not nodes:
+        return error
+    shown = ", ".join(f"%{i} {graph.nodes[i].prim.value} {graph.type_of(i)}{_of_operator(graph, i)}" for i in nodes[:3])
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return InvalidGraphError(problem=f"no kernel produces the values {shown}{more}")
+
+
+def _of_operator(graph: Graph, node: NodeId) -> str:
+    origin = graph.nodes[node].origin
+    return f" of {graph.origins[origin].source}" if origin >= 0 and graph.origins[origin].source else ""
 
 
 def is_within(
