@@ -57,6 +57,8 @@ ByName = Mapping[str, torch.Tensor | None]
 """Example inputs of an ONNX file by their names; None, and those that are not named: drawn."""
 Made = tuple[Compilation, Imported]
 """A plan, and what it was made of."""
+SETTLE_COPIES = 2.0
+"""Where the framework's own execution answers, the module is copied once more: so many times what that took before."""
 REFITTED = "weights were taken over by refit: the times are those of the weights before"
 
 
@@ -684,7 +686,8 @@ class _TorchModel:
         began = time.monotonic()
         clock = run.clock
         try:
-            program = run.stages.run("export", self._exported, examples, self._check(clock))
+            reserved_s = SETTLE_COPIES * run.stages.seconds("copy")
+            program = run.stages.run("export", self._exported, examples, self._check(clock, reserved_s))
         except OutOfTime:
             imported, clock = _inputs_alone(examples), Deadline(-math.inf, self._options.budget_s)
         else:
@@ -700,14 +703,14 @@ class _TorchModel:
             self._watch.renew()  # who times a module in training mode changes its buffers
         return made, imported
 
-    def _check(self, clock: Deadline) -> Callable[[], None] | None:
-        """What ends an export with the budget, where the framework's own execution may answer."""
+    def _check(self, clock: Deadline, reserved_s: float = 0.0) -> Callable[[], None] | None:
+        """What ends an export with the budget, or so much earlier, where the framework's own execution may answer."""
         options = self._options
         if options.budget_s <= 0 or options.memory_limit_bytes or options.check_indices:
             return None
 
         def check() -> None:
-            if clock.passed():
+            if clock.passed(clock.end - reserved_s):
                 raise OutOfTime
 
         return check

@@ -37,7 +37,7 @@ from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
 from weft.pipeline import choose, finish, reference, repro, search_line, warm
-from weft.pipeline.deadline import Deadline
+from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
 from weft.pipeline.problems import collect, make_kernels
 from weft.pipeline.search.loop import Learning
@@ -230,6 +230,16 @@ def test_where_the_framework_must_not_answer_an_export_is_waited_for(x: torch.Te
     for options in (Options(memory_limit_bytes=1 << 30), Options(check_indices=True), Options(budget_s=0)):
         source = api._TorchModel(None, Net().eval(), True, options, "net", api.silent, None, None)
         assert source._check(Deadline(-1e9, options.budget_s)) is None
+    source = api._TorchModel(None, Net().eval(), True, Options(), "net", api.silent, None, None)
+    clock = Deadline(0.0, 20.0, lambda: 17.0)
+    for reserved_s, is_over in ((0.0, False), (2.5, False), (3.5, True)):
+        check = source._check(clock, reserved_s)
+        assert check is not None
+        if is_over:
+            with pytest.raises(OutOfTime):
+                check()
+        else:
+            check()
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 9.0])
