@@ -335,6 +335,8 @@ def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems])
     assert found == [] and known.failed in lost
     (library,) = pipeline.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
     assert library.name == "library" and not known.right, "as without a budget"
+    late = Deadline(0.0, 30.0, lambda: 29.0)
+    assert pipeline.qualified(bench, plans, problems, known, lambda: plans, list, late, True, lost) == []
 
 
 class Block(torch.nn.Module):

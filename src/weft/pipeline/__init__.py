@@ -101,6 +101,8 @@ SOLVES = 6
 """Programs that are solved at the end, at most: the time is shared among them, and some is for writing them down."""
 VERIFIED_SHARE = 0.3
 """Of the time that is left, for the solver of the plan of what was verified alone."""
+UNVERIFIED_BY = 0.9
+"""The share of the budget after which no plan that was not verified is begun to be judged."""
 QUALIFY_GRACE_S = 0.3
 """How long an answer is waited for when the time of verifying what was not measured is up."""
 GRACE_SHARE = 0.3
@@ -763,7 +765,9 @@ def qualified(
         lambda: clock.passed(until),
         has_baseline=has_baseline,
         lost=lost,
-        covered=partial(_stands_unverified, problems=problems, suspects=bench.tuner.suspects),
+        covered=lambda step: (
+            clock.spent <= UNVERIFIED_BY and _stands_unverified(step, problems=problems, suspects=bench.tuner.suspects)
+        ),
     )
 
 
