@@ -259,12 +259,16 @@ def summary(lines: Sequence[dict[str, object]]) -> dict[str, object]:
     cases = [x for x in lines if x.get("record") == "case"]
     kept = sum(bool(x.get("kept")) for x in cases)
     over = [float(str(x["over_s"])) for x in cases if "over_s" in x]
+    where: dict[str, list[bool]] = {}
+    for x in cases:
+        where.setdefault(f"{x.get('device', 'unknown')} {x.get('load', 'idle')}", []).append(bool(x.get("kept")))
     return {
         "record": "summary",
         "suite": "budget",
         "total": len(cases),
         "kept": kept,
         "worst_over_s": max(over, default=0.0),
+        "by_machine": "; ".join(f"{name}: {sum(found)} of {len(found)}" for name, found in sorted(where.items())),
     }
 
 

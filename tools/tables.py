@@ -355,27 +355,30 @@ def trust() -> str:
         if end is None:
             rows.append([what, str(lines[0]["device"]), "", "", "the run did not end", str(lines[0]["commit"])])
             continue
+        device = str(lines[0]["device"])
+        devices = sorted({str(x.get("device", device)) for x in lines if x["record"] == "case"} or {device})
         right = next((end[k] for k in _GOOD if k in end), "")
         other = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in end.items() if k not in _NOT_TOLD)
-        rows.append([what, str(lines[0]["device"]), f"{end['total']}", f"{right}", other, str(lines[0]["commit"])])
+        rows.append([what, ", ".join(devices), f"{end['total']}", f"{right}", other, str(lines[0]["commit"])])
     return markdown(["suite", "device", "total", "of it", "further", "commit"], rows)
 
 
 def budgets() -> str:
-    """Seconds inside of `weft.compile` and the answer: a line for each network and device, a column for each budget."""
+    """Seconds inside of `weft.compile` and the answer: a line for each network and machine, a column a budget."""
     cases: dict[tuple[str, str, str], dict[float, str]] = {}
     for folder in _FOLDERS:
-        for c in records(folder, "budget"):
+        lines = records(folder, "budget")
+        for c in lines:
             if c["record"] == "case":
                 name = str(c["case"]).split("/")[0]
                 answer = str(c.get("plan", "none"))
-                if folder == "cpu":  # four cases share a GPU: times are worth nothing there
+                if folder == "cpu" and c["load"] == "idle":  # beside others times are worth nothing
                     answer = f"{float(str(c.get('speedup_eager') or 1)):.2f} ×, {answer}"
                 cell = f"{float(str(c['inside_s'])):.1f} ({answer})" if "inside_s" in c else "not ended"
-                key = name, folder, str(c["load"])
+                key = name, str(c.get("device", lines[0]["device"])), str(c["load"])
                 cases.setdefault(key, {})[float(str(c["budget_s"]))] = cell if c["kept"] else f"**{cell}**"
     columns = sorted({b for row in cases.values() for b in row})
-    rows = [[n, f, load, *(row.get(b, "") for b in columns)] for (n, f, load), row in sorted(cases.items())]
+    rows = [[*key, *(row.get(b, "") for b in columns)] for key, row in sorted(cases.items())]
     return markdown(["network", "device", "load", *(f"{b:g} s" for b in columns)], rows)
 
 

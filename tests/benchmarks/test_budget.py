@@ -58,8 +58,9 @@ def test_the_load_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_summary() -> None:
     lines: list[dict[str, object]] = [
         {"record": "environment"},
-        {"record": "case", "kept": True, "over_s": -1.0},
-        {"record": "case", "kept": False, "over_s": 4.5},
-        {"record": "case", "kept": False, "error": "did not end"},
+        {"record": "case", "device": "A", "load": "idle", "kept": True, "over_s": -1.0},
+        {"record": "case", "device": "B", "load": "load", "kept": False, "over_s": 4.5},
+        {"record": "case", "device": "B", "load": "load", "kept": False, "error": "did not end"},
     ]
-    assert summary(lines) == {"record": "summary", "suite": "budget", "total": 3, "kept": 1, "worst_over_s": 4.5}
+    found = {"record": "summary", "suite": "budget", "total": 3, "kept": 1, "worst_over_s": 4.5}
+    assert summary(lines) == {**found, "by_machine": "A idle: 1 of 1; B load: 0 of 2"}
