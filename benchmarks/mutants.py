@@ -218,11 +218,15 @@ OPERATORS: Mapping[str, Operator] = {
     "wrong constant": _constants,
     "wrong dtype": _narrowed,
     "missing barrier": _subs(
-        r"__syncthreads\(\);|\bw_sync\(\);|w_cluster_sync\(\);|w_cluster_wait\(\);|#pragma omp barrier", ";"
+        r"__syncthreads\(\);|\brole\.sync\(\);|\bw_sync\(\);"
+        r"|w_cluster_sync\(\);|w_cluster_wait\(\);|#pragma omp barrier",
+        ";",
     ),
     # not the wait for an empty slot: in problems of this size few slots are used twice
     "missing wait": _subs(
-        r"\bw_wait\(\);|w_bar_wait\((?![^;]*EMPTY)[^;]*\);|w_group_wait<\d+>\(\);|w_arrived<\d+>\(\);", ";"
+        r"\bw_wait\(\);|\brole\.pdl_wait\(\);"
+        r"|w_bar_wait\((?![^;]*EMPTY)[^;]*\);|w_group_wait<\d+>\(\);|w_arrived<\d+>\(\);",
+        ";",
     ),
 }
 LAST = ("missing barrier", "missing wait")
@@ -901,7 +905,7 @@ def told(source: CudaSource) -> CudaSource:
         for x in source.text.split("\n")
     )
     for axis, n in zip("xyz", launch.grid, strict=True):
-        text = text.replace(f"gridDim.{axis}", f"{n}u")
+        text = text.replace(f"gridDim.{axis}", f"{n}u").replace(f"role.blocks_{axis}()", f"{n}u")
     base = "const u32 sb = w_shared(sm);"
     return replace(source, text=text.replace(base, f"{base} __builtin_assume((sb & 1023u) == 0u);"))
 

@@ -129,7 +129,9 @@ RACES = ("released", "no barrier")
 def clocked_cores(text: str) -> str:
     """The same for kernels of CUDA cores: the first thread tells of the first block."""
     now = 'clock64(); unsigned long long {}; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"({}));'
-    text = _replaced(r"(const int t = threadIdx.x,[^;]*;)", rf"\1 const long long c0 = {now.format('g0', 'g0')}")(text)
+    text = _replaced(r"(const int t = role\.thread\(\),[^;]*;)", rf"\1 const long long c0 = {now.format('g0', 'g0')}")(
+        text
+    )
     store = f"if (blockIdx.x == 0 && t == 0) {{ const long long c1 = {now.format('g1', 'g1')}"
     store += " w_ticks[0] = c1 - c0; w_ticks[1] = (long long)(g1 - g0); }"
     text = _replaced(r"(w_arrived<0>\(\); __syncthreads\(\);)", rf"\1 {store}")(text)

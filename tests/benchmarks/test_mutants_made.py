@@ -37,7 +37,8 @@ def changed(operator: str, line: str) -> list[str]:
         ("wrong constant", "const w_f32 e3 = (e2 + 0.5f);", ["const w_f32 e3 = (e2 + 0.625f);"]),
         ("wrong dtype", "const w_f32v e3 = (e2 * e1);", ["const w_f32v e3 = m_narrow((e2 * e1));"]),
         ("missing barrier", "#pragma omp barrier", [";"]),
-        ("missing wait", "w_wait(); w_release();", ["; w_release();"]),
+        ("missing wait", "role.pdl_wait(); role.pdl_trigger();", ["; role.pdl_trigger();"]),
+        ("missing barrier", "role.sync();", [";"]),
         ("missing wait", "w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1);", []),
     ],
 )  # fmt: skip
@@ -80,7 +81,7 @@ def lost(origin: mutants.Origin, pattern: str, which: int) -> mutants.Mutant:
     [
         (r"w_arrived<0>\(\);", -1, True),  # every copy was waited for in the loop
         (r"w_arrived<[1-9]>\(\);", 0, False),
-        (r"__syncthreads\(\);", -1, False),  # the sums of other warps
+        (r"role\.sync\(\);", -1, False),  # the sums of other warps
     ],
 )
 def test_a_wait_is_needless_only_if_nobody_is_missed_where_everybody_is_late(

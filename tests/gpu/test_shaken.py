@@ -93,8 +93,8 @@ def test_what_a_kernel_finds_in_shared_memory_is_no_number(tmp_path: Path) -> No
     ("template", "waits", "which"),
     [
         ("mma", r"w_arrived<\d+>\(\);", 0),  # for the copies of a step
-        ("mma", r"__syncthreads\(\);", -1),  # for the sums of others
-        ("tma", r"__syncthreads\(\);", 0),  # for barriers that one thread makes
+        ("mma", r"role\.sync\(\);", -1),  # for the sums of others
+        ("tma", r"role\.sync\(\);", 0),  # for barriers that one thread makes
     ],
 )
 def test_a_template_without_one_of_its_waits_is_rejected(template: str, waits: str, which: int, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ PIECES = {
     "together": {"w_raise(", "w_await("},
     "images": {"w_meet<"},
     "grouped": {"namespace m1 {", "w_bar_wait(", "w_cluster_sync();"},
-    "normed": {"w_turn_wait(", "word = w_narrow2_"},
+    "normed": {"role.named_barrier_arrive(", "word = w_narrow2_"},
     "leaving": {"mean_[o]"},
     "bytes": {"w_product_s8", "w_product_u8"},
     "boxes": {"w_matrices_store(", "w_stores_commit();"},

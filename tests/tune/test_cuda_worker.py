@@ -355,7 +355,7 @@ def test_the_second_form_delays_every_meeting_and_lets_copies_come_late(tmp_path
         assert (text.count("w_stay_w_bar_wait(") > 1) == (name == "tma")
         assert site.build_shaken(form)
         skeletons.add(form.skeleton)
-        other = replace(source, text=re.sub(r"\n__syncthreads\(\);", "\n;", source.text, count=1))
+        other = replace(source, text=re.sub(r"\nrole\.sync\(\);", "\n;", source.text, count=1))
         assert (made := shaken(other)) is not None and made.skeleton != form.skeleton
     assert len(skeletons) == 3
     helped = """extern "C" __global__ void run(const float* x, float* y) {

@@ -60,11 +60,13 @@ _MEET = (
 )  # fmt: skip
 _CALL = re.compile(rf"(?<!void )(?<!bool )(?<![\w.])({'|'.join(_MEET)})(?=\()")
 _GROUPS = re.compile(r"(?<!void )(?<![\w.])(w_group_wait|w_stores_read)<(\w+)>\(\)")
+_ROLE = re.compile(r"\brole\.(?:pdl_wait|named_barrier)\((?:[^()]|\([^()]*\))*\)")
 _ARRIVED = re.compile(r"(?<!void )(?<![\w.])w_arrived<(.+?)>\(\)")
 _COPIES = re.compile(r"(?<!void )(?<![\w.])(w_copy16|w_commit)(?=\()")
 _TOP = re.compile(r"^(extern \"C\" __global__|W_KERNEL\(|W_FN |static __device__|template |INLINE )")
 _SHARES = re.compile(
-    r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|w_any_thread|w_arrived|w_bar_wait|w_named_barrier|w_cluster_\w+)\b"
+    r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|role\.sync|role\.named_barrier\w*|w_any_thread|w_arrived"
+    r"|w_bar_wait|w_named_barrier|w_cluster_\w+)\b"
 )
 """What stands in a line in which threads share memory, meet or wait."""
 
@@ -107,6 +109,7 @@ def shaken(source: CudaSource) -> Shaken | None:
             continue
         line = _CALL.sub(r"w_stay_\1", line)
         line = _GROUPS.sub(rf"(\1<\2>(), w_stay({k}))", line)
+        line = _ROLE.sub(rf"(\g<0>, w_stay({k}))", line)
         if late:
             line = _ARRIVED.sub(rf"(w_q.arrived(\1), w_stay({k}))", line)
             line = _COPIES.sub(r"\1_late", line)

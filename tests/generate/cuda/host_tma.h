@@ -40,16 +40,15 @@ inline void w_bar_wait(u32 at, u32 parity) {
   }
   ++w_progress;
 }
-static Barrier w_some[16];
 inline void w_named_barrier(int number, int threads) {
-  w_some[number].total = threads * w_cluster->size();  // fibers of a cluster run together: at least this strict
-  w_meet(w_some[number]);
+  w_self->block->order[number].total = threads;
+  w_meet(w_self->block->order[number]);
 }
 inline void w_named_barrier_arrive(int number, int threads) {
-  Barrier& b = w_some[number];
-  b.total = threads * w_cluster->size();
+  Barrier& b = w_self->block->order[number];
+  b.total = threads;
   ++w_progress;
-  if (++b.count == b.total) { b.count = 0; ++b.generation; }
+  if (++b.count == b.total) b.count = 0, ++b.generation;
 }
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
@@ -332,16 +331,6 @@ template <int H> inline void w_weighted_f16(float (&d)[H], const u32 (&a)[4], u6
 }
 template <int H> inline void w_weighted_bf16(float (&d)[H], const u32 (&a)[4], u64 b) {
   w_weighted_rs(d, a, b, w_unpack_bf16);
-}
-inline void w_turn_wait(int number) {
-  w_self->block->order[number].total = 256;
-  w_meet(w_self->block->order[number]);
-}
-inline void w_turn_pass(int number) {
-  Barrier& b = w_self->block->order[number];
-  b.total = 256;
-  ++w_progress;
-  if (++b.count == b.total) b.count = 0, ++b.generation;
 }
 // a left operand in registers, of the 16 rows of its warp
 template <bool Turned> inline void w_by_rows(const Product& p) {

@@ -14,7 +14,8 @@ from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import ToolchainError
 from weft.generate.cuda import templates
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import grouped, grouped_match, grouped_text, grouped_tma
+from weft.generate.cuda.role import beside
+from weft.generate.cuda.templates import grouped, grouped_match, grouped_tma
 from weft.generate.cuda.templates.grouped import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -258,7 +259,7 @@ def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypat
     assert 4096 < launch.parameter_bytes == 32 * 128 + 4 * 16 * 8 <= MOST_PARAMETER_BYTES
     compiled_well([given], "sm_90a", H200)
     assert_exact(Emulated([given]), GIVEN, given, most=1)
-    monkeypatch.setattr(grouped_text, "MOST_PARAMETER_BYTES", launch.parameter_bytes - 1)
+    monkeypatch.setattr(beside, "MOST_PARAMETER_BYTES", launch.parameter_bytes - 1)
     refused = templates.emit(GIVEN, given.schedule)
     assert isinstance(refused, Declined)
     assert f"{launch.parameter_bytes} bytes of arguments" in refused.reason

@@ -95,7 +95,7 @@ def test_constants_are_copied_before_the_wait(sources: dict[str, CudaSource]):
     for name, first in (("24 rows, packed", True), ("split", False)):
         text = sources[name].text
         body = text[text.index(f" {sources[name].entry}(") :]
-        assert (body.index("w_bulk(to" if first else "w_tma(&mw") < body.index("w_wait()")) == first
+        assert (body.index("w_bulk(to" if first else "w_tma(&mw") < body.index("role.pdl_wait()")) == first
         assert bool(sources[name].replaces_weights) == first
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Launch
 
 
@@ -15,8 +16,10 @@ def role_header() -> str:
     return Path(__file__).with_name("weft_cuda_role.h").read_text(encoding="utf-8")
 
 
-def solo(source: RoleSource, entry: str) -> CudaSource:
-    """Each role as a kernel of its own: `entry`, or `entry_NAME` for one with a name."""
+def solo(source: RoleSource | Declined, entry: str) -> CudaSource | Declined:
+    """Each role as a kernel of its own: `entry`, or `entry_NAME` for one with a name. A decline is handed on."""
+    if isinstance(source, Declined):
+        return source
     written = (*source.pack, *source.roles) if source.pack_first else (*source.roles, *source.pack)
     kernels = [kernel(role, _entry(entry, role)) for role in written]
     return CudaSource(
@@ -64,7 +67,7 @@ def shared(role: DeviceRole) -> str:
 
 
 def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:
-    """The type of `role`, and its definition in front of the kernel: registers are moved where that is asked."""
+    """The type of `role` in a role's text, and what defines it where the role moves registers."""
     if role.registers is None:
         return base, ""
     producer, consumer = role.registers.producer, role.registers.consumer

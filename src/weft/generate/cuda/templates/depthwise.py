@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
 from weft.generate.cpp.templates.match import Walk
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.pack import pack_vectors
 from weft.generate.cuda.templates.prelude import prelude, storage
@@ -22,7 +24,7 @@ from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 _MOST_TEXT = 1200
 """Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
@@ -178,6 +180,11 @@ def _results(p: Product, s: Shape) -> tuple[float, float]:
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
     s = Shape.of(schedule)
     c = p.c
     args = epilogue.arguments(p, True, False, False)
@@ -201,8 +208,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         f"{c.a_walk.offset} + img * {c.a_walk.dims[0]} + y0 * {row_step} + x0 * {col_step} + n * {c.a_walk.channel}"
     )
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
-        f"const int i = blockIdx.x * {s.threads} + threadIdx.x;",
+        f"const int i = role.block_x() * {s.threads} + role.thread();",
         f"const int {place};",
         f"const int n = cv * {s.width}, g = 0, b = 0; (void)g; (void)b;",
         f"const {kind}* const w = (const {kind}*)pk + n * {taps};",
@@ -211,7 +217,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         vector = _kind(p, s)
         lines += [f"{vector} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, i < {count});" for tap in range(taps)]
     lines += [
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         f"const bool live = i < {count};",
         f"const int y0 = ty * {s.th * c.strides[0]} - {top}, x0 = tx * {s.tw * c.strides[1]} - {left};",
         f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {origin};",
@@ -223,12 +229,19 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     ]
     lines += _sums(p, s, high, broad, row_step, col_step, near)
     lines += _outputs(p, s, args)
-    packing = pack_vectors(p, f"{entry}_pack", s.width)
-    return CudaSource(
+    packing = pack_vectors(p, s.width)
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(lines),
+        parameters=args.parameters,
+        grid=(-(-count // s.threads), 1, 1),
+        globals=args.constants,
+    )
+    return RoleSource(
         schedule=schedule,
-        text=prelude() + args.constants + "\n".join(lines) + "\n" + packing.text,
-        launches=(Launch(entry, (-(-count // s.threads), 1, 1), (s.threads, 1, 1), args.pointers),),
-        pack=packing.launches,
+        headers=(prelude(),),
+        roles=(role,),
+        pack=(packing.role,),
         packed_bytes=packing.bytes,
         replaces_weights=packing.replaces,
     )
@@ -341,5 +354,4 @@ def _outputs(p: Product, s: Shape, args: epilogue.Arguments) -> list[str]:
             lines.append(
                 f"{guard}finish(acc[{i * s.tw + j}], (img * {rows} + ty * {s.th} + {i}) * {cols} + tx * {s.tw} + {j});"
             )
-    lines.append("}")
     return lines

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.generate.cpp.templates.match import Contraction, Source, Step, Walk, constants_of
+from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.cuda.rough import FUNCTIONS, may_be_rough, times_inverse
 from weft.generate.cuda.templates.normed_text import parts_text
 from weft.generate.cuda.templates.prelude import load, storage, store
@@ -17,7 +18,7 @@ from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.prims import Prim
 from weft.ir.types import DType, to_bits
-from weft.kernels.source import CudaArgument, Pointer
+from weft.kernels.source import Pointer
 
 _WIDE = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
@@ -80,10 +81,9 @@ def leaves(c: Contraction) -> tuple[tuple[int, Step], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Parameters of the kernel in order, with the launch's arguments; and text of the constants it holds itself."""
+    """Parameters of the kernel in order; and text of the constants it holds itself."""
 
-    parameters: tuple[str, ...]
-    pointers: tuple[CudaArgument, ...]
+    parameters: tuple[Parameter, ...]
     constants: str
     names: Mapping[Source, str]
 
@@ -93,37 +93,29 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
     c = p.c
     sources = [c.a, *([] if packed else [c.w]), *(s.source for _, s in leaves(c) if s.source is not None)]
     sources += [Source("input", i) for i in p.norm.inputs()] if p.norm is not None else []
-    parameters: list[str] = []
-    pointers: list[CudaArgument] = []
+    parameters: list[Parameter] = []
     names: dict[Source, str] = {}
     constants = ""
     for source in dict.fromkeys(sources):
         if source.kind == "input":
             names[source] = f"in{source.index}"
-            parameters.append(f"const void* __restrict__ in{source.index}")
-            pointers.append(Pointer("in", source.index))
+            parameters.append(Parameter(names[source], Pointer("in", source.index)))
         else:
             names[source] = f"kc{source.index}"
             constants += constant_array(c, source.index)
     if packed:
-        parameters.append("const void* __restrict__ pk")
-        pointers.append(Pointer("packed", 0))
-    for k in range(len(c.outputs)):
-        parameters.append(f"void* __restrict__ out{k}")
-        pointers.append(Pointer("out", p.positions[k] if p.positions else k))
+        parameters.append(Parameter("pk", Pointer("packed", 0)))
+    places = [p.positions[k] if p.positions else k for k in range(len(c.outputs))]
+    parameters += [Parameter(f"out{k}", Pointer("out", at), WRITTEN) for k, at in enumerate(places)]
     further = [("means", p.parts.mean), ("spreads", p.parts.spread)] if p.parts is not None else []
     further += [("normed", p.norm.stored)] if p.norm is not None and p.norm.stored >= 0 else []
-    for name, at in further:
-        parameters.append(f"void* __restrict__ {name}")
-        pointers.append(Pointer("out", at))
+    parameters += [Parameter(name, Pointer("out", at), WRITTEN) for name, at in further]
     if p.column_sums:
-        parameters.append("void* __restrict__ sums")
-        pointers.append(Pointer("out", len(c.outputs)))
-    for wanted, name, kind in ((work, "work", "work"), (state, "state", "state")):
-        if wanted:
-            parameters.append(f"void* __restrict__ {name}")
-            pointers.append(Pointer(kind, 0))
-    return Arguments(tuple(parameters), tuple(pointers), constants, names)
+        parameters.append(Parameter("sums", Pointer("out", len(c.outputs)), WRITTEN))
+    parameters += [
+        Parameter(name, Pointer(name, 0), WRITTEN) for wanted, name in ((work, "work"), (state, "state")) if wanted
+    ]
+    return Arguments(tuple(parameters), constants, names)
 
 
 def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:

@@ -12,13 +12,15 @@ from itertools import product as combinations
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, float8, narrow
-from weft.generate.cuda.templates.pack import pack_launch
+from weft.generate.cuda.templates.pack import pack_tiles
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, offset_of
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 MOST_ROWS = 8
 STREAMED = 0.85
@@ -123,6 +125,11 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     refused = applies(p)
     if refused is not None:
         return refused
@@ -149,12 +156,11 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     row = offset_of(c.a_walk, c.dims, p.rows, "m")
     block_cols = s.cols * s.warps
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
         f"__shared__ {number} sums[{s.slices}][{p.m}][{block_cols}];",
-        f"const int t = threadIdx.x, lane = t & 31, slice = (t >> 5) % {s.slices}, group = (t >> 5) / {s.slices};",
-        f"const int g = blockIdx.y / {batches}, b = blockIdx.y % {batches};",
+        f"const int t = role.thread(), lane = t & 31, slice = (t >> 5) % {s.slices}, group = (t >> 5) / {s.slices};",
+        f"const int g = role.block_y() / {batches}, b = role.block_y() % {batches};",
         "(void)g; (void)b;",
-        f"const int n0 = blockIdx.x * {block_cols};",
+        f"const int n0 = role.block_x() * {block_cols};",
         f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {' + '.join(a_base)};",
         f"const uint4* w[{s.cols}];",
         "#pragma unroll",
@@ -176,7 +182,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "const int start = slice * 32 + lane;",
         "read(start);" if constant else "",
         *epilogue.prefetch(p, args.names, block_cols),
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         "" if constant else "read(start);",
         f"for (int at = start; at < {chunks}; at += {32 * s.slices * unroll}) {{",
         "#pragma unroll",
@@ -194,7 +200,7 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         "#pragma unroll",
         f"for (int d = 16; d; d >>= 1) acc[i][j] += {add};",
         f"if (lane == 0) sums[slice][i][group * {s.cols} + j] = acc[i][j]; }}",
-        "__syncthreads();",
+        "role.sync();",
         f"for (int e = t; e < {p.m * block_cols}; e += {s.threads}) {{",
         f"const int m = e / {block_cols}, n = n0 + e % {block_cols};",
         f"if (n < {p.n}) {{ {number} {'sum' if p.integers else 'acc'}[1] = {{sums[0][m][n - n0]}};",
@@ -204,18 +210,23 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         else "",
         "float acc[1] = {__int_as_float(sum[0])};" if p.integers else "",
         *epilogue.body(p, args.names, 1),
-        "} } }",
+        "} }",
     ]
     own = float8.functions(p) + (float8.dot(p.multiplied) if p.float8 else "")
     own += narrow.dot(p.multiplied) if p.integers else ""
-    text = prelude() + _DOT + own + args.constants + "\n".join(x for x in lines if x) + "\n"
-    packing = pack_launch(p, f"{entry}_pack", 1, p.k) if packed else None
-    launch = Launch(entry, (-(-p.n // block_cols), p.z, 1), (s.threads, 1, 1), args.pointers)
-    return CudaSource(
+    packings = (pack_tiles(p, 1, p.k),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=args.parameters,
+        grid=(-(-p.n // block_cols), p.z, 1),
+        globals=_DOT + own + args.constants,
+    )
+    return RoleSource(
         schedule=schedule,
-        text=text + (packing.text if packing else ""),
-        launches=(launch,),
-        pack=packing.launches if packing else (),
-        packed_bytes=packing.bytes if packing else (),
-        replaces_weights=packing.replaces if packing else (),
+        headers=(prelude(),),
+        roles=(role,),
+        pack=tuple(x.role for x in packings),
+        packed_bytes=tuple(n for x in packings for n in x.bytes),
+        replaces_weights=tuple(n for x in packings for n in x.replaces),
     )

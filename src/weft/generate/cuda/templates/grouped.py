@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from weft.device.cuda.blocks import together
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role import beside
 from weft.generate.cuda.templates import choose, cost, epilogue, mma
 from weft.generate.cuda.templates.grouped_match import Member, members
-from weft.generate.cuda.templates.grouped_text import NAME, combined
 from weft.generate.cuda.templates.product import Product
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
@@ -157,12 +157,12 @@ def emit(problem: Problem, schedule: Schedule, entry: str) -> CudaSource | Decli
         return Declined(f"{len(s.splits)} splits for {len(found)} products")
     if s.cluster > 1 and not {*s.splits} <= {1, s.cluster}:
         return Declined("sums that are shared by other blocks than those of a cluster")
-    sources, lengths = [], []
+    placed = []
     for number, member in enumerate(found):
         wrong = _takes(member.product, s.of_member(number))
-        source = wrong or mma.emit(member.product, s.of_member(number).schedule("mma"), NAME)
-        if isinstance(source, Declined):
-            return source
-        sources.append(source)
-        lengths.append(-(-member.product.k // s.bk) / s.splits[number])
-    return combined(schedule, entry, found, sources, lengths, s.cluster)
+        made = wrong or mma.roles(member.product, s.of_member(number).schedule("mma"))
+        if isinstance(made, Declined):
+            return made
+        length = -(-member.product.k // s.bk) / s.splits[number]
+        placed.append(beside.Member(made, member.inputs, member.outputs, length))
+    return beside.side_by_side(schedule, entry, placed, s.cluster)

@@ -13,9 +13,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
+from weft.generate.cuda.role import beside
 from weft.generate.cuda.templates import tma, tma_choose, tma_cost
 from weft.generate.cuda.templates.grouped_match import Member
-from weft.generate.cuda.templates.grouped_text import NAME, combined
 from weft.generate.cuda.templates.tma_cost import Case
 from weft.generate.cuda.templates.tma_shape import Shape as One
 from weft.ir.declined import Declined
@@ -169,15 +169,14 @@ def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource 
     if len(s.members) != len(found):
         return Declined(f"{len(s.members)} shapes for {len(found)} products")
     cluster = max(one.cluster for one in s.members)
-    sources, lengths = [], []
+    placed = []
     for member, one in zip(found, s.members, strict=True):
         if one.store:
             return Declined("a group's results by the copy engine")
         if one.pair or one.even or one.split not in (1, cluster):
             return Declined("blocks of a group that share operands, or sums with others than those of a cluster")
-        source = tma.emit(member.product, one.schedule(), NAME)
-        if isinstance(source, Declined):
-            return source
-        sources.append(source)
-        lengths.append(member.product.k / one.split)
-    return combined(schedule, entry, found, sources, lengths, cluster)
+        made = tma.roles(member.product, one.schedule())
+        if isinstance(made, Declined):
+            return made
+        placed.append(beside.Member(made, member.inputs, member.outputs, member.product.k / one.split))
+    return beside.side_by_side(schedule, entry, placed, cluster)

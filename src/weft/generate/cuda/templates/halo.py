@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, mma, tf32
 from weft.generate.cuda.templates.loaders import each, tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
@@ -21,7 +23,7 @@ from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 FEW = 4
 """Channels per block of images with so few: a step of the sum is four taps."""
@@ -221,6 +223,11 @@ def refuse(g: Geometry) -> Declined | None:
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     w = window(p)
     if isinstance(w, Declined):
         return w
@@ -240,8 +247,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     core = mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)
     taps, taps_text = tap_table(g)
     lines = [
-        *opening(g, entry, args.parameters),
-        f"const int tile = blockIdx.x / {nt}, n0 = blockIdx.x % {nt} * {s.bn}, g = blockIdx.z, b = 0;",
+        *opening(g),
+        f"const int tile = role.block_x() / {nt}, n0 = role.block_x() % {nt} * {s.bn}, g = role.block_z(), b = 0;",
         f"const int img = tile / {tall * broad}, y0 = tile / {broad} % {tall} * {s.th}, x0 = tile % {broad} * {s.tw};",
         *pipeline(p, g, args.names, before, taps, [] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
         "float* const sums = (float*)sm;",
@@ -256,27 +263,22 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         inside += [f"x0 + r % {s.tw} < {w.cols}"] if w.cols % s.tw else []
         block = mma.Sums(g.bm, s.bn, s.wk, s.split, s.cluster, g.threads)
         lines += mma.finish(p, block, end, tiles, row=pixel, inside=" && ".join(inside) or "true")
-    lines.append("}")
     order = FragmentOrder(g.columns, s.bn, s.bc, g.blocks, g.taps, g.steps, s.wide)
-    packing = pack_fragments(p, f"{entry}_pack", order)
-    text = (
-        prelude()
-        + (tf32.FUNCTIONS if p.tf32 else "")
-        + products(p.multiplied)
-        + args.constants
-        + places
-        + taps_text
-        + "\n".join(x for x in lines if x)
-        + "\n"
-        + packing.text
+    packing = pack_fragments(p, order)
+    role = DeviceRole(
+        threads=g.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=args.parameters,
+        grid=(tiles, s.split, w.groups),
+        globals=(tf32.FUNCTIONS if p.tf32 else "") + products(p.multiplied) + args.constants + places + taps_text,
+        shared_bytes=g.shared,
+        cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    cluster = (1, s.split, 1) if s.cluster else (1, 1, 1)
-    launch = Launch(entry, (tiles, s.split, w.groups), (g.threads, 1, 1), args.pointers, g.shared, cluster)
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text,
-        launches=(launch,),
-        pack=packing.launches,
+        headers=(prelude(),),
+        roles=(role,),
+        pack=(packing.role,),
         workspace_bytes=tiles * w.groups * s.split * g.bm * s.bn * 4 if by_work else 0,
         state_bytes=tiles * w.groups * 4 if by_work else 0,
         packed_bytes=packing.bytes,
@@ -285,15 +287,13 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     )
 
 
-def opening(g: Geometry, entry: str, parameters: Sequence[str]) -> list[str]:
-    """The kernel's first lines: its shared memory and the place of a thread."""
+def opening(g: Geometry) -> list[str]:
+    """The role's first lines: its shared memory and the place of a thread."""
     taps = g.stages_end + -(-g.w.tables // 16) * 16
     return [
-        f'extern "C" __global__ void __launch_bounds__({g.threads}) {entry}({", ".join(parameters)}) {{',
-        "W_DYNAMIC(sm);",
         f"enum {{ TABLES = {g.stages_end}, TAPS = {taps}, FLAG = {g.shared - 16} }};",
         "const u32 sb = w_shared(sm); (void)sb;",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
     ]
 
 
@@ -317,30 +317,34 @@ def pipeline(
     lines = [
         "(void)g; (void)b; (void)n0;",
         f"const {kind}* const A = (const {kind}*){names[p.c.a]} + {' + '.join(base)};",
-        f"const char* const W = (const char*)pk + ((long long)g * {nt} + blockIdx.x % {nt}) * {g.blocks * g.w_bytes};",
-        f"const int first = blockIdx.y * {g.blocks} / {s.split}, last = (blockIdx.y + 1) * {g.blocks} / {s.split};",
+        (
+            f"const char* const W = (const char*)pk + ((long long)g * {nt} + role.block_x() % {nt})"
+            f" * {g.blocks * g.w_bytes};"
+        ),
+        f"const int first = role.block_y() * {g.blocks} / {s.split};",
+        f"const int last = (role.block_y() + 1) * {g.blocks} / {s.split};",
         f"auto fill_w = [&](int cb, u32 to) {{ {_fill_w(g)} }};",
         f"{unrolled} if (first + i < last) fill_w(first + i, sb + {slot} + {g.a_bytes});",
         before,
         taps,
-        "__syncthreads();" if before else "",
+        "role.sync();" if before else "",
         _fill_a(p, g),
         sums(p, g),
         *prefetch,
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
         "#pragma unroll 1\nfor (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
-        f"w_arrived<{s.stages - 1}>(); __syncthreads();",
+        f"w_arrived<{s.stages - 1}>(); role.sync();",
         f"multiply({slot}, {slot} + {g.a_bytes});",
     ]
     if refill:
         lines.append(
-            f"__syncthreads(); if (first + i + {s.stages} < last) {{"
+            f"role.sync(); if (first + i + {s.stages} < last) {{"
             f" fill_w(first + i + {s.stages}, sb + {slot} + {g.a_bytes}); fill_a(first + i + {s.stages}, {slot}); }}"
         )
     if g.deepest > 1:
         lines.append("w_commit();")
-    return [*lines, "}", "w_arrived<0>(); __syncthreads();"]
+    return [*lines, "}", "w_arrived<0>(); role.sync();"]
 
 
 def tap_table(g: Geometry) -> tuple[str, str]:
@@ -593,7 +597,7 @@ def _finish_wide(p: Product, g: Geometry, end: epilogue.Epilogue, args: epilogue
     guard = f"if ({' && '.join(inside)}) " if inside else ""
     at = f"sums + (y * {g.bm} + ty * {g.across} + tx + kx * {w.dilations[1]}) * {pitch} + kx * {w.oc} + q"
     return [
-        "__syncthreads();",
+        "role.sync();",
         f"for (int x = t; x < {pixels * w.oc // v}; x += {g.threads}) {{ {where}",
         f"const int ty = r / {s.tw}, tx = r % {s.tw}, m = (img * {w.rows} + y0 + ty) * {w.cols} + x0 + tx, n = n0 + q;",
         f"{guard}{{ float acc[{v}];",

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, float8, loaders, narrow, tf32, wgmma
 from weft.generate.cuda.templates.normed import PIECE
 from weft.generate.cuda.templates.normed_text import (
@@ -22,13 +24,13 @@ from weft.generate.cuda.templates.normed_text import (
     padded_length,
     rows_text,
 )
-from weft.generate.cuda.templates.pack import pack_launch, swizzle
+from weft.generate.cuda.templates.pack import pack_tiles, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 MOST_STEP = 64
 """Elements of the sum in the longest k-block of halves."""
@@ -108,6 +110,11 @@ def _round(n: int, to: int) -> int:
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     end = epilogue.plan(p)
     if s.cluster and end.width % 4:
@@ -141,17 +148,15 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     w_start = f" + ((long long)g * {nt} + tn) * {kt * s.bn * s.bk}" if packed else ""
     batches = p.z // p.c.groups
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({s.threads}) {entry}({", ".join(args.parameters)}) {{',
-        "W_DYNAMIC(sm);",
         f"enum {{ TABLES = {tables}, FLAG = {shared - 16} }};",
         "const u32 sb = w_shared(sm);",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
-        f"const int tn = blockIdx.x % {nt}, m0 = blockIdx.x / {nt} * {s.bm}, n0 = tn * {s.bn};",
-        f"const int g = blockIdx.z / {batches}, b = blockIdx.z % {batches};",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+        f"const int tn = role.block_x() % {nt}, m0 = role.block_x() / {nt} * {s.bm}, n0 = tn * {s.bn};",
+        f"const int g = role.block_z() / {batches}, b = role.block_z() % {batches};",
         "(void)g; (void)b; (void)n0; (void)lane;",
         f"const {kind}* const A = (const {kind}*){names[p.c.a]};",
         f"const {kind}* const W = (const {kind}*){weight}{w_start};",
-        f"const int first = blockIdx.y * {kt} / {s.split}, last = (blockIdx.y + 1) * {kt} / {s.split};",
+        f"const int first = role.block_y() * {kt} / {s.split}, last = (role.block_y() + 1) * {kt} / {s.split};",
         fix.before if fix else left.before,
         left.setup,
         fix.setup if fix else "",
@@ -168,9 +173,9 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         # constants do not wait for the predecessors
         lines.append(f"for (int i = 0; i < {ahead}; ++i) if (first + i < last) fill_w(first + i, {slot} + {a_bytes});")
     if left.before or fix:
-        lines.append("__syncthreads();")
+        lines.append("role.sync();")
     lines += epilogue.prefetch(p, names, s.bn)
-    lines.append("w_wait(); w_release();")
+    lines.append("role.pdl_wait(); role.pdl_trigger();")
     fill_w = "" if packed else f"fill_w(first + i, {slot} + {a_bytes}); store_w({slot} + {a_bytes});"
     lines.append(
         f"for (int i = 0; i < {ahead}; ++i) {{ if (first + i < last) {{ {fill_w}"
@@ -183,31 +188,30 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
     ]
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads, p.integers), end, mt * nt)
-    lines.append("}")
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
     own += narrow.functions(p.multiplied) + narrow.SUMS if p.integers else ""
     own += FEW if p.parts is not None else ""
     own += STORE_IF if p.norm is not None and p.norm.stored >= 0 else ""
     own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
-    text = prelude() + own + args.constants + left.globals + right.globals + "\n".join(x for x in lines if x) + "\n"
-    packing = pack_launch(p, f"{entry}_pack", s.bn, s.bk) if packed else None
-    launch = Launch(
-        entry,
-        (mt * nt, s.split, p.z),
-        (s.threads, 1, 1),
-        args.pointers,
-        shared,
-        (1, s.split, 1) if s.cluster else (1, 1, 1),
+    packings = (pack_tiles(p, s.bn, s.bk),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=args.parameters,
+        grid=(mt * nt, s.split, p.z),
+        globals=own + args.constants + left.globals + right.globals,
+        shared_bytes=shared,
+        cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text + (packing.text if packing else ""),
-        launches=(launch,),
-        pack=packing.launches if packing else (),
+        headers=(prelude(),),
+        roles=(role,),
+        pack=tuple(x.role for x in packings),
         workspace_bytes=mt * nt * p.z * s.split * s.bm * s.bn * 4 if by_work else 0,
         state_bytes=mt * nt * p.z * 4 if by_work else 0,
-        packed_bytes=packing.bytes if packing else (),
-        replaces_weights=packing.replaces if packing else (),
+        packed_bytes=tuple(n for x in packings for n in x.bytes),
+        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90 if s.cluster or s.group else 80,
         exact_arch=s.group,
     )
@@ -221,7 +225,7 @@ def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
         # the product before the last one is complete in every warpgroup behind the barrier: its stage is free
         begin.append("w_async_fence(); w_group_wait<1>();")
     begin += [
-        "__syncthreads();",
+        "role.sync();",
         f"const u32 here = {slot}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
         f"const bool more = first + i + {s.ahead} < last;",
     ]
@@ -233,7 +237,7 @@ def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
     end = [f"if (more) {{ store_a(to); store_w(to + {a_bytes}); }}", "}"]
     last = ["w_group_wait<0>();"] if s.group else []
     body = product + fill if s.group else fill + product
-    return [*begin, *body, *end, *last, "w_arrived<0>(); __syncthreads();"]
+    return [*begin, *body, *end, *last, "w_arrived<0>(); role.sync();"]
 
 
 def whole_pieces(s: Shape, width: int) -> bool:
@@ -318,7 +322,7 @@ def _loop_normed(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
         *(["#pragma unroll 1"] if s.group else []),
         "for (int i = 0; i < last - first; ++i) {",
         "w_async_fence(); w_group_wait<1>();" if s.group else "",
-        "__syncthreads();",
+        "role.sync();",
         f"const u32 here = {slot}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
         f"const bool more = first + i + {s.ahead} < last;",
         *([] if s.group else fill),
@@ -329,7 +333,7 @@ def _loop_normed(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
         f"if (first + i + 1 < last) fix(first + i + 1, {then});",
         "}",
         *(["w_group_wait<0>();"] if s.group else []),
-        "w_arrived<0>(); __syncthreads();",
+        "w_arrived<0>(); role.sync();",
     ]
 
 
@@ -577,7 +581,7 @@ def finish(
         return [
             *fold_warps(s, pitch),
             "w_cluster_sync();",
-            f"for (int i = t; i < {per}; i += {s.threads}) {{ const int x = i + (int)blockIdx.y * {per}; {where}",
+            f"for (int i = t; i < {per}; i += {s.threads}) {{ const int x = i + (int)role.block_y() * {per}; {where}",
             f"{guard}{{ float acc[{v}];",
             sum_cluster(s, v, pitch),
             done,
@@ -587,13 +591,13 @@ def finish(
     own = sum_warps(s, v, pitch)
     if s.split == 1:
         return [
-            "__syncthreads();",
+            "role.sync();",
             f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
             f"{guard}{{ float acc[{v}];\n{own}",
             done,
             "} }",
         ]
-    tile = f"((long long)blockIdx.z * {tiles} + blockIdx.x)"
+    tile = f"((long long)role.block_z() * {tiles} + role.block_x())"
     kind = {4: "float4", 8: "float4"}.get(v, "float")
     per = 4 if v % 4 == 0 else 1
     parts = f"(({kind}*)work + {tile} * {s.split * s.bm * s.bn // per})"
@@ -604,7 +608,7 @@ def finish(
             if per == 4
             else f"acc[{i}]"
         )
-        stores.append(f"part[blockIdx.y * {s.bm * s.bn // per} + {i} * {count} + x] = {value};")
+        stores.append(f"part[role.block_y() * {s.bm * s.bn // per} + {i} * {count} + x] = {value};")
     adds = []
     for i in range(v // per):
         fields = (
@@ -617,15 +621,15 @@ def finish(
         f"h[{i}] = w_read_partial(part + y * {s.bm * s.bn // per} + {i} * {count} + x);" for i in range(v // per)
     )
     return [
-        "__syncthreads();",
+        "role.sync();",
         f"{kind}* const part = {parts};",
         f"for (int x = t; x < {count}; x += {s.threads}) {{ float acc[{v}]; {where} (void)m; (void)n;",
         own,
         *stores,
         "}",
-        "w_fence(); __syncthreads();",
+        "w_fence(); role.sync();",
         f"if (t == 0) *(int*)(sm + FLAG) = w_last_arrival((u32*)state + {tile}, {s.split}u);",
-        "__syncthreads();",
+        "role.sync();",
         "if (!*(int*)(sm + FLAG)) return;",
         f"for (int x = t; x < {count}; x += {s.threads}) {{ {where}",
         f"{guard}{{ float acc[{v}];",
@@ -659,7 +663,7 @@ def fold_warps(s: Sums, row: int) -> list[str]:
         return []
     adds = " ".join(s.added(f"a.{f}", f"h.{f}") for f in "xyzw")
     return [
-        "__syncthreads();",
+        "role.sync();",
         f"for (int i = t; i < {s.bm * s.bn // 4}; i += {s.threads}) {{",
         f"float4* const at = (float4*)(sums + i / {s.bn // 4} * {row} + i % {s.bn // 4} * 4);",
         "float4 a = *at;",

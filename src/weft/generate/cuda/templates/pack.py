@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
 from weft.generate.cuda.templates import epilogue, tf32
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
-from weft.kernels.source import Launch, Pointer
+from weft.kernels.source import Pointer
 
 
 def swizzle(row: str, chunk: str, chunks: int) -> str:
@@ -26,16 +27,14 @@ def packed_elements(p: Product, bn: int, bk: int) -> int:
     return p.c.groups * -(-p.n // bn) * bn * -(-p.k // bk) * bk
 
 
-def pack_kernel(p: Product, entry: str, weight: str, parameter: str, bn: int, bk: int) -> str:
-    """A kernel that fills [group][column tile][k tile][column][swizzled k]; one thread per element."""
+def pack_body(p: Product, weight: str, bn: int, bk: int) -> str:
+    """Statements that fill [group][column tile][k tile][column][swizzled k]; one thread per element."""
     c, kind = p.c, storage(p.dtype)
     total = packed_elements(p, bn, bk)
     chunks = bk // p.chunk
     taps = c.kernel[1]
     w = c.w_walk
-    return f"""
-extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+    return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
   const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {bk} % {bn};
   const int tile = i / {bk * bn}, kt = tile % {-(-p.k // bk)}, nt = tile / {-(-p.k // bk)} % {-(-p.n // bn)};
@@ -46,43 +45,36 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   if (k < {p.k} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + kh * {c.w_kernel[0]}
                                   + kw * {c.w_kernel[1]} + c * {c.w_k}];
-  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
-}}
-"""
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What a source says about its repacked weights, and the text that repacks them."""
+    """What a source says about its repacked weights, and the role that repacks them."""
 
-    text: str
-    launches: tuple[Launch, ...]
+    role: DeviceRole
     bytes: tuple[int, ...]
     replaces: tuple[int, ...]
 
 
-def pack_launch(p: Product, entry: str, bn: int, bk: int) -> Packing:
+def pack_tiles(p: Product, bn: int, bk: int) -> Packing:
     """Repacking into tiles of bn columns by bk of the sum."""
-    return packing(p, packed_elements(p, bn, bk), entry, lambda w, x: pack_kernel(p, entry, w, x, bn, bk))
+    return packing(p, packed_elements(p, bn, bk), lambda weight: pack_body(p, weight, bn, bk))
 
 
-def pack_vectors(p: Product, entry: str, width: int) -> Packing:
+def pack_vectors(p: Product, width: int, name: str = "pack") -> Packing:
     """Repacking of a depthwise convolution's weights into [channels / width][tap][width]."""
     c, kind = p.c, storage(p.dtype)
     taps = c.kernel[0] * c.kernel[1]
 
-    def kernel(weight: str, parameter: str) -> str:
-        return f"""
-extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+    def body(weight: str) -> str:
+        return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {p.n * taps}u) return;
   const int tap = i / {width} % {taps}, n = i / {width * taps} * {width} + i % {width};
   (({kind}*)pk)[i] = ((const {kind}*){weight})[{c.w_walk.offset} + n * {c.w_walk.channel}
-      + tap / {c.kernel[1]} * {c.w_kernel[0]} + tap % {c.kernel[1]} * {c.w_kernel[1]}];
-}}
-"""
+      + tap / {c.kernel[1]} * {c.w_kernel[0]} + tap % {c.kernel[1]} * {c.w_kernel[1]}];"""
 
-    return packing(p, p.n * taps, entry, kernel)
+    return packing(p, p.n * taps, body, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class FragmentOrder:
     """Columns are (kx, output channel), taps are rows of the kernel."""
 
 
-def pack_fragments(p: Product, entry: str, order: FragmentOrder) -> Packing:
+def pack_fragments(p: Product, order: FragmentOrder, name: str = "pack") -> Packing:
     """Repacking into [group][column tile][channel block][step][16 columns][lane][16 bytes].
 
     Those are fragments of m16n8k16, or m16n8k8 of TF32, as lanes hold them, two neighbouring tiles of 8 columns side by
@@ -125,10 +117,8 @@ def pack_fragments(p: Product, entry: str, order: FragmentOrder) -> Packing:
         split = f"o = n, ky = tap / {c.kernel[1]}, kx = tap % {c.kernel[1]}"
     w = c.w_walk
 
-    def kernel(weight: str, parameter: str) -> str:
-        return f"""
-extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+    def body(weight: str) -> str:
+        return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
   const int e = i % {v}, lane = i / {v} % 32, pair = i / {32 * v} % {o.bn // 16}, step = i / {row} % {o.steps};
   const int rest = i / {row * o.steps}, cb = rest % {o.blocks}, nt = rest / {o.blocks} % {tiles};
@@ -140,23 +130,26 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   if (n < {o.columns} && tap < {o.taps} && ch < {c.ic})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + o * {w.channel} + ky * {c.w_kernel[0]}
                                   + kx * {c.w_kernel[1]} + ch * {c.w_k}];
-  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
-}}
-"""
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
-    return packing(p, total, entry, kernel)
+    return packing(p, total, body, name)
 
 
-def packing(p: Product, total: int, entry: str, kernel: Callable[[str, str], str]) -> Packing:
-    """What repacks a weight by `kernel` (the text, from the weight's name and parameter) into `total` elements."""
+def packing(p: Product, total: int, body: Callable[[str], str], name: str = "pack") -> Packing:
+    """What repacks a weight into `total` elements by the statements `body` makes of the weight's name."""
     source = p.c.w
-    if source.kind == "input":
-        text = kernel("w", "const void* __restrict__ w")
-        pointers: tuple[Pointer, ...] = (Pointer("in", source.index), Pointer("packed", 0))
-    else:
-        text = epilogue.constant_array(p.c, source.index, "kw") + kernel(f"kw{source.index}", "")
-        pointers = (Pointer("packed", 0),)
+    given = source.kind == "input"
+    parameters = (Parameter("w", Pointer("in", source.index)),) if given else ()
+    role = DeviceRole(
+        threads=256,
+        body=body("w" if given else f"kw{source.index}"),
+        parameters=(*parameters, Parameter("pk", Pointer("packed", 0), WRITTEN)),
+        grid=(-(-total // 256), 1, 1),
+        globals="" if given else epilogue.constant_array(p.c, source.index, "kw"),
+        name=name,
+        bounded=False,
+        pdl=False,
+    )
     read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
-    replaces = (source.index,) if source.kind == "input" and source not in read else ()
-    launch = Launch(entry, (-(-total // 256), 1, 1), (256, 1, 1), pointers, dependent=False)
-    return Packing(text, (launch,), (total * p.dtype.itemsize,), replaces)
+    replaces = (source.index,) if given and source not in read else ()
+    return Packing(role, (total * p.dtype.itemsize,), replaces)

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.generate.cpp.templates.match import Source, Walk
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, mma, tf32
 from weft.generate.cuda.templates.loaders import tables
 from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
@@ -24,7 +26,7 @@ from weft.generate.cuda.templates.separable import placed
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Pointer, Schedule
 
 _UNROLLED = 4
 """Places of a window that are written one after the other; of larger windows those of a row are."""
@@ -103,6 +105,11 @@ class Geometry(halo.Geometry):
 
 def emit(p: Pooled, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Pooled, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     g = Geometry.of(p, s)
     one, two = p.first, p.second
@@ -114,7 +121,7 @@ def emit(p: Pooled, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("a cluster adds up four neighbouring results at once")
     if s.early and (s.wk > 1 or s.split > 1):
         return Declined("results of several warps or blocks are not finished in registers")
-    (names1, names2), constants, parameters, pointers = _arguments(p)
+    (names1, names2), constants, parameters = _arguments(p)
     nt, (tall, broad) = -(-g.columns // s.bn), g.tiles
     tiles = g.w.images * tall * broad * nt
     places, before, _ = tables(one, g.threads) if one.c.pack is not None and one.borders is None else ("", "", 0)
@@ -123,44 +130,39 @@ def emit(p: Pooled, schedule: Schedule, entry: str) -> CudaSource | Declined:
     (sy, sx), (top, left) = p.pool.strides, p.pool.pads
     windows = f"wy0 = tile / {broad} % {tall} * {s.ph}, wx0 = tile % {broad} * {s.pw}"
     lines = [
-        *halo.opening(g, entry, parameters),
-        f"const int tile = blockIdx.x / {nt}, n0 = blockIdx.x % {nt} * {s.bn}, g = blockIdx.z, b = 0;",
+        *halo.opening(g),
+        f"const int tile = role.block_x() / {nt}, n0 = role.block_x() % {nt} * {s.bn}, g = role.block_z(), b = 0;",
         f"const int img = tile / {tall * broad}, {windows};",
         f"const int y0 = wy0 * {sy} - {top}, x0 = wx0 * {sx} - {left};",
         *halo.pipeline(one, g, names1, before, taps, prefetch),
         *(_finish_early(p, g, names1) if s.early else _keep_sums(g)),
         *_windows(p, g, end, names1, names2),
-        "}",
     ]
     order = FragmentOrder(g.columns, s.bn, s.bc, g.blocks, g.taps, g.steps, False)
-    packing = placed(pack_fragments(one, f"{entry}_pack", order), p.first_inputs, 0)
-    text = (
-        prelude()
-        + (tf32.FUNCTIONS if one.tf32 else "")
-        + halo.products(one.multiplied)
-        + constants
-        + places
-        + taps_text
-        + "\n".join(x for x in lines if x)
-        + "\n"
-        + packing.text
+    packing = placed(pack_fragments(one, order), p.first_inputs, 0)
+    own = (tf32.FUNCTIONS if one.tf32 else "") + halo.products(one.multiplied)
+    role = DeviceRole(
+        threads=g.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=parameters,
+        grid=(tiles, s.split, 1),
+        globals=own + constants + places + taps_text,
+        shared_bytes=g.shared,
+        cluster=(1, s.split, 1),
     )
-    launch = Launch(entry, (tiles, s.split, 1), (g.threads, 1, 1), pointers, g.shared, (1, s.split, 1))
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text,
-        launches=(launch,),
-        pack=packing.launches,
+        headers=(prelude(),),
+        roles=(role,),
+        pack=(packing.role,),
         packed_bytes=packing.bytes,
         replaces_weights=packing.replaces,
         capability=90 if s.split > 1 else 80,
     )
 
 
-def _arguments(
-    p: Pooled,
-) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, list[str], tuple[CudaArgument, ...]]:
-    """Names of what each part reads, text of constants, parameters of the kernel with the launch's arguments."""
+def _arguments(p: Pooled) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, tuple[Parameter, ...]]:
+    """Names of what each part reads, text of constants, parameters of the role."""
     wanted: dict[int, None] = {}
     names: tuple[dict[Source, str], dict[Source, str]] = ({}, {})
     constants = ""
@@ -173,12 +175,9 @@ def _arguments(
             else:
                 names[k][x] = f"k{'ab'[k]}{x.index}"
                 constants += epilogue.constant_array(part.c, x.index, f"k{'ab'[k]}")
-    parameters = [f"const void* __restrict__ in{i}" for i in wanted]
-    parameters.append("const void* __restrict__ pk")
-    parameters += [f"void* __restrict__ out{k}" for k in range(len(p.second.c.outputs))]
-    pointers = [*(Pointer("in", i) for i in wanted), Pointer("packed", 0)]
-    pointers += [Pointer("out", k) for k in range(len(p.second.c.outputs))]
-    return names, constants, parameters, tuple(pointers)
+    parameters = [*(Parameter(f"in{i}", Pointer("in", i)) for i in wanted), Parameter("pk", Pointer("packed", 0))]
+    parameters += [Parameter(f"out{k}", Pointer("out", k), WRITTEN) for k in range(len(p.second.c.outputs))]
+    return names, constants, tuple(parameters)
 
 
 def finish(one: Product, names: Mapping[Source, str], width: int, acc: str) -> list[str]:
@@ -223,7 +222,7 @@ def into_tile(
             *finish(one, names, width, "own"),
             "} }",
         ]
-    return [*lines, "} }", "__syncthreads();"]
+    return [*lines, "} }", "role.sync();"]
 
 
 def _finish_early(p: Pooled, g: Geometry, names: Mapping[Source, str]) -> list[str]:
@@ -237,7 +236,7 @@ def _keep_sums(g: Geometry) -> list[str]:
     lines.append(mma.to_shared(mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)))
     if s.cluster:
         return [*lines, *mma.fold_warps(_sums(g), s.bn + mma.PAD), "w_cluster_sync();"]
-    return [*lines, "__syncthreads();"]
+    return [*lines, "role.sync();"]
 
 
 def _sums(g: Geometry) -> mma.Sums:
@@ -256,7 +255,7 @@ def _windows(
     inside = []
     if s.cluster:
         per = -(-count // s.split)
-        turn = f"for (int i = t; i < {per}; i += {g.threads}) {{ const int x = i + (int)blockIdx.y * {per};"
+        turn = f"for (int i = t; i < {per}; i += {g.threads}) {{ const int x = i + (int)role.block_y() * {per};"
         inside += [f"x < {count}"] if count % s.split else []
     inside += [f"wy < {pool.rows}"] if pool.rows % g.shape.ph else []
     inside += [f"wx < {pool.cols}"] if pool.cols % g.shape.pw else []

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.templates.match import Source, Walk
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, mma
 from weft.generate.cuda.templates.loaders import each
 from weft.generate.cuda.templates.pack import FragmentOrder, Packing, pack_fragments, pack_vectors
@@ -21,7 +23,7 @@ from weft.generate.cuda.templates.product import image_steps
 from weft.generate.cuda.templates.separable_match import Separable
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Pointer, Schedule
 
 _HELD = 12
 """Vectors of the image that a thread asks for at once."""
@@ -67,6 +69,11 @@ def _vector_bytes(p: Separable, s: Shape) -> int:
 
 def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     g = _geometry(p, s)
     one, two = p.first, p.second
@@ -76,7 +83,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if s.bc // 16 % s.wk or g.blocks != s.split:
         return Declined("warps that share a sum divide its steps")
     by_work = s.split > 1 and not s.cluster
-    (names1, names2), constants, parameters, pointers = arguments(p, by_work)
+    (names1, names2), constants, parameters = arguments(p, by_work)
     nt = -(-two.n // s.bn)
     tiles = -(-two.m // s.bm) * nt
     vectors = _vector_bytes(p, s)
@@ -84,15 +91,13 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     taps = math.prod(one.c.kernel)
     own = min(vectors, one.n * taps * 2)
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({g.threads}) {entry}({", ".join(parameters)}) {{',
-        "W_DYNAMIC(sm);",
         f"enum {{ VECTORS = {g.stages_end}, FLAG = {shared - 16} }};",
         "const u32 sb = w_shared(sm);",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
-        f"const int m0 = blockIdx.x / {nt} * {s.bm}, n0 = blockIdx.x % {nt} * {s.bn}, g = 0, b = 0;",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+        f"const int m0 = role.block_x() / {nt} * {s.bm}, n0 = role.block_x() % {nt} * {s.bn}, g = 0, b = 0;",
         "(void)g; (void)b; (void)n0;",
-        f"const int cb = blockIdx.y, c0 = cb * {s.bc};",
-        f"{{ const char* const from = (const char*)pk + ((blockIdx.x % {nt}) * {g.blocks} + cb) * {g.w_bytes};",
+        f"const int cb = role.block_y(), c0 = cb * {s.bc};",
+        f"{{ const char* const from = (const char*)pk + ((role.block_x() % {nt}) * {g.blocks} + cb) * {g.w_bytes};",
         each(g.w_bytes // 16, g.threads, f"w_copy16(sb + {g.a_bytes} + x * 16, from + x * 16);") + " }",
         f"{{ const char* const from = (const char*)pv + cb * {vectors};",
         each(own // 16, g.threads, _vector_copy(p, s)) + " }",
@@ -100,12 +105,12 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
         halo.sums(two, g),
         *epilogue.prefetch(one, names1, s.bc, "c0"),
         *epilogue.prefetch(two, names2, s.bn),
-        "w_wait(); w_release();",
-        "w_arrived<0>(); __syncthreads();",
+        "role.pdl_wait(); role.pdl_trigger();",
+        "w_arrived<0>(); role.sync();",
         _depthwise(p, s, g, names1),
-        "__syncthreads();",
+        "role.sync();",
         f"multiply(0, {g.a_bytes});",
-        "__syncthreads();",
+        "role.sync();",
         "float* const sums = (float*)sm;",
         mma.to_shared(mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, 1, s.split, s.cluster)),
     ]
@@ -113,26 +118,25 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     inside += [f"m < {two.m}"] if two.m % s.bm else []
     block = mma.Sums(g.bm, s.bn, s.wk, s.split, s.cluster, g.threads)
     lines += mma.finish(two, block, end, tiles, inside=" && ".join(inside) or "true", names=names2)
-    lines.append("}")
     order = FragmentOrder(two.n, s.bn, s.bc, g.blocks, 1, g.steps, False)
     packings = (
-        placed(pack_fragments(two, f"{entry}_pack", order), p.second_inputs, 0),
-        placed(pack_vectors(one, f"{entry}_vectors", 8), p.first_inputs, 1),
+        placed(pack_fragments(two, order), p.second_inputs, 0),
+        placed(pack_vectors(one, 8, "vectors"), p.first_inputs, 1),
     )
-    text = (
-        prelude()
-        + halo.products(one.multiplied)
-        + constants
-        + "\n".join(x for x in lines if x)
-        + "\n"
-        + "".join(x.text for x in packings)
+    role = DeviceRole(
+        threads=g.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=parameters,
+        grid=(tiles, s.split, 1),
+        globals=halo.products(one.multiplied) + constants,
+        shared_bytes=shared,
+        cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    cluster = (1, s.split, 1) if s.cluster else (1, 1, 1)
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text,
-        launches=(Launch(entry, (tiles, s.split, 1), (g.threads, 1, 1), pointers, shared, cluster),),
-        pack=tuple(launch for x in packings for launch in x.launches),
+        headers=(prelude(),),
+        roles=(role,),
+        pack=tuple(x.role for x in packings),
         workspace_bytes=tiles * s.split * g.bm * s.bn * 4 if by_work else 0,
         state_bytes=tiles * 4 if by_work else 0,
         packed_bytes=tuple(n for x in packings for n in x.bytes),
@@ -150,8 +154,8 @@ def _vector_copy(p: Separable, s: Shape) -> str:
 
 def arguments(
     p: Separable, by_work: bool
-) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, list[str], tuple[CudaArgument, ...]]:
-    """Names of what each product reads, text of constants, parameters of the kernel with the launch's arguments."""
+) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, tuple[Parameter, ...]]:
+    """Names of what each product reads, text of constants, parameters of the role."""
     one, two = p.first.c, p.second.c
     reads1 = [one.a, *(x.source for _, x in epilogue.leaves(one) if x.source is not None)]
     reads2 = [x.source for _, x in epilogue.leaves(two) if x.source is not None]
@@ -167,29 +171,26 @@ def arguments(
             else:
                 names[k][x] = f"k{'ab'[k]}{x.index}"
                 constants += epilogue.constant_array(c, x.index, f"k{'ab'[k]}")
-    parameters = [f"const void* __restrict__ in{i}" for i in wanted]
-    pointers: list[CudaArgument] = [Pointer("in", i) for i in wanted]
-    parameters += ["const void* __restrict__ pk", "const void* __restrict__ pv"]
-    pointers += [Pointer("packed", 0), Pointer("packed", 1)]
-    for k in range(len(two.outputs)):
-        parameters.append(f"void* __restrict__ out{k}")
-        pointers.append(Pointer("out", k))
+    parameters = [Parameter(f"in{i}", Pointer("in", i)) for i in wanted]
+    parameters += [Parameter("pk", Pointer("packed", 0)), Parameter("pv", Pointer("packed", 1))]
+    parameters += [Parameter(f"out{k}", Pointer("out", k), WRITTEN) for k in range(len(two.outputs))]
     if by_work:
-        parameters += ["void* __restrict__ work", "void* __restrict__ state"]
-        pointers += [Pointer("work", 0), Pointer("state", 0)]
-    return names, constants, parameters, tuple(pointers)
+        parameters += [Parameter(name, Pointer(name, 0), WRITTEN) for name in ("work", "state")]
+    return names, constants, tuple(parameters)
 
 
 def placed(packing: Packing, inputs: tuple[int, ...], number: int) -> Packing:
     """A packing of one of the two, with the whole problem's inputs and its own buffer."""
 
-    def moved(x: CudaArgument) -> CudaArgument:
-        if isinstance(x, Pointer):
-            return Pointer("packed", number) if x.kind == "packed" else Pointer(x.kind, inputs[x.index])
-        return x
+    def moved(x: Parameter) -> Parameter:
+        at = x.argument
+        if not isinstance(at, Pointer):
+            return x
+        own = Pointer("packed", number) if at.kind == "packed" else Pointer(at.kind, inputs[at.index])
+        return replace(x, argument=own)
 
-    launches = tuple(replace(x, arguments=tuple(moved(y) for y in x.arguments)) for x in packing.launches)
-    return replace(packing, launches=launches, replaces=tuple(inputs[i] for i in packing.replaces))
+    role = replace(packing.role, parameters=tuple(moved(x) for x in packing.role.parameters))
+    return replace(packing, role=role, replaces=tuple(inputs[i] for i in packing.replaces))
 
 
 def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, str]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.templates.match import Source
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, halo_choose, mma
 from weft.generate.cuda.templates.halo import FEW
 from weft.generate.cuda.templates.loaders import each, tables
@@ -23,7 +25,7 @@ from weft.generate.cuda.templates.separable import arguments, placed
 from weft.generate.cuda.templates.separable_match import Separable
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 _RING = 2
 """Parts of the second weights in shared memory, where they do not all fit."""
@@ -115,6 +117,11 @@ def refuse(p: Separable, g: Geometry) -> Declined | None:
 
 def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     one, two = p.first, p.second
     w = halo.window(one)
     if isinstance(w, Declined):
@@ -124,7 +131,7 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     if refused is not None:
         return refused
     s, v = g.s, g.second
-    (names1, names2), constants, parameters, pointers = arguments(p, False)
+    (names1, names2), constants, parameters = arguments(p, False)
     tall, broad = g.tiles
     tiles = w.images * tall * broad
     places, before, _ = tables(one, g.threads) if one.c.pack is not None and one.borders is None else ("", "", 0)
@@ -138,8 +145,8 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
     block = mma.Sums(v.bm, v.s.bn, 1, 1, False, g.threads)
     end = epilogue.plan(two)
     lines = [
-        *halo.opening(g, entry, parameters),
-        "const int tile = blockIdx.x, n0 = 0, g = 0, b = 0;",
+        *halo.opening(g),
+        "const int tile = role.block_x(), n0 = 0, g = 0, b = 0;",
         f"const int img = tile / {tall * broad}, y0 = tile / {broad} % {tall} * {s.th}, x0 = tile % {broad} * {s.tw};",
         f"auto fill_second = [&](int part) {{ const u32 to = sb + {g.weights} + part % {g.ring} * {v.w_bytes};",
         f"const char* const from = (const char*)pv + part * {v.w_bytes}; {copy} }};",
@@ -150,36 +157,34 @@ def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
         if g.parts > 1
         else "{ const int part = 0;",
         halo.sums(two, v),
-        f"w_arrived<{g.ring - 1}>(); __syncthreads();" if g.parts > g.ring else "",
+        f"w_arrived<{g.ring - 1}>(); role.sync();" if g.parts > g.ring else "",
         f"multiply(0, {g.weights} + part % {g.ring} * {v.w_bytes});",
         f"float* const sums = (float*)(sm + {g.tile_bytes});",
         mma.to_shared(mma.Shape(v.bm, v.s.bn, 16, v.s.wm, v.s.wn, 1, 1, 1, False)),
         *mma.finish(two, block, end, tiles, row=pixel, inside=" && ".join(inside) or "true", names=names2),
-        "__syncthreads();" if g.parts > 1 else "",
+        "role.sync();" if g.parts > 1 else "",
         f"if (part + {g.ring} < {g.parts}) fill_second(part + {g.ring}); w_commit();" if g.parts > g.ring else "",
-        "}\n}",
+        "}",
     ]
     order1 = FragmentOrder(one.n, s.bn, s.bc, g.blocks, g.taps, g.steps, False)
     order2 = FragmentOrder(two.n, v.s.bn, v.s.bc, 1, 1, v.steps, False)
     packings = (
-        placed(pack_fragments(one, f"{entry}_pack", order1), p.first_inputs, 0),
-        placed(pack_fragments(two, f"{entry}_second", order2), p.second_inputs, 1),
+        placed(pack_fragments(one, order1), p.first_inputs, 0),
+        placed(pack_fragments(two, order2, "second"), p.second_inputs, 1),
     )
-    text = (
-        prelude()
-        + halo.products(one.multiplied)
-        + constants
-        + places
-        + taps_text
-        + "\n".join(x for x in lines if x)
-        + "\n"
-        + "".join(x.text for x in packings)
+    role = DeviceRole(
+        threads=g.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=parameters,
+        grid=(tiles, 1, 1),
+        globals=halo.products(one.multiplied) + constants + places + taps_text,
+        shared_bytes=g.shared,
     )
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text,
-        launches=(Launch(entry, (tiles, 1, 1), (g.threads, 1, 1), pointers, g.shared),),
-        pack=tuple(launch for x in packings for launch in x.launches),
+        headers=(prelude(),),
+        roles=(role,),
+        pack=tuple(x.role for x in packings),
         packed_bytes=tuple(n for x in packings for n in x.bytes),
         replaces_weights=tuple(n for x in packings for n in x.replaces),
     )

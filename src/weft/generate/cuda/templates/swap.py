@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.generate.cpp.templates.match import Source
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -23,7 +25,7 @@ from weft.generate.cuda.templates.tma_shape import PAIRS
 from weft.generate.shape import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 MOST_ROWS = 256
 """Columns of a warpgroup product."""
@@ -126,6 +128,11 @@ def refused(p: Product, s: Shape) -> Declined | None:
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     found = applies(p) or refused(p, s) or operands(p, s)
     if isinstance(found, Declined):
@@ -133,21 +140,15 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     a, w = found
     packed = w.map is None
     args = epilogue.arguments(p, packed, False, False)
-    maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
-    parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
+    maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     below, beside = PAIRS[s.pair]
     mt, nt, kt = -(-p.m // (s.bm * below)), -(-p.n // (s.bn * beside)), stages_of_sum(p, STEP)
     batches = p.z // p.c.groups
     barriers = s.shared_bytes - 16 * s.stages
     lines = [
-        (
-            f'extern "C" __global__ void __launch_bounds__({s.threads}, 1) {entry}'
-            f"({', '.join([*parameters, *args.parameters])}) {{"
-        ),
-        "W_DYNAMIC(sm);",
         f"enum {{ STAGE = {s.stage_bytes}, FULL = {barriers}, EMPTY = FULL + {8 * s.stages} }};",
         "const u32 sb = w_shared(sm);",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         *_places(s, mt, nt, kt),
         f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
         _tile_of_weights(p, s, nt * beside) if packed else "",
@@ -155,41 +156,37 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (below + beside - 1)}); }} w_bar_ready(); }}"
         ),
-        "__syncthreads();",
+        "role.sync();",
         "w_cluster_sync();" if s.pair else "",
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(s, a, w),
         "} else {",
         *epilogue.prefetch(p, args.names, s.bn),
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         *_beside(p, s, args.names),
         *_products(p, s, w),
         *_end(p, s, w, args.names),
-        "} }",
+        "}",
     ]
-    text = (
-        prelude()
-        + header()
-        + (pair_header() if s.pair else "")
-        + instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False)
+    packings = (pack_panels(p, s.bn, STEP),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=(*maps, *args.parameters),
+        grid=(mt * nt * p.z * s.cluster, 1, 1),
+        globals=instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False) + args.constants,
+        min_ctas_per_sm=1,
+        shared_bytes=s.shared_bytes,
+        named_barriers=1,
+        cluster=(s.cluster, 1, 1),
     )
-    text += args.constants + "\n".join(x for x in lines if x) + "\n"
-    packing = pack_panels(p, f"{entry}_pack", s.bn, STEP) if packed else None
-    launch = Launch(
-        entry,
-        (mt * nt * p.z * s.cluster, 1, 1),
-        (s.threads, 1, 1),
-        (*(m for _, m in maps), *args.pointers),
-        s.shared_bytes,
-        (s.cluster, 1, 1),
-    )
-    return CudaSource(
+    return RoleSource(
         schedule=schedule,
-        text=text + (packing.text if packing else ""),
-        launches=(launch,),
-        pack=packing.launches if packing else (),
-        packed_bytes=packing.bytes if packing else (),
-        replaces_weights=packing.replaces if packing else (),
+        headers=(prelude(), header(), *((pair_header(),) if s.pair else ())),
+        roles=(role,),
+        pack=tuple(x.role for x in packings),
+        packed_bytes=tuple(n for x in packings for n in x.bytes),
+        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90,
         exact_arch=True,
     )
@@ -199,7 +196,7 @@ def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
     """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
     if not s.pair:
         return [
-            f"const int rank = blockIdx.x % {s.split}, tile = blockIdx.x / {s.split};",
+            f"const int rank = role.block_x() % {s.split}, tile = role.block_x() / {s.split};",
             f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
             (
                 f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn},"
@@ -208,7 +205,7 @@ def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
         ]
     below, beside = PAIRS[s.pair]
     return [
-        f"const int rank = 0, together = blockIdx.x % {s.cluster}, tile = blockIdx.x / {s.cluster};",
+        f"const int rank = 0, together = role.block_x() % {s.cluster}, tile = role.block_x() / {s.cluster};",
         f"const int down = together / {beside}, aside = together % {beside}, first = 0, last = {kt};",
         (
             f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {beside} + aside, n0 = tn * {s.bn},"
@@ -244,7 +241,7 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
         ]
     lines += [
         "}",
-        "__syncwarp(); w_wait(); w_release();",
+        "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one}\n{_walk(s.stages)}",
         "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
         f"if (it >= {early}) {{" if packed and below == 1 else "{",
@@ -338,11 +335,11 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
         parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
     return [
-        f"w_named_barrier(1, {threads});",
+        f"role.named_barrier(0, {threads});",
         f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; const int n = {column};",
         f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",
         f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }}",
-        "w_cluster_sync();" if s.split > 1 else f"w_named_barrier(1, {threads});",
+        "w_cluster_sync();" if s.split > 1 else f"role.named_barrier(0, {threads});",
         f"#pragma unroll 1\nfor (int o = rank * {threads} + t; o < {vectors}; o += {s.split * threads}) {{",
         f"const int row = o / {s.bn // 8}, c = o % {s.bn // 8}, m = i0 + row;",
         "float v[8];",

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RegisterSplit, RoleSource
 from weft.generate.cuda.templates import epilogue, float8, narrow, tf32, tma_store
 from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates import tma_normed as fixed
@@ -46,12 +48,12 @@ from weft.generate.cuda.templates.tma_shape import (
     tiles_of,
 )
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource, Launch, Schedule
+from weft.kernels.source import CudaSource, Schedule
 
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
-_MOVED = {2: (40, 232), 3: (32, 160)}
-"""Registers of a thread that copies and of one that multiplies, where they move, by the warpgroups that multiply."""
+_MOVED = {2: RegisterSplit(40, 232), 3: RegisterSplit(32, 160)}
+"""Registers where warps that copy give theirs to those that multiply, by the warpgroups that multiply."""
 
 
 @cache
@@ -101,6 +103,11 @@ W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
     s = Shape.of(schedule)
     moved = aligned(p)
     p = moved.product if isinstance(moved, Aligned) else p
@@ -142,9 +149,8 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         return Declined("outputs whose channels lie apart")
     packed = w.map is None
     args = epilogue.arguments(p, packed, s.even, s.even)
-    maps = [(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
-    maps += [("my", to.map)] if to is not None else []
-    parameters = [f"const __grid_constant__ w_map {name}" for name, _ in maps]
+    maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
+    maps += [Parameter("my", to.map)] if to is not None else []
     units = math.prod(pairs_of(p, rows, s)) * p.z
     grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
     own = 4 if s.turns else 4 * s.groups
@@ -152,17 +158,12 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
     ring = s.stages * s.stage_bytes + s.staged_bytes
     lines = [
         (
-            f'extern "C" __global__ void __launch_bounds__({s.threads}, {s.resident}) {entry}'
-            f"({', '.join([*parameters, *args.parameters])}) {{"
-        ),
-        "W_DYNAMIC(sm);",
-        (
             f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {ring},"
             f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
             f" READ = THERE + {8 * s.fields}{fixed.place(p, s)} }};"
         ),
         "const u32 sb = w_shared(sm);",
-        "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
@@ -170,21 +171,23 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
             f" w_bar_init(sb + READ + 8 * i, {own}); }}"
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
-        "__syncthreads();",
-        f"w_cluster_sync();\nconst u32 rank = blockIdx.x % {s.together};" if s.pair else "",
+        "role.sync();",
+        f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.together};" if s.pair else "",
         _range(p, rows, s),
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
         "} else {",
         *_products(p, rows, s, a, w, end.width, to),
-        "} }",
+        "}",
+    ]
+    headers = [prelude(), header()]
+    headers += [
+        text()
+        for text, wanted in ((pair_header, s.pair), (even_header, s.even), (tma_store.header, to is not None))
+        if wanted
     ]
     functions = (
-        header()
-        + (pair_header() if s.pair else "")
-        + (even_header() if s.even else "")
-        + (tma_store.header() if to is not None else "")
-        + (tf32.FUNCTIONS if p.tf32 else "")
+        (tf32.FUNCTIONS if p.tf32 else "")
         + float8.functions(p)
         + (narrow.SUMS if p.integers else "")
         + (COLUMN_SUMS if p.column_sums else "")
@@ -194,30 +197,31 @@ def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         functions += fixed.instruction(p.multiplied, s.bn, turned_b=w.turned)
     else:
         functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
-    text = prelude() + functions + args.constants + "\n".join(x for x in lines if x) + "\n"
-    packing = pack_panels(p, f"{entry}_pack", s.bn, s.panel, fields=s.fields > 0) if packed else None
-    launch = Launch(
-        entry,
-        (grid, 1, 1),
-        (s.threads, 1, 1),
-        (*(m for _, m in maps), *args.pointers),
-        s.shared_bytes(a.bytes) + fixed.bytes_of(p),
-        (s.cluster, 1, 1),
-        at_once=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
+    packings = (pack_panels(p, s.bn, s.panel, fields=s.fields > 0),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=(*maps, *args.parameters),
+        grid=(grid, 1, 1),
+        globals=functions + args.constants,
+        min_ctas_per_sm=s.resident,
+        shared_bytes=s.shared_bytes(a.bytes) + fixed.bytes_of(p),
+        named_barriers=fixed.barriers(p, s) or int(s.split > 1),
+        registers=_MOVED[s.groups] if s.moves_registers else None,
+        cluster=(s.cluster, 1, 1),
+        co_resident=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
     )
-    launches: tuple[Launch, ...] = (launch,)
-    if isinstance(moved, Aligned):
-        copying, first = copies(p, moved.matrices, f"{entry}_copy", before)
-        text, launches = text + copying, (first, launch)
-    return CudaSource(
+    copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
+    return RoleSource(
         schedule=schedule,
-        text=text + (packing.text if packing else ""),
-        launches=launches,
-        pack=packing.launches if packing else (),
+        headers=tuple(headers),
+        roles=(role, *copying),
+        order=(1, 0) if copying else (),
+        pack=tuple(x.role for x in packings),
         workspace_bytes=before + (moved.bytes if isinstance(moved, Aligned) else 0),
         state_bytes=_state(p, rows, s, grid),
-        packed_bytes=packing.bytes if packing else (),
-        replaces_weights=packing.replaces if packing else (),
+        packed_bytes=tuple(n for x in packings for n in x.bytes),
+        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90,
         exact_arch=True,
     )
@@ -286,14 +290,14 @@ def _range(p: Product, rows: Rows, s: Shape) -> str:
     kt = _steps(p, s)
     if s.even:
         e = even_of(p, rows, s, kt)
-        unit = f"blockIdx.x / {s.together}" if s.pair else "blockIdx.x"
+        unit = f"role.block_x() / {s.together}" if s.pair else "role.block_x()"
         return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
     taps = _rounds(p, s)  # a field is read whole
     times = f" * {taps}" if taps > 1 else ""
     return (
-        f"const int rank = blockIdx.x % {s.split};\n"
+        f"const int rank = role.block_x() % {s.split};\n"
         f"const int first = rank * {kt // taps} / {s.split}{times},"
         f" last = (rank + 1) * {kt // taps} / {s.split}{times};"
     )
@@ -343,7 +347,7 @@ def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
             f" {_tile(p, rows, s)}"
         )
     if s.split > 1:
-        return f"{{ const int tile = blockIdx.x / {s.split}; {_tile(p, rows, s)}"
+        return f"{{ const int tile = role.block_x() / {s.split}; {_tile(p, rows, s)}"
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
 
 
@@ -387,13 +391,13 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     a_bytes = 0 if s.fields else s.bm * STEP * 2
     walk = _walk(s.stages)
     one = f"if (t == {128 * s.groups}) {{"
-    lines = [f"w_fewer_registers<{_MOVED[s.groups][0]}>();"] if s.moves_registers else []
+    lines = ["role.dealloc_registers();"] if s.moves_registers else []
     stored = " w_map_prefetch(&my);" if s.store else ""
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
     early = "0u"
     if packed and not s.even:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
-        start = f"blockIdx.x / {s.cluster}" if s.cluster > 1 else "blockIdx.x"
+        start = f"role.block_x() / {s.cluster}" if s.cluster > 1 else "role.block_x()"
         lines += [
             f"const int tile = {start}; {_tile(p, rows, s)} {tile_at}",
             (
@@ -405,9 +409,9 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         ]
     lines += [
         "}",
-        "__syncwarp(); w_wait(); w_release();",
+        "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
-        _loop(p, rows, s, *((x + f" / {s.together}" * bool(s.pair)) for x in ("blockIdx.x", "gridDim.x"))),
+        _loop(p, rows, s, *((x + f" / {s.together}" * bool(s.pair)) for x in ("role.block_x()", "role.blocks_x()"))),
         tile_at,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
@@ -554,10 +558,10 @@ def _products(
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
     half = f" / {s.together}" if s.pair else ""
-    begin, step, skip, mine, other = f"blockIdx.x{half}", f"gridDim.x{half}", "", "", ""
+    begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
     if s.turns:
         begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
-        step = f"gridDim.x / {s.together} * 2" if half else step
+        step = f"role.blocks_x() / {s.together} * 2" if half else step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
@@ -607,9 +611,9 @@ def _products(
     if s.even:
         end = _handed(p, rows, s, end)
     return [
-        f"w_more_registers<{_MOVED[s.groups][1]}>();" if s.moves_registers else "",
+        "role.alloc_registers();" if s.moves_registers else "",
         *fixed.vectors(p, s),
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         f"const int row0 = {row0}; (void)row0;",
         f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import ALoad, Product
 from weft.generate.cuda.templates.tma_operands import Operand, joined
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaArgument, Launch, Pointer
+from weft.kernels.source import Pointer
 
 _LINE = 128
 _PIECE = 1024
@@ -124,11 +125,10 @@ def aligned(p: Product) -> Aligned | Declined:
     return Aligned(p, left, right)
 
 
-def copies(p: Product, matrices: Sequence[Matrix], entry: str, before: int) -> tuple[str, Launch]:
-    """The kernel that copies, into the workspace behind so many bytes of it: a thread for 16 bytes."""
+def copies(p: Product, matrices: Sequence[Matrix], before: int) -> DeviceRole:
+    """The role that copies, into the workspace behind so many bytes of it: a thread for 16 bytes."""
     kind, total = storage(p.dtype), sum(x.rows * x.chunks for x in matrices)
-    parameters = [f"const void* __restrict__ from{i}" for i in range(len(matrices))]
-    lines = []
+    lines = ["role.pdl_wait(); role.pdl_trigger();", f"u32 i = role.block_x() * {_THREADS}u + role.thread();"]
     for i, x in enumerate(matrices):
         each = 16 // x.size
         lines.append(
@@ -140,10 +140,13 @@ def copies(p: Product, matrices: Sequence[Matrix], entry: str, before: int) -> t
             "return; }\n"
             f"i -= {x.rows * x.chunks}u;"
         )
-    text = (
-        f'extern "C" __global__ void __launch_bounds__({_THREADS}) {entry}({", ".join(parameters)},'
-        " void* __restrict__ work) {\nw_wait(); w_release();\n"
-        f"u32 i = blockIdx.x * {_THREADS}u + threadIdx.x;\n" + "\n".join(lines) + "\n}\n"
+    return DeviceRole(
+        threads=_THREADS,
+        body="\n".join(lines),
+        parameters=(
+            *(Parameter(f"from{i}", Pointer("in", x.index)) for i, x in enumerate(matrices)),
+            Parameter("work", Pointer("work", before), WRITTEN),
+        ),
+        grid=(-(-total // _THREADS), 1, 1),
+        name="copy",
     )
-    pointers: tuple[CudaArgument, ...] = (*(Pointer("in", x.index) for x in matrices), Pointer("work", before))
-    return text, Launch(entry, (-(-total // _THREADS), 1, 1), (_THREADS, 1, 1), pointers)

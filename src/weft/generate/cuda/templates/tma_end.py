@@ -279,7 +279,7 @@ def _shared_sum(p: Product, rows: Rows, s: Shape, take: list[str], row: str, par
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
     eight = [f"{x}.{f}" for x in ("lo", "hi") for f in "xyzw"]
     return [
-        f"w_named_barrier(1, {threads});",
+        f"role.named_barrier(0, {threads});",
         f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j)\n#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
         "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
         *take,

@@ -22,16 +22,11 @@ from weft.generate.cuda.templates.tma_operands import STEP, Rows
 from weft.generate.cuda.templates.tma_shape import Shape
 from weft.ir.declined import Declined
 
-BARRIER, FIRST = 3, 4
+BARRIER, FIRST = 2, 3
 """Numbers of named barriers: of all warpgroups that multiply, and that at which the first waits for its turn."""
 WIDE = 96
 """Columns of a tile from which on warpgroups take turns at issuing products: a warp waits until the tensor cores have
 read its registers, and meanwhile another one normalises."""
-ORDER = """#ifndef W_EMULATED
-W_FN void w_turn_wait(int number) { asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory"); }
-W_FN void w_turn_pass(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory"); }
-#endif
-"""
 MOST_SUMS, MOST_OF_THREE = 128, 80
 """Registers of sums of a thread that leave room for two stages of fragments: of one or two warpgroups, and of three."""
 
@@ -58,6 +53,13 @@ def bytes_of(p: Product) -> int:
     return column_bytes(p.norm, STEP) + 16 if p.norm is not None else 0
 
 
+def barriers(p: Product, s: Shape) -> int:
+    """Named barriers that a role needs for its normalised operand."""
+    if p.norm is None:
+        return 0
+    return FIRST + s.groups if in_order(s) else BARRIER + 1
+
+
 def place(p: Product, s: Shape) -> str:
     """A further constant: where the vectors lie."""
     if p.norm is None:
@@ -71,7 +73,7 @@ def instruction(kind: str, columns: int, *, turned_b: bool) -> str:
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     left = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""{ORDER}#ifndef W_EMULATED
+    return f"""#ifndef W_EMULATED
 W_FN void w_product_{kind}_r{int(turned_b)}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
@@ -91,9 +93,9 @@ def vectors(p: Product, s: Shape) -> list[str]:
     threads = 128 * s.groups
     names = epilogue.arguments(p, False, False, False).names
     lines = columns_text(p.norm, names, "COLUMNS", padded_length(p.norm, STEP), threads)
-    lines = [*lines, f"w_named_barrier({BARRIER}, {threads});"] if lines else []
+    lines = [*lines, f"role.named_barrier({BARRIER}, {threads});"] if lines else []
     if in_order(s):
-        lines.append(f"if (warp >= {4 * s.groups - 4}) w_turn_pass({FIRST});")
+        lines.append(f"if (warp >= {4 * s.groups - 4}) role.named_barrier_arrive({FIRST}, 256);")
     return lines
 
 
@@ -104,7 +106,7 @@ def in_order(s: Shape) -> bool:
 
 def left_over(p: Product, s: Shape) -> str:
     """At the end of a kernel: the turn that nobody has taken."""
-    return f"if (warp < 4) w_turn_wait({FIRST});" if p.norm is not None and in_order(s) else ""
+    return f"if (warp < 4) role.named_barrier({FIRST}, 256);" if p.norm is not None and in_order(s) else ""
 
 
 def _high(s: Shape) -> int:
@@ -187,12 +189,12 @@ def stages(
             f"const u32 {slot}at = sb + RING + slot * STAGE;",
             f"w_bar_wait(sb + FULL + 8 * slot, {parity});",
             *_fragments(p, s, to),
-            f"w_turn_wait({FIRST} + (warp >> 2));" if in_order(s) else "",
+            f"role.named_barrier({FIRST} + (warp >> 2), 256);" if in_order(s) else "",
             "w_group_begin();",
             f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
             f"w_product_{kind}(acc[i], {to}[i][q], {of_w}, (st - first) | q); }}",
             "w_group_commit();",
-            f"w_turn_pass({FIRST} + ((warp >> 2) + 1) % {s.groups});" if in_order(s) else "",
+            f"role.named_barrier_arrive({FIRST} + ((warp >> 2) + 1) % {s.groups}, 256);" if in_order(s) else "",
             "w_group_wait<1>();",
             release.replace("(lane", "(st > first && lane", 1),
             "}",

@@ -14,7 +14,7 @@ def packed_columns(p: Product, bn: int) -> int:
     return -(-p.n // bn) * bn
 
 
-def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = False) -> Packing:
+def pack_panels(p: Product, bn: int, panel: int, *, fields: bool = False) -> Packing:
     """[group][column tile][stage][panel][column][swizzled k]; every tap begins a panel, what does not exist is zero.
 
     Panels run over blocks of channels within taps, or with `fields` over taps within blocks of channels.
@@ -34,10 +34,8 @@ def pack_panels(p: Product, entry: str, bn: int, panel: int, *, fields: bool = F
     column = wide if not p.by_fours else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
     real = f"q < {taps * blocks}"
 
-    def kernel(weight: str, parameter: str) -> str:
-        return f"""
-extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* __restrict__ pk) {{
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+    def body(weight: str) -> str:
+        return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
   const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {row} % {bn};
   const int q = i / {row * bn} % {stages * per}, tile = i / {row * bn * stages * per};
@@ -48,8 +46,6 @@ extern "C" __global__ void {entry}({parameter}{", " if parameter else ""}void* _
   if ({real} && c < {c.ic} && n < {p.n})
     v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}
                                   + tap % {c.kernel[1]} * {c.w_kernel[1]} + c * {c.w_k}];
-  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};
-}}
-"""
+  (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
-    return packing(p, total, entry, kernel)
+    return packing(p, total, body)

@@ -1,18 +1,18 @@
-"""Several kernels as one: a flat grid over the blocks of all, each of which runs the body of one of them.
+"""Several roles in one launch: a flat grid over the blocks of all, each of which runs one of them.
 
-A block asks a table of ranges, which stands in the text, whose it is. Kernels of equal text have one body, which is
-given the arguments of the member that it works for. Every body stands in a namespace of its own.
+A block asks a table of ranges, which stands in the text, whose it is. Roles of equal text are one device function,
+which is given the arguments of the member that it works for. Every function stands in a namespace of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.generate.cuda.templates.grouped_match import Member
-from weft.generate.cuda.templates.prelude import prelude
-from weft.generate.cuda.templates.tma import header
+from weft.generate.cuda.role.assemble import bounds, frame_of, kernel, launch, shared
+from weft.generate.cuda.role.role import READ, WRITTEN, DeviceRole, Dim3, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.kernels.source import (
     MOST_PARAMETER_BYTES,
@@ -25,32 +25,36 @@ from weft.kernels.source import (
     TensorMap,
 )
 
-NAME = "w_member"
-"""Entry of the kernels that are combined."""
-_HEAD = 'extern "C" __global__ void __launch_bounds__('
-_PLACES = {"blockIdx.x": "tile_x", "blockIdx.y": "tile_y", "blockIdx.z": "tile_z"}
-_MAP = "const __grid_constant__ w_map"
 _ALIGNED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the roles, and where its inputs and outputs lie among those of the whole."""
+
+    source: RoleSource
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    length: float
+    """Of a block's work, in any unit: the longest begin first, so that what is waited for at the end is short."""
 
 
 @dataclass(slots=True)
 class _Body:
     """Members of equal text."""
 
-    text: str
-    """Globals, the function `member`, and kernels that repack."""
-    source: CudaSource
+    source: RoleSource
     members: list[int] = field(default_factory=list)
 
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """Blocks of one member."""
-        return self.source.launches[0].grid
+    def role(self) -> DeviceRole:
+        """The only one that the source launches."""
+        return self.source.roles[0]
 
     @property
-    def bounds(self) -> str:
-        """Launch bounds as the text has them."""
-        return _own(self.source).partition(_HEAD)[2].partition(")")[0]
+    def grid(self) -> Dim3:
+        """Blocks of one member, by dimension."""
+        return self.role.grid
 
     @property
     def count(self) -> int:
@@ -58,56 +62,38 @@ class _Body:
         return math.prod(self.grid)
 
 
-def combined(
-    schedule: Schedule,
-    entry: str,
-    found: Sequence[Member],
-    sources: Sequence[CudaSource],
-    lengths: Sequence[float],
-    cluster: int = 1,
-) -> CudaSource | Declined:
-    """The kernel `entry` of all members, of which each has its own under the name `NAME`.
-
-    `lengths` of a block's work in any unit: the longest begin first, so that what is waited for at the end is short.
-    `cluster`: blocks of a cluster; 1: the kernels have none.
-    """
+def side_by_side(schedule: Schedule, entry: str, found: Sequence[Member], cluster: int = 1) -> CudaSource | Declined:
+    """The kernel `entry` of all members; `cluster`: blocks of a cluster; 1: the kernel has none."""
     bodies: dict[str, _Body] = {}
-    for number, source in enumerate(sources):
-        if len(source.launches) > 1:
+    for number, member in enumerate(found):
+        if len(member.source.roles) > 1:
             return Declined("a product that takes two launches")
-        if any(isinstance(x, Inside | Number) for x in source.launches[0].arguments):
+        role = member.source.roles[0]
+        if any(isinstance(p.argument, Inside | Number) for p in role.parameters):
             return Declined("an argument that is neither a buffer nor a tensor map")
-        bodies.setdefault(source.sha256, _Body("", source)).members.append(number)
-    ordered = sorted(bodies.values(), key=lambda b: -lengths[b.members[0]])
-    if len({(b.bounds, b.source.launches[0].block) for b in ordered}) > 1:
+        bodies.setdefault(_identity(member.source), _Body(member.source)).members.append(number)
+    ordered = sorted(bodies.values(), key=lambda b: -found[b.members[0]].length)
+    if len({(bounds(b.role), b.role.threads) for b in ordered}) > 1:
         return Declined("products whose blocks differ in threads")
-    for number, body in enumerate(ordered):
-        body.text = _as_function(body.source, f"m{number}", f"{entry}_{number}_pack")
     return _whole(schedule, entry, found, ordered, cluster)
 
 
-def _own(source: CudaSource) -> str:
-    """A kernel's text without the headers that all share."""
-    return source.text.removeprefix(prelude()).removeprefix(header())
+def _identity(source: RoleSource) -> str:
+    """Of everything but the schedule that decides what runs."""
+    return hashlib.sha256(repr(replace(source, schedule=Schedule(""))).encode()).hexdigest()
 
 
-def _as_function(source: CudaSource, space: str, pack: str) -> str:
-    """A kernel's text without the headers: in a namespace, as the function `member` of its block's place; repacking."""
-    before, kernel = _own(source).split(_HEAD, 1)
-    kernel = kernel.partition(f") {NAME}(")[2]
-    body, *packs = kernel.split(f'\nextern "C" __global__ void {NAME}_pack(')
-    grid = source.launches[0].grid
-    for place, name in (*_PLACES.items(), ("gridDim.x", f"{grid[0]}u")):
-        body = body.replace(place, name)
-    assert "blockIdx" not in body
-    assert "gridDim" not in body
-    body = body.replace(f"{_MAP} ", "const w_map& ")
-    text = (
-        f"namespace {space} {{\n{before}W_FN void member(const u32 tile_x, const u32 tile_y, const u32 tile_z, {body}}}"
+def _function(body: _Body, number: int) -> str:
+    """A role in a namespace: what it brings, and the function `member`, which is handed where it runs."""
+    role = body.role
+    frame, declared = frame_of(role, f"w_beside<{body.grid[0]}u>", "member")
+    parameters = "".join(f", {p.declared(kernel=False)}" for p in role.parameters)
+    return (
+        f"namespace m{number} {{\n{role.globals}{declared}"
+        f"typedef {frame} frame;\n"
+        f"W_FN void member(const frame role{parameters}) {{\n{shared(role)}{role.body}\n}}\n"
+        f"{''.join(x.globals for x in body.source.pack)}}}\n"
     )
-    for repack in packs:
-        text += f'\nextern "C" __global__ void {pack}({repack.replace("{", f"{{ using namespace {space};", 1)}'
-    return text
 
 
 @dataclass(slots=True)
@@ -132,15 +118,15 @@ class _Memory:
         plain = prefix if argument.kind in ("work", "state") else f"{prefix}{argument.index}"
         return self.names.setdefault(argument, plain)
 
-    def parameters(self) -> tuple[tuple[Pointer | TensorMap, str], ...]:
-        """Arguments with the text of their parameters; maps first, since they are aligned."""
-        maps = [(x, f"{_MAP} {name}") for x, name in self.names.items() if isinstance(x, TensorMap)]
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Of the kernel; maps first, since they are aligned."""
+        maps = [Parameter(name, x) for x, name in self.names.items() if isinstance(x, TensorMap)]
         order = ("in", "packed", "out", "work", "state")
         pointers = sorted(
             (x for x in self.names if isinstance(x, Pointer)), key=lambda p: (order.index(p.kind), p.index)
         )
-        read = [f"{'const ' if p.kind in ('in', 'packed') else ''}void* __restrict__ {self.names[p]}" for p in pointers]
-        return (*maps, *zip(pointers, read, strict=True))
+        kinds = {kind: READ if kind in ("in", "packed") else WRITTEN for kind in order}
+        return (*maps, *(Parameter(self.names[p], p, kinds[p.kind]) for p in pointers))
 
 
 def _whole(
@@ -150,32 +136,28 @@ def _whole(
     texts, calls = [], []
     begin = 0
     for number, body in enumerate(bodies):
-        texts.append(f"{body.text}\n")
+        texts.append(_function(body, number))
         calls += _call(number, body, begin, entry, found, memory, cluster)
+        # members of one text repack by one kernel, whichever weights they have
+        texts += [_repacking(x, number, entry) for x in body.source.pack]
         begin += -(-body.count * len(body.members) // cluster) * cluster
-    given = memory.parameters()
-    copied = any(header() in b.source.text for b in bodies)
-    kernel = [
-        f"{_HEAD}{bodies[0].bounds}) {entry}({', '.join(text for _, text in given)}) {{",
-        "const u32 block = blockIdx.x;",
-        *calls,
-        "w_wait(); w_release();",
-        "}",
-    ]
-    launch = Launch(
-        entry,
-        (begin, 1, 1),
-        bodies[0].source.launches[0].block,
-        tuple(argument for argument, _ in given),
-        max(b.source.launches[0].shared_bytes for b in bodies),
-        (cluster, 1, 1),
+    whole = DeviceRole(
+        threads=bodies[0].role.threads,
+        body="\n".join(["const u32 block = role.block_x();", *calls, "role.pdl_wait(); role.pdl_trigger();"]),
+        parameters=memory.parameters(),
+        grid=(begin, 1, 1),
+        min_ctas_per_sm=bodies[0].role.min_ctas_per_sm,
+        cluster=(cluster, 1, 1),
     )
-    if launch.parameter_bytes > MOST_PARAMETER_BYTES:
-        return Declined(f"{launch.parameter_bytes} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
+    # each member declares the shared memory itself, so the kernel does not
+    launched = replace(launch(whole, entry), shared_bytes=max(b.role.shared_bytes for b in bodies))
+    if launched.parameter_bytes > MOST_PARAMETER_BYTES:
+        return Declined(f"{launched.parameter_bytes} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
+    headers = dict.fromkeys(x for b in bodies for x in b.source.headers)
     return CudaSource(
         schedule=schedule,
-        text="".join([prelude(), header() if copied else "", *texts, "\n".join(kernel), "\n"]),
-        launches=(launch,),
+        text="".join([*headers, *texts, kernel(whole, entry)]),
+        launches=(launched,),
         pack=tuple(memory.pack),
         workspace_bytes=memory.workspace,
         state_bytes=memory.state,
@@ -184,6 +166,16 @@ def _whole(
         capability=max(b.source.capability for b in bodies),
         exact_arch=any(b.source.exact_arch for b in bodies),
     )
+
+
+def _repacking(role: DeviceRole, number: int, entry: str) -> str:
+    """The kernel that repacks for the members of a text; it may name what stands in their namespace."""
+    inside = replace(role, body=f"using namespace m{number};\n{role.body}", globals="", name="")
+    return kernel(inside, _pack_entry(entry, number))
+
+
+def _pack_entry(entry: str, number: int) -> str:
+    return f"{entry}_{number}_pack"
 
 
 def _call(
@@ -200,8 +192,8 @@ def _call(
         x, y = f"tile / {gy}u % {gx}u", f"tile % {gy}u"
     else:
         x, y = f"tile % {gx}u", f"tile / {gx}u % {gy}u"
-    arguments = [x if gx > 1 else "0u", y if gy > 1 else "0u", f"tile / {gx * gy}u" if gz > 1 else "0u"]
-    arguments += [_selected(list(x)) for x in zip(*given, strict=True)]
+    here = [x if gx > 1 else "0u", y if gy > 1 else "0u", f"tile / {gx * gy}u" if gz > 1 else "0u"]
+    arguments = [f"m{number}::frame({', '.join(here)})", *(_selected(list(x)) for x in zip(*given, strict=True))]
     place = f"const u32 at = block - {begin}u, which = at / {body.count}u, tile = at % {body.count}u;"
     above = f"block >= {begin}u && " if begin else ""
     return [
@@ -228,7 +220,8 @@ def _given(number: int, body: _Body, index: int, entry: str, found: Sequence[Mem
     memory.workspace += -(-source.workspace_bytes // _ALIGNED) * _ALIGNED
     memory.state += -(-source.state_bytes // _ALIGNED) * _ALIGNED
     texts = []
-    for p in source.launches[0].arguments:
+    for parameter in body.role.parameters:
+        p = parameter.argument
         assert isinstance(p, Pointer | TensorMap)  # others were declined
         if isinstance(p, TensorMap):
             assert p.base.kind in ("in", "out")
@@ -239,7 +232,7 @@ def _given(number: int, body: _Body, index: int, entry: str, found: Sequence[Mem
         elif p.kind == "state":
             texts.append(f"(char*){memory.name(Pointer('state'))} + {state}ull")
         elif p.kind == "packed":
-            at = _packed(number, index, f"{entry}_{number}_pack", member, source, memory)
+            at = _packed(number, index, _pack_entry(entry, number), member, source, memory)
             texts.append(memory.name(Pointer("packed", at)))
         else:
             position = (member.inputs if p.kind == "in" else member.outputs)[p.index]
@@ -247,20 +240,20 @@ def _given(number: int, body: _Body, index: int, entry: str, found: Sequence[Mem
     return texts
 
 
-def _packed(number: int, index: int, entry: str, member: Member, source: CudaSource, memory: _Memory) -> int:
+def _packed(number: int, index: int, entry: str, member: Member, source: RoleSource, memory: _Memory) -> int:
     """The buffer of a member's repacked weights: members of one text and one weight share it."""
-    (launch,) = source.pack
+    (role,) = source.pack
+    own = launch(role, entry)
     arguments = [
-        Pointer("in", member.inputs[p.index]) if isinstance(p, Pointer) and p.kind == "in" else p
-        for p in launch.arguments
+        Pointer("in", member.inputs[p.index]) if isinstance(p, Pointer) and p.kind == "in" else p for p in own.arguments
     ]
     weight = next((p.index for p in arguments if isinstance(p, Pointer) and p.kind == "in"), None)
     key = (number, weight, -1 if weight is not None else index)
     if key not in memory.packed:
         at = memory.packed[key] = len(memory.packed_bytes)
         memory.packed_bytes += source.packed_bytes
-        own = tuple(Pointer("packed", at) if isinstance(p, Pointer) and p.kind == "packed" else p for p in arguments)
-        memory.pack.append(replace(launch, entry=entry, arguments=own))
+        placed = tuple(Pointer("packed", at) if isinstance(p, Pointer) and p.kind == "packed" else p for p in arguments)
+        memory.pack.append(replace(own, arguments=placed))
     return memory.packed[key]
 
 
