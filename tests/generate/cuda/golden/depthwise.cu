@@ -1,6 +1,7 @@
 // cuda(template=depthwise,th=1,threads=64,tw=1,width=4)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const int i = blockIdx.x * 64 + threadIdx.x;
+const w_solo role{};
+const int i = role.block_x() * 64 + role.thread();
 const int cv = i % 8, tx = i / 8 % 14, ty = i / 112 % 14, img = i / 1568;
 const int n = cv * 4, g = 0, b = 0; (void)g; (void)b;
 const u16* const w = (const u16*)pk + n * 9;
@@ -13,7 +14,7 @@ uint2 k5; w_read_if(k5, w + 20, i < 1568);
 uint2 k6; w_read_if(k6, w + 24, i < 1568);
 uint2 k7; w_read_if(k7, w + 28, i < 1568);
 uint2 k8; w_read_if(k8, w + 32, i < 1568);
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 const bool live = i < 1568;
 const int y0 = ty * 1 - 1, x0 = tx * 1 - 1;
 const u16* const A = (const u16*)in0 + 0 + img * 6272 + y0 * 448 + x0 * 32 + n * 1;
@@ -150,9 +151,9 @@ u16* const y0 = (u16*)out0 + ((m) * 32 + n);
 if (!live) return;
 finish(acc[0], (img * 14 + ty * 1 + 0) * 14 + tx * 1 + 0);
 }
-
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 288u) return;
   const int tap = i / 4 % 9, n = i / 36 * 4 + i % 4;
   ((u16*)pk)[i] = ((const u16*)w)[0 + n * 9

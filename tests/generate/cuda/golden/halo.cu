@@ -10,16 +10,18 @@ W_FN void w_products_f16(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const 
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 49824, TAPS = 49824, FLAG = 49824 };
 const u32 sb = w_shared(sm); (void)sb;
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-const int tile = blockIdx.x / 2, n0 = blockIdx.x % 2 * 32, g = blockIdx.z, b = 0;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
+const int tile = role.block_x() / 2, n0 = role.block_x() % 2 * 32, g = role.block_z(), b = 0;
 const int img = tile / 4, y0 = tile / 2 % 2 * 7, x0 = tile % 2 * 7;
 (void)g; (void)b; (void)n0;
 const u16* const A = (const u16*)in0 + 0 + img * 12544;
-const char* const W = (const char*)pk + ((long long)g * 2 + blockIdx.x % 2) * 36864;
-const int first = blockIdx.y * 2 / 1, last = (blockIdx.y + 1) * 2 / 1;
+const char* const W = (const char*)pk + ((long long)g * 2 + role.block_x() % 2) * 36864;
+const int first = role.block_y() * 2 / 1;
+const int last = (role.block_y() + 1) * 2 / 1;
 auto fill_w = [&](int cb, u32 to) { const char* const from = W + cb * 18432; _Pragma("unroll")
 for (int i = 0; i < 9; ++i) { const int x = t + i * 128; { w_copy16(to + x * 16, from + x * 16); } } };
 _Pragma("unroll") for (int i = 0; i < 2; ++i) if (first + i < last) fill_w(first + i, sb + i * 24912 + 6480);
@@ -92,15 +94,15 @@ w_products_f16(acc, fa0, fw0);
 }
 };
 if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 64 + (n < 64 ? n : 63)); }
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 _Pragma("unroll") for (int i = 0; i < 2; ++i) { if (first + i < last) fill_a(first + i, i * 24912); w_commit(); }
 #pragma unroll 1
 for (int i = 0; i < last - first; ++i) {
-w_arrived<1>(); __syncthreads();
+w_arrived<1>(); role.sync();
 multiply(i * 24912, i * 24912 + 6480);
 w_commit();
 }
-w_arrived<0>(); __syncthreads();
+w_arrived<0>(); role.sync();
 float* const sums = (float*)sm;
 float* const mine = sums + wk * 2560;
 #pragma unroll
@@ -111,7 +113,7 @@ float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 40 + col0 + j * 8 + (la
 *(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
 *(float2*)(at + 320) = make_float2(acc[i][j][2], acc[i][j][3]);
 }
-__syncthreads();
+role.sync();
 for (int x = t; x < 256; x += 128) { const int r = x / 4, q = x % 4 * 8; const int m = (img * 14 + y0 + r / 7) * 14 + x0 + r % 7, n = n0 + q;
 if (r < 49) { float acc[8];
 #pragma unroll
@@ -146,9 +148,9 @@ u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7));
 } }
 }
-
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 36864u) return;
   const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 2, step = i / 512 % 18;
   const int rest = i / 9216, cb = rest % 2, nt = rest / 2 % 2;

@@ -1,15 +1,16 @@
 // cuda(bk=64,bm=16,bn=16,cluster=True,group=False,split=4,stages=5,template=mma,wk=2,wm=16,wn=16)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-const int tn = blockIdx.x % 4, m0 = blockIdx.x / 4 * 16, n0 = tn * 16;
-const int g = blockIdx.z / 1, b = blockIdx.z % 1;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
+const int tn = role.block_x() % 4, m0 = role.block_x() / 4 * 16, n0 = tn * 16;
+const int g = role.block_z() / 1, b = role.block_z() % 1;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 16384;
-const int first = blockIdx.y * 16 / 4, last = (blockIdx.y + 1) * 16 / 4;
+const int first = role.block_y() * 16 / 4, last = (role.block_y() + 1) * 16 / 4;
 int ao[2];
 _Pragma("unroll")
 for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
@@ -48,11 +49,11 @@ w_mma_f16(acc[i][2 * j + 1], fa[i], fw[j][2], fw[j][3]);
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 5) * 4096) + 2048);
 if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 64 ? n : 63)); }
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 5) * 4096)); store_a(sb + (u32)((i % 5) * 4096)); } w_commit(); }
 for (int i = 0; i < last - first; ++i) {
 w_arrived<3>();
-__syncthreads();
+role.sync();
 const u32 here = sb + (u32)((i % 5) * 4096), to = sb + (u32)((i + 4) % 5 * 4096);
 const bool more = first + i + 4 < last;
 if (more) { fill_w(first + i + 4, to + 2048); fill_a(first + i + 4, to); }
@@ -60,7 +61,7 @@ w_commit();
 multiply(here, here + 2048);
 if (more) { store_a(to); store_w(to + 2048); }
 }
-w_arrived<0>(); __syncthreads();
+w_arrived<0>(); role.sync();
 float* const sums = (float*)sm;
 float* const mine = sums + wk * 384;
 #pragma unroll
@@ -71,7 +72,7 @@ float* const at = mine + (row0 + i * 16 + (lane >> 2)) * 24 + col0 + j * 8 + (la
 *(float2*)at = make_float2(acc[i][j][0], acc[i][j][1]);
 *(float2*)(at + 192) = make_float2(acc[i][j][2], acc[i][j][3]);
 }
-__syncthreads();
+role.sync();
 for (int i = t; i < 64; i += 64) {
 float4* const at = (float4*)(sums + i / 4 * 24 + i % 4 * 4);
 float4 a = *at;
@@ -79,7 +80,7 @@ float4 a = *at;
 for (int y = 1; y < 2; ++y) { const float4 h = at[y * 96]; a.x += h.x; a.y += h.y; a.z += h.z; a.w += h.w; }
 *at = a; }
 w_cluster_sync();
-for (int i = t; i < 16; i += 64) { const int x = i + (int)blockIdx.y * 16; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
+for (int i = t; i < 16; i += 64) { const int x = i + (int)role.block_y() * 16; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
 { float acc[4];
 
 #pragma unroll
@@ -104,9 +105,9 @@ u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 } }
 w_cluster_leave();
 }
-
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 65536u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 16;
   const int tile = i / 1024, kt = tile % 16, nt = tile / 16 % 4;

@@ -10,16 +10,17 @@ W_FN void w_wgmma_f16(float (&d)[64], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(256) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 196608, FLAG = 196608 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-const int tn = blockIdx.x % 8, m0 = blockIdx.x / 8 * 128, n0 = tn * 128;
-const int g = blockIdx.z / 1, b = blockIdx.z % 1;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
+const int tn = role.block_x() % 8, m0 = role.block_x() / 8 * 128, n0 = tn * 128;
+const int g = role.block_z() / 1, b = role.block_z() % 1;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 8 + tn) * 131072;
-const int first = blockIdx.y * 16 / 1, last = (blockIdx.y + 1) * 16 / 1;
+const int first = role.block_y() * 16 / 1, last = (role.block_y() + 1) * 16 / 1;
 int ao[4];
 _Pragma("unroll")
 for (int i = 0; i < 4; ++i) { const int x = t + i * 256; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
@@ -48,13 +49,13 @@ w_group_commit();
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 6) * 32768) + 16384);
 if (t < 3) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 1024 ? n : 1023)); }
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 6) * 32768)); store_a(sb + (u32)((i % 6) * 32768)); } w_commit(); }
 #pragma unroll 1
 for (int i = 0; i < last - first; ++i) {
 w_arrived<3>();
 w_async_fence(); w_group_wait<1>();
-__syncthreads();
+role.sync();
 const u32 here = sb + (u32)((i % 6) * 32768), to = sb + (u32)((i + 4) % 6 * 32768);
 const bool more = first + i + 4 < last;
 multiply(here, here + 16384, i);
@@ -63,7 +64,7 @@ w_commit();
 if (more) { store_a(to); store_w(to + 16384); }
 }
 w_group_wait<0>();
-w_arrived<0>(); __syncthreads();
+w_arrived<0>(); role.sync();
 float* const sums = (float*)sm;
 #pragma unroll
 for (int i = 0; i < 1; ++i)
@@ -73,7 +74,7 @@ float* const at = sums + (row0 + i * 64 + (warp & 3) * 16 + (lane >> 2)) * 136 +
 *(float2*)at = make_float2(acc[i][4 * j], acc[i][4 * j + 1]);
 *(float2*)(at + 1088) = make_float2(acc[i][4 * j + 2], acc[i][4 * j + 3]);
 }
-__syncthreads();
+role.sync();
 for (int x = t; x < 2048; x += 256) { const int r = x / 16, q = x % 16 * 8; const int m = m0 + r, n = n0 + q;
 { float acc[8];
 #pragma unroll
@@ -100,9 +101,9 @@ u16* const y0 = (u16*)out0 + ((m) * 1024 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7));
 } }
 }
-
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1048576u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int tile = i / 8192, kt = tile % 16, nt = tile / 16 % 8;

@@ -10,22 +10,23 @@ W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 enum { STAGE = 16384, RING = 40960, FULL = RING + 98304, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 20480, THERE = TURN + 16, READ = THERE + 16 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
 if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 2; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
-__syncthreads();
+role.sync();
 const int first = 0, last = 18;
 if (warp >= 8) {
 if (t == 256) { w_map_prefetch(&ma);
-const int tile = blockIdx.x; const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
+const int tile = role.block_x(); const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
 for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 0; const int kb = first + (int)i; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
-__syncwarp(); w_wait(); w_release();
+__syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0, cell = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
@@ -38,13 +39,13 @@ const u32 to = sb + RING + slot * STAGE + 0; w_bulk(to, pk_tile + (long long)kb 
 }
 } }
 } else {
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][64];
 u32 it = 0;
 u32 cell = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x; tile < 128; tile += gridDim.x) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 uint4 column1[4];
 #pragma unroll
 for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 128 ? n8 : 0; column1[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
@@ -104,10 +105,11 @@ u16* const y0 = (u16*)out0 + ((m) * 128 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7)); } }
 }
 }
-} }
-
+}
+}
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 147456u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int q = i / 8192 % 18, tile = i / 147456;

@@ -9,22 +9,28 @@ W_FN void w_product_e4m3e4m3_00(float (&d)[64], u64 a, u64 b, int add) {
 #endif
 }
 #endif
+struct ENTRY_frame : w_solo {
+  using w_solo::w_solo;
+  static W_FN void dealloc_registers() { w_fewer_registers<40>(); }
+  static W_FN void alloc_registers() { w_more_registers<232>(); }
+};
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const __grid_constant__ w_map mw, const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in4, const void* __restrict__ in3, const void* __restrict__ in2, void* __restrict__ out0) {
+const ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
 if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
-__syncthreads();
+role.sync();
 const int first = 0, last = 4;
 if (warp >= 8) {
-w_fewer_registers<40>();
+role.dealloc_registers();
 if (t == 256) { w_map_prefetch(&ma); w_map_prefetch(&mw);
 }
-__syncwarp(); w_wait(); w_release();
+__syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x; tile < 16; tile += gridDim.x) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
@@ -35,13 +41,13 @@ const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128 + 0; w
 const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
 } }
 } else {
-w_more_registers<232>();
-w_wait(); w_release();
+role.alloc_registers();
+role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][64];
 u32 it = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x; tile < 16; tile += gridDim.x) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 uint4 column0[4];
 #pragma unroll
 for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 512 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in4 + (0 + n)); }
@@ -139,4 +145,5 @@ u16* const y0 = (u16*)out0 + ((m) * 512 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_bf16(e7_0, e7_1), w_narrow2_bf16(e7_2, e7_3), w_narrow2_bf16(e7_4, e7_5), w_narrow2_bf16(e7_6, e7_7)); } }
 }
 }
-} }
+}
+}

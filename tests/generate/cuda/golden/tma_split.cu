@@ -10,22 +10,23 @@ W_FN void w_product_f16_00(float (&d)[32], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
+const w_solo role{};
 W_DYNAMIC(sm);
 enum { STAGE = 24576, RING = 0, FULL = RING + 73728, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
 if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
-__syncthreads();
-const int rank = blockIdx.x % 4;
+role.sync();
+const int rank = role.block_x() % 4;
 const int first = rank * 64 / 4, last = (rank + 1) * 64 / 4;
 if (warp >= 8) {
 if (t == 256) { w_map_prefetch(&ma);
-const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 4 + tn) * 262144;
+const int tile = role.block_x() / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 4 + tn) * 262144;
 for (u32 i = 0; i < (last - first < 3 ? (u32)(last - first) : 3u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 16384; const int kb = first + (int)i; w_bar_expect(bar, 24576u); w_bulk(to, pk_tile + (long long)kb * 4096, 8192u, bar); }
 }
-__syncwarp(); w_wait(); w_release();
+__syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
-{ const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+{ const int tile = role.block_x() / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 4 + tn) * 262144;
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
@@ -38,11 +39,11 @@ const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q 
 } }
 __syncwarp(); w_cluster_sync(); w_cluster_sync();
 } else {
-w_wait(); w_release();
+role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][32];
 u32 it = 0;
-{ const int tile = blockIdx.x / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+{ const int tile = role.block_x() / 4; const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 64; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) {
@@ -62,7 +63,7 @@ w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
 }
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
-w_named_barrier(1, 256);
+role.named_barrier(0, 256);
 #pragma unroll
 for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -92,10 +93,11 @@ const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m
 }
 w_cluster_sync();
 }
-} }
-
+}
+}
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1048576u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 64;
   const int q = i / 4096 % 64, tile = i / 262144;

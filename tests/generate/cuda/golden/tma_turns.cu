@@ -9,24 +9,30 @@ W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
 #endif
 }
 #endif
+struct ENTRY_frame : w_solo {
+  using w_solo::w_solo;
+  static W_FN void dealloc_registers() { w_fewer_registers<40>(); }
+  static W_FN void alloc_registers() { w_more_registers<232>(); }
+};
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
+const ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { STAGE = 32768, RING = 0, FULL = RING + 196608, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);
-const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+const int t = role.thread(), lane = t & 31, warp = t >> 5;
 if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 4); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 4); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
-__syncthreads();
+role.sync();
 const int first = 0, last = 12;
 if (warp >= 8) {
-w_fewer_registers<40>();
+role.dealloc_registers();
 if (t == 256) { w_map_prefetch(&ma);
-const int tile = blockIdx.x; const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
+const int tile = role.block_x(); const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
 for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 16384; const int kb = first + (int)i; w_bar_expect(bar, 32768u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
-__syncwarp(); w_wait(); w_release();
+__syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x; tile < 384; tile += gridDim.x) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 384; tile += role.blocks_x()) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
@@ -38,13 +44,13 @@ const u32 to = sb + RING + slot * STAGE + 16384; w_bulk(to, pk_tile + (long long
 const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 12 * 64 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
 } }
 } else {
-w_more_registers<232>();
-w_wait(); w_release();
+role.alloc_registers();
+role.pdl_wait(); role.pdl_trigger();
 const int row0 = 0; (void)row0;
 float acc[2][64];
 u32 it = (warp >> 2) * (u32)(last - first), turn = 0;
 #pragma unroll 1
-for (int tile = blockIdx.x + (warp >> 2) * gridDim.x; tile < 384; tile += 2 * gridDim.x) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x() + (warp >> 2) * role.blocks_x(); tile < 384; tile += 2 * role.blocks_x()) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 uint4 column0[4];
 #pragma unroll
 for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 3072 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
@@ -96,10 +102,11 @@ u16* const y0 = (u16*)out0 + ((m) * 3072 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7)); } }
 }
 }
-} }
-
+}
+}
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-  const u32 i = blockIdx.x * 256u + threadIdx.x;
+const w_solo role{};
+  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 2359296u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int q = i / 8192 % 12, tile = i / 98304;
