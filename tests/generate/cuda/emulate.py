@@ -23,7 +23,7 @@ from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
 FACTS = GpuFacts()
 _SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
-_ALONE = ("w_sync(", "w_shfl(", "w_cluster", "w_any_thread(", "w_moments<", "w_meet<")
+_ALONE = ("role.sync(", "w_shfl(", "w_cluster", "role.any(", "w_moments<", "w_meet<")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,13 @@ using std::memcpy;
 #define __forceinline__ inline __attribute__((always_inline))
 #define __restrict__ __restrict
 #define W_FN inline __attribute__((always_inline))
-#define W_KERNEL(THREADS) void
+#define __global__
+#define __launch_bounds__(...)
+#define W_DYNAMIC_16(name, bytes) alignas(16) W_SHARED unsigned char name[bytes]
 #define W_SHARED static thread_local
 #define W_TABLE alignas(16) static const
-struct Dim { unsigned x; };
-static thread_local Dim threadIdx, blockIdx;
+struct Dim { unsigned x, y, z; };
+static thread_local Dim threadIdx, blockIdx, gridDim;
 static thread_local char base_of_shared;
 
 struct Block;
@@ -125,10 +127,12 @@ struct Block {
   }
 };
 
+inline void w_named_barrier(int, int) { Block::fail("named barriers are not emulated"); }
+inline void w_named_barrier_arrive(int, int) { Block::fail("named barriers are not emulated"); }
 W_FN void w_wait() {}
 W_FN void w_release() {}
 W_FN void w_fence() {}
-inline void w_sync() { block->pause(1); }
+inline void __syncthreads() { block->pause(1); }
 inline unsigned w_shfl_word(unsigned x, int mask) {
   Block* b = block;
   unsigned me = b->now;

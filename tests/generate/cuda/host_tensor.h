@@ -103,7 +103,6 @@ inline void w_fence() {}
 template <class T> inline T w_fresh(const T* p) { return *p; }
 inline float w_max_f32(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline float w_min_f32(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
-inline void w_sync() { __syncthreads(); }
 inline bool w_any_thread(bool x) {
   Block& b = *w_self->block;
   const unsigned slot = b.bar.generation & 1;

@@ -210,7 +210,7 @@ def test_gelu_and_softmax_of_16_bits_are_rough_and_right() -> None:
     data = np.random.default_rng(1).standard_normal((64, 80)) * 4
     data[0, :4] = [0.0, -0.0, np.inf, 60000.0]
     check([trial(p, Form(per_row=32).schedule(), [data.astype(np.float16)])])
-    text = trial(p, Form(per_row=32).schedule(), []).source.text.split("w_wait();")[-1]
+    text = trial(p, Form(per_row=32).schedule(), []).source.text.split("role.pdl_wait();")[-1]
     assert "w_rough_exp" in text
     assert "w_erf" in text and "w_rough_erf" not in text  # the error function itself is a result
     b = GraphBuilder()

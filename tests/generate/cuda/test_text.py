@@ -17,6 +17,7 @@ from weft.device.facts import CpuFacts
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.kernel import runtime_header
+from weft.generate.cuda.role.assemble import role_header
 from weft.generate.cuda.wait import WAIT, with_wait
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -51,7 +52,8 @@ def emit(p: Problem, form: Form) -> CudaSource:
 def test_text(name: str) -> None:
     source = emit(*TEXTS[name])
     launches = "".join(f"// {x.grid[0]} x {x.block[0]}, cluster {x.cluster[0]}\n" for x in source.launches)
-    text = launches + source.text.split(runtime_header().rstrip())[1].replace(source.entry, "kernel").lstrip()
+    own = source.text.split(runtime_header().rstrip())[1].replace(role_header(), "")
+    text = launches + own.replace(source.entry, "kernel").lstrip()
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("WEFT_UPDATE_GOLDEN") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,9 +81,9 @@ def test_no_spills_and_few_registers(arch: str, tmp_path: Path) -> None:
 def test_every_thread_waits_before_it_reads_what_others_write() -> None:
     for p, form in TEXTS.values():
         weights = {f"in{k}" for k, n in enumerate(p.graph.inputs) if p.graph.nodes[n].attrs.is_weight}  # type: ignore[union-attr]
-        for body in re.findall(r"W_KERNEL\(\d+\) \w+\([^)]*\) \{\n(.*?)\n\}", emit(p, form).text, re.DOTALL):
-            before, wait, after = body.partition("w_wait();")
-            assert wait and after.lstrip().startswith("w_release();") and "w_wait" not in after
+        for body in re.findall(r"__launch_bounds__\(\d+\) \w+\([^)]*\) \{\n(.*?)\n\}", emit(p, form).text, re.DOTALL):
+            before, wait, after = body.partition("role.pdl_wait();")
+            assert wait and after.lstrip().startswith("role.pdl_trigger();") and "pdl_wait" not in after
             touched = set(re.findall(r"\b(?:in|out|v|state)\d+\b", before))
             assert touched <= weights
             opened = [line for line in before.split("\n") if line.rstrip().endswith("{")]
@@ -92,7 +94,7 @@ def test_every_thread_waits_before_it_reads_what_others_write() -> None:
 def test_what_needs_no_predecessor_goes_before_the_wait() -> None:
     lines = [
         "{",
-        "  const w_index t = threadIdx.x;",
+        "  const w_index t = role.thread();",
         "  w_f32 q1[4];",
         "  w_ldv<4>(in0 + (t), q1);",
         "  w_f32 q2[4];",
@@ -106,7 +108,7 @@ def test_what_needs_no_predecessor_goes_before_the_wait() -> None:
         "}",
     ]
     assert [x.strip() for x in with_wait(lines, ["in0", "out0"])] == [
-        "{", "const w_index t = threadIdx.x;", "w_f32 q1[4];", "w_f32 q2[4];", "w_ldv<4>(in1 + (t), q2);",
+        "{", "const w_index t = role.thread();", "w_f32 q1[4];", "w_f32 q2[4];", "w_ldv<4>(in1 + (t), q2);",
         "const w_f32 e2 = w_ld(in1 + (t));", *WAIT, "w_ldv<4>(in0 + (t), q1);", "const w_f32 e1 = (q1[0] + q2[0]);",
         "if (t < 3u) {", "const w_f32 e3 = w_ld(in1 + 7);", "w_st(out0 + (t), e1);", "}", "}",
     ]  # fmt: skip

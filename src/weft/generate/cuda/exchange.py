@@ -140,9 +140,9 @@ class Team:
                 q = self.draft.name("q_")
                 put(f"const w_f32 {q}[4] = {{{', '.join(t.name for t in group[k : k + 4])}}};")
                 put(f"w_stv<4>((w_f32*){left} + (y * {pitch}u + x * {lanes}u + {k}u), {q});")
-        put("w_sync();")
-        with self.body.block("" if each * n == self.draft.threads else f"if (threadIdx.x < {each * n}u)"):
-            put(f"const w_index o_ = threadIdx.x / {each}u, g_ = threadIdx.x % {each}u;")
+        put("role.sync();")
+        with self.body.block("" if each * n == self.draft.threads else f"if (role.thread() < {each * n}u)"):
+            put(f"const w_index o_ = role.thread() / {each}u, g_ = role.thread() % {each}u;")
             for (left, _), group in zip(arrays, by_root, strict=True):
                 t = group[0]
                 self.reset(t, declare=False)
@@ -159,7 +159,7 @@ class Team:
         if self.cluster > 1:
             self._sum_cluster(n, arrays, by_root)
             arrays = self._arrays
-        put("w_sync();")
+        put("role.sync();")
         for (_, joined), group in zip(arrays, by_root, strict=False):
             for k in range(0, lanes, 4):
                 q = self.draft.name("q_")
@@ -172,14 +172,14 @@ class Team:
         """Sums of blocks to sums of the cluster, in the blocks' order."""
         put = self.nest.put
         put("w_cluster_sync();")
-        with self.body.block(f"if (threadIdx.x < {n}u)"):
+        with self.body.block(f"if (role.thread() < {n}u)"):
             for (_, joined), (_, final), group in zip(arrays, self._arrays, by_root, strict=False):
                 t = group[0]
                 self.reset(t, declare=False)
                 put("#pragma unroll")
-                word = f"w_bits<w_f32>(w_cluster_word((const unsigned*){joined} + threadIdx.x, c))"
+                word = f"w_bits<w_f32>(w_cluster_word((const unsigned*){joined} + role.thread(), c))"
                 put(f"for (unsigned c = 0u; c < {self.cluster}u; ++c) {{ {t.take(word, '')} }}")
-                put(f"((w_f32*){final})[threadIdx.x] = {t.name};")
+                put(f"((w_f32*){final})[role.thread()] = {t.name};")
 
     @staticmethod
     def _shuffle(total: Accumulator) -> str:
@@ -191,13 +191,13 @@ class Team:
 
     def _exchange_warps(self, totals: Sequence[Accumulator], warps: int, beside: int) -> None:
         arrays = [self._shared(total, self.draft.threads // 32 * beside) for total in totals]
-        slot = f"(threadIdx.x / 32u) * {beside}u + threadIdx.x % 32u"
-        with self.body.block(f"if (threadIdx.x % 32u < {beside}u)"):
+        slot = f"(role.thread() / 32u) * {beside}u + role.thread() % 32u"
+        with self.body.block(f"if (role.thread() % 32u < {beside}u)"):
             for total, (values, places) in zip(totals, arrays, strict=True):
                 self.nest.put(f"{values}[{slot}] = {total.name};")
                 if places:
                     self.nest.put(f"{places}[{slot}] = {total.at};")
-        self.nest.put("w_sync();")
+        self.nest.put("role.sync();")
         first = "x" if self.by_columns else f"x * {warps}u" if self.width > 1 else "0u"
         for total, (values, places) in zip(totals, arrays, strict=True):
             self.reset(total, declare=False)
@@ -221,10 +221,10 @@ class Team:
         for total in totals:
             values, places = self.draft.name("m"), self.draft.name("m")
             self.draft.shared.append(f"W_SHARED w_slot<{c_type(total.dtype)}> {values};")
-            self.nest.put(f"if (threadIdx.x == 0u) {values}.x = {total.name};")
+            self.nest.put(f"if (role.thread() == 0u) {values}.x = {total.name};")
             if total.is_arg:
                 self.draft.shared.append(f"W_SHARED w_slot<w_i32> {places};")
-                self.nest.put(f"if (threadIdx.x == 0u) {places}.x = {total.at};")
+                self.nest.put(f"if (role.thread() == 0u) {places}.x = {total.at};")
             names.append((values, places))
         self.nest.put("w_cluster_sync();")
         for total, (values, places) in zip(totals, names, strict=True):

@@ -18,6 +18,7 @@ from weft.generate.cuda.choose import forms
 from weft.generate.cuda.forms import Form
 from weft.generate.cuda.kernel import CudaText, machine_header, runtime_header
 from weft.generate.cuda.loops import Oversized
+from weft.generate.cuda.role.assemble import role_header, solo
 from weft.generate.cuda.shipped import loops_place, promoted
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -61,8 +62,8 @@ class CudaGenerator:
         if declined is not None:
             return declined
         if dict(schedule.params).get("template") == "pools":
-            head = "\n".join([machine_header().rstrip(), runtime_header().rstrip()])
-            return pools.emit(problem, schedule, _entry(problem, schedule), head)
+            made = pools.roles(problem, schedule, (machine_header(), runtime_header(), role_header()))
+            return solo(made, _entry(problem, schedule))
         return _source(problem, schedule)
 
 

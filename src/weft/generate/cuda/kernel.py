@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,15 +20,17 @@ from weft.generate.cuda.forms import MEETING, Form
 from weft.generate.cuda.launch import Draft
 from weft.generate.cuda.loops import Oversized, Scene
 from weft.generate.cuda.meeting import factors_together
-from weft.generate.cuda.moments import ROOM, Moments, meet_header, moments_header
+from weft.generate.cuda.moments import Moments, meet_header, moments_header
 from weft.generate.cuda.outward import Outward, outward, outward_header
 from weft.generate.cuda.parts import in_parts
 from weft.generate.cuda.point import Part, emit_parts, parts_of
+from weft.generate.cuda.role.assemble import role_header, solo
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.rough import may_be_rough, rough_header
 from weft.generate.cuda.rows import Rows
 from weft.generate.cuda.stages import Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.tile import Tiled
-from weft.generate.cuda.wait import with_wait
+from weft.generate.cuda.wait import WAIT, with_wait
 from weft.generate.expr.ctype import storage_type
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
@@ -35,7 +38,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaArgument, CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import CudaSource, Pointer, Schedule
 
 ALIGN = 256
 SHARED = 227 << 10
@@ -219,11 +222,10 @@ class CudaText:
     def _draft(self, scene: Scene, threads: int) -> Draft:
         nest = Nest()
         number = len(self.drafts)
-        entry = f"{self.entry}_{number}" if number else self.entry
         body = CudaBody(self.graph, scene.readable, nest, self.accesses)
         body.rough = self.rough
         body.outward = self.outward
-        return Draft(entry, threads, nest, body)
+        return Draft(str(number or ""), threads, nest, body)
 
     @property
     def weights(self) -> set[str]:
@@ -240,63 +242,56 @@ class CudaText:
             parts: list[Part | Tiled] = []
             for segment in segments:
                 parts += parts_of(scene, segment.stages[0], self.form, f"i{len(parts)}_")
-            emit_parts(draft, scene, parts, self.form, self.tiles.setdefault(draft.entry, {}))
+            emit_parts(draft, scene, parts, self.form, self.tiles.setdefault(draft.suffix, {}))
         if draft.blocks:
             self.drafts.append(draft)
 
     def source(self, schedule: Schedule) -> CudaSource:
         """The finished source."""
-        head = ["#define W_WIDE"] if self._is_wide() else []
-        texts: list[str] = [*head, machine_header().rstrip(), runtime_header().rstrip()]
-        bodies = []
-        launches = []
-        tables: set[str] = set()
-        for number, draft in enumerate(self.drafts):
-            lines = [line for item in draft.nest.stack for line in item.lines()]
-            if self.outward is not None and any("w_show<" in line for line in lines):
-                draft.shared += self.outward.shared()
-                draft.prologue += self.outward.prologue(draft.threads)
-            draft.shared += [f"W_ROOM(w_room, {draft.room});"] if draft.room else []
-            names = sorted(set(_NAME.findall("\n".join([*draft.prologue, *lines]))), key=_natural)
-            tables |= {n for n in names if n.startswith("table")}
-            bodies.append(self._function(draft, lines, names, first=number == 0))
-            arguments: tuple[CudaArgument, ...] = tuple(self.pointers[n][0] for n in names if n in self.pointers)
-            launches.append(
-                Launch(
-                    draft.entry,
-                    (draft.blocks, 1, 1),
-                    (draft.threads, 1, 1),
-                    arguments,
-                    cluster=(draft.cluster, 1, 1),
-                    shared_bytes=_asked(draft),
-                )
-            )
-        if not launches:  # nothing but empty tensors; still a launch, so that there is something to time
-            bodies = [f"W_KERNEL(32) {self.entry}() {{\n  w_wait();\n  w_release();\n}}"]
-            launches = [Launch(self.entry, (1, 1, 1), (32, 1, 1), ())]
-        if any(self.graph.type_of(n).dtype.is_float8 for n in live_nodes(self.graph)):
-            texts.append(float8_header().rstrip())
-        if any("w_rough_" in body for body in bodies):
-            texts.append(rough_header().rstrip())
-        if any("w_moments<" in body or "w_meet<" in body for body in bodies):
-            texts.append(moments_header().rstrip())
-        if any("w_meet<" in body for body in bodies):
-            texts.append(meet_header().rstrip())
-        if any(draft.room for draft in self.drafts):
-            texts.append(ROOM)
-        if any("w_show<" in body for body in bodies):
-            texts.append(outward_header().rstrip())
-        texts += [self.tables[t] for t in sorted(tables, key=_natural)]
-        return CudaSource(
-            schedule,
-            "\n".join([*texts, *bodies, ""]),
-            tuple(launches),
+        drafts = [(draft, *self._lines(draft)) for draft in self.drafts]
+        made = [self._role(*x, first=number == 0) for number, x in enumerate(drafts)]
+        if not made:  # nothing but empty tensors; still a launch, so that there is something to time
+            made = [DeviceRole(32, "\n".join(WAIT), (), (1, 1, 1))]
+        tables = {n for _, _, names in drafts for n in names if n.startswith("table")}
+        fixed = "".join(f"{self.tables[t]}\n" for t in sorted(tables, key=_natural))
+        made[0] = replace(made[0], globals=fixed)
+        source = RoleSource(
+            schedule=schedule,
+            headers=tuple(f"{x.rstrip()}\n" for x in self._headers("\n".join(x.body for x in made))),
+            roles=tuple(made),
             workspace_bytes=self.workspace_bytes,
             state_bytes=self.state_bytes,
             capability=90 if any(d.cluster > 1 for d in self.drafts) else 80,
         )
+        return solo(source, self.entry)
 
-    def _function(self, draft: Draft, lines: list[str], names: Sequence[str], *, first: bool) -> str:
+    def _headers(self, text: str) -> Iterator[str]:
+        """The headers that the bodies need, in order."""
+        if self._is_wide():
+            yield "#define W_WIDE"
+        yield machine_header()
+        yield runtime_header()
+        yield role_header()
+        if any(self.graph.type_of(n).dtype.is_float8 for n in live_nodes(self.graph)):
+            yield float8_header()
+        if "w_rough_" in text:
+            yield rough_header()
+        if "w_moments<" in text or "w_meet<" in text:
+            yield moments_header()
+        if "w_meet<" in text:
+            yield meet_header()
+        if "w_show<" in text:
+            yield outward_header()
+
+    def _lines(self, draft: Draft) -> tuple[list[str], list[str]]:
+        """The statements of a launch, and the names of the buffers and tables in them."""
+        lines = [line for item in draft.nest.stack for line in item.lines()]
+        if self.outward is not None and any("w_show<" in line for line in lines):
+            draft.shared += self.outward.shared()
+            draft.prologue += self.outward.prologue(draft.threads)
+        return lines, sorted(set(_NAME.findall("\n".join([*draft.prologue, *lines]))), key=_natural)
+
+    def _role(self, draft: Draft, lines: list[str], names: Sequence[str], *, first: bool) -> DeviceRole:
         text = "\n".join(lines)
         parameters = []
         locals_ = []
@@ -311,16 +306,23 @@ class CudaText:
                 continue
             pointer, c = self.pointers[name]
             written = pointer.kind == "state" or re.search(rf"w_(?:stv?|show)(?:<\d+>)?\({name} ", text) is not None
-            parameters.append(f"{c}* __restrict__ {name}" if written else f"const {c}* {name}")
-        return "\n".join(
-            [
-                f"{_head(draft)} {draft.entry}({', '.join(parameters)}) {{",
-                *(f"  {line}" for line in draft.shared),
-                *locals_,
-                *(f"  {line}" for line in draft.prologue),
-                *(f"  {line}" if not line.startswith("#") else line for line in with_wait(lines[1:-1], shared)),
-                "}",
-            ]
+            parameters.append(Parameter(name, pointer, f"{c}* __restrict__" if written else f"const {c}*"))
+        body = [
+            *(f"  {line}" for line in draft.shared),
+            *locals_,
+            *(f"  {line}" for line in draft.prologue),
+            *(f"  {line}" if not line.startswith("#") else line for line in with_wait(lines[1:-1], shared)),
+        ]
+        return DeviceRole(
+            threads=draft.threads,
+            body="\n".join(body),
+            parameters=tuple(parameters),
+            grid=(draft.blocks, 1, 1),
+            name=draft.suffix,
+            min_ctas_per_sm=_at_once(draft),
+            shared_bytes=_asked(draft),
+            shared_alignment=16,
+            cluster=(draft.cluster, 1, 1),
         )
 
     def _is_wide(self) -> bool:
@@ -332,12 +334,13 @@ def _asked(draft: Draft) -> int:
     return max(draft.room, USUAL_SHARED + ROOM_STEP) if draft.room > USUAL_SHARED - OWN_MOST else draft.room
 
 
-def _head(draft: Draft) -> str:
-    """The macro before a kernel's name. As many blocks run at once as have room: some read while others wait."""
+def _at_once(draft: Draft) -> int:
+    """As many blocks run at once on a multiprocessor as have room: some read while others wait. 0: not told."""
     if not draft.room:
-        return f"W_KERNEL({draft.threads})"
-    blocks = min(MOST_AT_ONCE, SHARED // (draft.room + OWN_SHARED), REGISTERS // (LEAST_REGISTERS * draft.threads))
-    return f"W_KERNEL_AT_ONCE({draft.threads}, {max(1, blocks)})"
+        return 0
+    return max(
+        1, min(MOST_AT_ONCE, SHARED // (draft.room + OWN_SHARED), REGISTERS // (LEAST_REGISTERS * draft.threads))
+    )
 
 
 def _natural(name: str) -> tuple[str, int]:

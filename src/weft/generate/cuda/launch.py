@@ -12,7 +12,8 @@ from weft.generate.cuda.body import CudaBody
 class Draft:
     """A kernel function whose parameters are not known yet."""
 
-    entry: str
+    suffix: str
+    """What the entry's name ends in."""
     threads: int
     nest: Nest
     body: CudaBody

@@ -55,16 +55,6 @@ MOST_ROOM = 208 << 10
 """Of a pass whose values wait in shared memory: turns, and bytes."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
-ROOM = """\
-#ifdef __CUDA_ARCH__
-#define W_ROOM(name, bytes) extern __shared__ __align__(16) unsigned char name[]
-#define W_KERNEL_AT_ONCE(THREADS, BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-#else
-#define W_KERNEL_AT_ONCE(THREADS, BLOCKS) void
-#define W_ROOM(name, bytes) alignas(16) W_SHARED unsigned char name[bytes]
-#endif"""
-"""Shared memory whose size the launch gives."""
-
 Held = tuple[int, NodeId, Place]
 """A value that waits for a later stage: number of the space, node, place."""
 
@@ -143,7 +133,7 @@ class Moments(Rows):
     def _leave(self) -> None:
         if self._slots:
             count = self.cluster * self.columns * self.row_lanes
-            self.nest.put(f"w_leave<{self.draft.threads}, {self.cluster}, {count}>({self._slots}, {self._left});")
+            self.nest.put(f"w_leave<{self.draft.threads}, {self.cluster}, {count}>(role, {self._slots}, {self._left});")
         super()._leave()
 
     def _shares_columns(self) -> bool:
@@ -181,10 +171,10 @@ class Moments(Rows):
             and all(v.name in own for i in place for v in i.variables)
             and not any(True for i in place for _ in i.loaded())
         }
-        self.text.carried.setdefault(self.draft.entry, {}).setdefault(-1, set()).update(found)
+        self.text.carried.setdefault(self.draft.suffix, {}).setdefault(-1, set()).update(found)
 
     def _read_row_values(self) -> None:
-        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
+        for node, place in sorted(self.text.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
             self.body.value(node, place)
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
@@ -227,7 +217,7 @@ class Moments(Rows):
             self.nest.put(f"{kind} {name}[{turns}];", self.level)
             return
         start, threads = self.draft.room, self.draft.threads
-        self.nest.put(f"{kind}* const {name} = ({kind}*)(w_room + {start}u) + threadIdx.x;", self.level)
+        self.nest.put(f"{kind}* const {name} = ({kind}*)(sm + {start}u) + role.thread();", self.level)
         self.draft.room += turns * threads * width * HALF_BYTES
 
     def _waits(self, array: str) -> str:
@@ -273,7 +263,7 @@ class Moments(Rows):
 
     def _meet(self, operand: NodeId) -> tuple[list[str], list[str]]:
         """The pass over this block's part, and over those that stay away; names as `_exchange_moments` gives them."""
-        put, rows, group = self.nest.put, self.row_lanes, f"blockIdx.x / {self.cluster}u"
+        put, rows, group = self.nest.put, self.row_lanes, f"role.block_x() / {self.cluster}u"
         beside = self.columns if self.by_columns else 1
         words = self.cluster * rows * beside * SLOT_WORDS
         slots, departed = (self.text.counters(self.groups * n) for n in (words, 1))
@@ -295,9 +285,9 @@ class Moments(Rows):
             given, about = self.draft.name("x"), self.draft.name("s")
             put(f"w_f32 {given}[{2 * rows}] = {{{', '.join([*sums, *squared])}}};")
             put(f"const w_f32 {about}[{rows}] = {{{', '.join(shift)}}};")
-            put(f"w_publish({desk}, {given}, {about}, {count}, part, {self._slots});")
+            put(f"w_publish(role, {desk}, {given}, {about}, {count}, part, {self._slots});")
             where = f"{desk}, part, rank, {self._slots}, {departed} + ({group}), {self._left}"
-            put(f"part = w_meet<{sizes}>({where}, {total}, {squares});")
+            put(f"part = w_meet<{sizes}>(role, {where}, {total}, {squares});")
         for line in late:
             put(line)
         return self._named(total), self._named(squares)
@@ -305,7 +295,7 @@ class Moments(Rows):
     def _late_row_values(self, operand: NodeId) -> list[str]:
         """Reads what elements need of their rows; gives the lines that widen it, for which no pass has to wait."""
         needed, lines, items = _inputs_of(self.scene.graph, operand), [], self.nest.stack[self.level].items
-        for node, place in sorted(self.text.carried.get(self.draft.entry, {}).get(-1, ()), key=repr):
+        for node, place in sorted(self.text.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
             before = len(items)
             array = self.body.value(node, place).value.name.partition("[")[0]
             if len(items) == before + 2 and array in self.body.chunks and self._is_half(node) and node not in needed:
@@ -356,7 +346,7 @@ class Moments(Rows):
     def _shift(self, operand: NodeId, space: Space, shift: list[str]) -> None:
         """An element of the warp; where more digits matter, the middle one of three."""
         put = self.nest.put
-        first = f"threadIdx.x / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
+        first = f"role.thread() / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
         first = f"{self.part} * {space.slice}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
         for turn in [0] if self.text.rough else [0, space.turns // 3, 2 * space.turns // 3]:
@@ -399,7 +389,7 @@ class Moments(Rows):
         put(f"const w_f32 {about}[{rows}] = {{{', '.join(shift)}}};")
         sizes = f"{self.draft.threads}, {rows}, {beside}, {self.cluster}"
         rank = "rank" if self.cluster > 1 else "0u"
-        put(f"w_moments<{sizes}>({given}, {about}, {count}, {rank}, (w_f32*){memory}, {total}, {squares});")
+        put(f"w_moments<{sizes}>(role, {given}, {about}, {count}, {rank}, (w_f32*){memory}, {total}, {squares});")
         return self._named(total), self._named(squares)
 
 

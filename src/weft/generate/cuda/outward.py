@@ -71,13 +71,13 @@ class Outward:
 
     def prologue(self, threads: int) -> list[str]:
         """Lines that fill the tables, by all threads of a block."""
-        lines = [f"w_show_none<{threads}>(shown{k});" for k in AXES] + ["w_sync();"]
+        lines = [f"w_show_none<{threads}>(role, shown{k});" for k in AXES] + ["role.sync();"]
         for k, axis in zip(AXES, self.axes, strict=True):
             lines += [
-                f"for (w_signed o = (w_signed)threadIdx.x; o < {axis.outer}; o += {threads})",
+                f"for (w_signed o = (w_signed)role.thread(); o < {axis.outer}; o += {threads})",
                 f"  w_show_at(shown{k}, (unsigned)o, (unsigned)({axis.text}));",
             ]
-        return [*lines, "w_sync();"]
+        return [*lines, "role.sync();"]
 
 
 @cache

@@ -142,23 +142,23 @@ def emit_parts(
     for number, part in enumerate(parts):
         first = draft.blocks
         draft.blocks += part.blocks if isinstance(part, Tiled) else -(-part.vectors // (form.threads * form.items))
-        tests = [f"blockIdx.x >= {first}u"] if first else []
-        tests += [f"blockIdx.x < {draft.blocks}u"] if part is not parts[-1] else []
+        tests = [f"role.block_x() >= {first}u"] if first else []
+        tests += [f"role.block_x() < {draft.blocks}u"] if part is not parts[-1] else []
         with draft.body.block(f"if ({' && '.join(tests)})" if tests else ""):
-            block = f"(blockIdx.x - {first}u)" if first else "blockIdx.x"
+            block = f"(role.block_x() - {first}u)" if first else "role.block_x()"
             if isinstance(part, Tiled):
                 draft.nest.put(f"const w_index t = {block};")
                 emit_tiled(draft, scene, part, tiles.setdefault(number, []))
                 continue
             along = corners(scene, part, form.items) if form.corners else None
             if along is not None:
-                draft.nest.put(f"const w_index t = {block} * (w_index){form.threads} + threadIdx.x;")
+                draft.nest.put(f"const w_index t = {block} * (w_index){form.threads} + role.thread();")
                 even = part.vectors % (form.threads * form.items) == 0
                 with draft.body.block("" if even else f"if (t < {part.vectors // form.items}u)"):
                     emit_corners(draft, scene, part, form.items, along, eager=form.eager)
                 continue
             each = form.threads if part.shares(form.items) else form.threads * form.items
-            draft.nest.put(f"const w_index t = {block} * (w_index){each} + threadIdx.x;")
+            draft.nest.put(f"const w_index t = {block} * (w_index){each} + role.thread();")
             _emit_part(draft, scene, part, form)
 
 

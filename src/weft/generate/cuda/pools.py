@@ -6,6 +6,7 @@ one for each size of window, and along the rows of these after that: k + k compa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cpp.plan import live_nodes
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import storage_type
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -21,7 +23,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.kernels.source import Pointer, Schedule
 
 CHUNK = 16
 """Bytes of neighbouring channels that a thread takes."""
@@ -127,8 +129,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> list[Schedule]:
     return list(dict.fromkeys(found))
 
 
-def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSource | Declined:
-    """The kernel; `head`: the text that all kernels begin with."""
+def roles(problem: Problem, schedule: Schedule, headers: Sequence[str]) -> RoleSource | Declined:
+    """The role; `headers`: what all kernels begin with."""
     p = pools(problem)
     if isinstance(p, Declined):
         return p
@@ -138,7 +140,6 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
     each = -(-here // WARP) * WARP  # a warp has one size of window
     threads = min(MAX_THREADS, -(-max(height * width, count * each) // WARP) * WARP)
     kind = storage_type(p.dtype)
-    outs = ", ".join(f"{kind}* __restrict__ out{k}" for k in range(len(p.outputs)))
 
     def stores(piece: int, value: str, position: str) -> str:
         """Into every output that has the piece."""
@@ -159,7 +160,7 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
             for i, line in enumerate(lines)
         )
 
-    turn = f"""  for (unsigned q = threadIdx.x; q < {count * each}u; q += {threads}u) {{
+    turn = f"""  for (unsigned q = role.thread(); q < {count * each}u; q += {threads}u) {{
     const unsigned i = q / {each}u, p = q % {each}u, y = p / {width}u, x = p % {width}u;
     if (p >= {here}u || first + y >= {height}u) continue;
 """
@@ -173,27 +174,30 @@ def emit(problem: Problem, schedule: Schedule, entry: str, head: str) -> CudaSou
     position = f"image * {height * width}u + p"
     copy = stores(-1, "c", position)
     mine = f"if (p >= first * {width}u && p < (first + {rows}u) * {width}u) {{ {copy} }}" if copy else ""
-    body = f"""W_KERNEL({threads}) {entry}(const {kind}* in0, {outs}) {{
+    body = f"""\
   W_SHARED w_chunk<16> plane[{height * width}];
   W_SHARED w_chunk<16> down[{count * here}];
-  const unsigned part = blockIdx.x % {parts}u, chunk = blockIdx.x / {parts}u % {p.chunks}u;
-  const unsigned image = blockIdx.x / {parts * p.chunks}u, first = part * {rows}u;
-  w_wait();
-  w_release();
+  const unsigned part = role.block_x() % {parts}u, chunk = role.block_x() / {parts}u % {p.chunks}u;
+  const unsigned image = role.block_x() / {parts * p.chunks}u, first = part * {rows}u;
+  role.pdl_wait();
+  role.pdl_trigger();
 #pragma unroll 4
-  for (unsigned p = threadIdx.x; p < {height * width}u; p += {threads}u) {{
+  for (unsigned p = role.thread(); p < {height * width}u; p += {threads}u) {{
     const w_chunk<16> c = *(const w_chunk<16>*)(in0 + (({position}) * {channels}u + chunk * {lanes}u));
     plane[p] = c;
     {mine}
   }}
-  w_sync();
+  role.sync();
 {turn}{branches(down)}
   }}
-  w_sync();
+  role.sync();
 {turn}{branches(along)}
-  }}
-}}
-"""
-    arguments = (Pointer("in", 0), *(Pointer("out", k) for k in range(len(p.outputs))))
-    launch = Launch(entry, (images * p.chunks * parts, 1, 1), (threads, 1, 1), arguments)
-    return CudaSource(schedule, "\n".join([head, pools_header().rstrip(), body]), (launch,))
+  }}"""
+    outs = (Parameter(f"out{k}", Pointer("out", k), f"{kind}* __restrict__") for k in range(len(p.outputs)))
+    role = DeviceRole(
+        threads=threads,
+        body=body,
+        parameters=(Parameter("in0", Pointer("in", 0), f"const {kind}*"), *outs),
+        grid=(images * p.chunks * parts, 1, 1),
+    )
+    return RoleSource(schedule, (*headers, pools_header()), (role,))

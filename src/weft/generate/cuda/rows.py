@@ -198,7 +198,7 @@ class Rows(Team):
             draft.threads = max(32, self.columns * self.across)
             self.across = draft.threads // self.columns
             self.width = self.columns
-            put(f"const w_index y = threadIdx.x / {self.columns}u, x = threadIdx.x % {self.columns}u;")
+            put(f"const w_index y = role.thread() / {self.columns}u, x = role.thread() % {self.columns}u;")
         else:
             threads = max(self.across, min(form.threads, 256))
             while threads > max(32, self.across) and vectors * self.across < threads * 132:
@@ -206,9 +206,9 @@ class Rows(Team):
             draft.threads = threads = max(threads, 32)
             self.width = threads // self.across
             if self.width > 1:
-                put(f"const w_index y = threadIdx.x % {self.across}u, x = threadIdx.x / {self.across}u;")
+                put(f"const w_index y = role.thread() % {self.across}u, x = role.thread() / {self.across}u;")
             else:
-                put("const w_index y = threadIdx.x;")
+                put("const w_index y = role.thread();")
         if self.width > 1 and not self._shares_columns():
             self.cluster = 1
         groups = -(-vectors // self.width)
@@ -217,15 +217,15 @@ class Rows(Team):
             self._divide(max(1, form.spread // groups), turns)
         draft.cluster = 1 if self.meets else self.cluster
         draft.blocks = groups * self.cluster * self.split
-        block = "blockIdx.x"
+        block = "role.block_x()"
         if self.repeated:  # what was read last is read first: it may still be in the cache
-            put(f"const w_index block = {draft.blocks - 1}u - blockIdx.x;")
+            put(f"const w_index block = {draft.blocks - 1}u - role.block_x();")
             block = "block"
         self.member = "y"
         if self.cluster > 1:
-            put(f"const w_index rank = {f'blockIdx.x % {self.cluster}u' if self.meets else 'w_cluster_rank()'};")
+            put(f"const w_index rank = {f'role.block_x() % {self.cluster}u' if self.meets else 'w_cluster_rank()'};")
             put(f"const w_index member = rank * {self.across}u + y;")
-            block, self.member = f"blockIdx.x / {self.cluster}u", "member"
+            block, self.member = f"role.block_x() / {self.cluster}u", "member"
         if self.split > 1:
             put(f"const w_index share = {block} % {self.split}u, group = {block} / {self.split}u;")
             block = "group"
@@ -306,7 +306,7 @@ class Rows(Team):
         """Arrays for what several stages over the same loops ask for: loaded values and costly intermediates."""
         self.arrays: dict[tuple[int, NodeId, Place], str] = {}
         self.kept: set[tuple[int, NodeId, Place]] = set()
-        asked = self.text.carried.get(self.draft.entry, {})
+        asked = self.text.carried.get(self.draft.suffix, {})
         for which, space in enumerate(self.spaces):
             wanted: dict[tuple[NodeId, Place], int] = {}
             for number in space.stages:
@@ -449,7 +449,7 @@ class Rows(Team):
         which = self.spaces.index(space)
         if space.turns == 1 or any(key[0] == which for key in self.arrays):
             return []
-        asked = self.text.carried.get(self.draft.entry, {}).get(number, set())
+        asked = self.text.carried.get(self.draft.suffix, {}).get(number, set())
         keys = [(which, *key) for key in asked if key[0] in self.scene.readable]
         order = sorted(keys, key=lambda k: (_at_run_time(k[2]), repr(k)))  # indices before what they are indices of
         return order if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
@@ -524,7 +524,7 @@ class Rows(Team):
             for node, place in self.body.asked
             if (node in self.scene.readable or node in mine) and any(v.name in own for i in place for v in i.variables)
         }
-        self.text.carried.setdefault(self.draft.entry, {})[number] = kept
+        self.text.carried.setdefault(self.draft.suffix, {})[number] = kept
 
     def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator], inside: str) -> None:
         graph, layout, body = self.scene.graph, self.scene.layout, self.body
@@ -576,9 +576,9 @@ class Rows(Team):
                     self.nest.put(f"w_st({places} + {where}, {total.at});")
         counter = self.text.counters(self.groups)
         self.nest.put("w_fence();")
-        self.nest.put("w_sync();")
-        arrived = f"threadIdx.x == 0u && w_last_arrival({counter} + group, {self.split}u)"
-        with self.body.block(f"if (w_any_thread({arrived}))"):
+        self.nest.put("role.sync();")
+        arrived = f"role.thread() == 0u && w_last_arrival({counter} + group, {self.split}u)"
+        with self.body.block(f"if (role.any({arrived}))"):
             for total in totals:
                 self.reset(total, declare=False)
             with self.body.block(f"for (w_index s = y; s < {self.split}u; s += {self.across}u)"):

@@ -100,11 +100,11 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
     view = TileView(down, right, part.lanes, part.edge + max(1, 4 // item), frozenset(part.outer))
     for key in known:
         view.arrays[key] = _fill(draft, part, buffers[key[0]], key, view.pitch, corner)
-    put("w_sync();")
+    put("role.sync();")
     per_row = part.edge // part.lanes
     count = part.edge * per_row
     put("#pragma unroll")
-    with body.block(f"for (w_index s = threadIdx.x; s < {count}u; s += {draft.threads}u)"):
+    with body.block(f"for (w_index s = role.thread(); s < {count}u; s += {draft.threads}u)"):
         put(f"const w_index tv = s % {per_row}u, tb = s / {per_row}u;")
         put(f"const w_index down = {corner[0].replace(f'* {part.edge}u', f'* {per_row}u')}tv, right = {corner[1]}tb;")
         tests = _tests(part, f"down < {down.size}u", f"right < {right.size}u")
@@ -140,7 +140,7 @@ def _fill(draft: Draft, part: Tiled, buffer: Buffer, key: TileKey, pitch: int, c
         loads //= 2
     per_row = part.edge // loads
     put("#pragma unroll")
-    with draft.body.block(f"for (w_index s = threadIdx.x; s < {part.edge * per_row}u; s += {draft.threads}u)"):
+    with draft.body.block(f"for (w_index s = role.thread(); s < {part.edge * per_row}u; s += {draft.threads}u)"):
         put(f"const w_index ta = s / {per_row}u, tb = s % {per_row}u * {loads}u;")
         tests = _tests(part, f"{corner[0]}ta < {part.along.size}u", f"{corner[1]}tb < {part.across.size}u")
         with draft.body.block(f"if ({tests})" if tests else ""):

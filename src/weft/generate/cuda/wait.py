@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-WAIT = ("w_wait();", "w_release();")
-_NAME = re.compile(r"\b(?!w_)[a-zA-Z_]\w*\b")
+WAIT = ("role.pdl_wait();", "role.pdl_trigger();")
+_NAME = re.compile(r"\b(?<!role\.)(?!w_|role\b)[a-zA-Z_]\w*\b")
 _DEFINITION = re.compile(r"(?:const )?w_\w+ (\w+)(?:\[\d+\])?(?: = .*)?;")
 _WIDE_READ = re.compile(r"w_ldv<\d+>\(.*, (\w+)\);")
 _ASSIGNMENT = re.compile(r"(\w+)(?:\[\w+\])? = .*;")

@@ -1,7 +1,6 @@
 // What the machine gives Weft's generated CUDA kernels: synchronisation, exchange among threads, 16-bit conversions.
 // Includes nothing; compiled by NVRTC for sm_80 and newer. Tests put an emulation in its place.
 #define W_FN __device__ __forceinline__
-#define W_KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 #define W_SHARED __shared__
 #define W_TABLE __device__ __align__(16) const
 #define __builtin_inff() __int_as_float(0x7f800000)
@@ -19,7 +18,6 @@ W_FN void w_release() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-W_FN void w_sync() { __syncthreads(); }
 W_FN unsigned w_shfl_word(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 W_FN unsigned w_cluster_rank() {
   unsigned r = 0;

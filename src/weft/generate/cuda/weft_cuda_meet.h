@@ -60,14 +60,14 @@ template <int THREADS, int ROWS, int BESIDE, int GROUP> struct w_desk {
   }
 };
 // Leaves mean and squares of a part of the rows for the others: a pair per part and row. As `w_moments`.
-template <int THREADS, int ROWS, int BESIDE, int GROUP>
-W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS],
+template <class Role, int THREADS, int ROWS, int BESIDE, int GROUP>
+W_FN void w_publish(const Role role, w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS],
                     w_f32 n, unsigned part, unsigned* slots) {
   typedef w_desk<THREADS, ROWS, BESIDE, GROUP> Desk;
   constexpr int WARPS = Desk::WARPS, EVERY = Desk::EVERY, SLOTS = Desk::SLOTS;
-  const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, at = warp * BESIDE + lane % BESIDE;
+  const unsigned warp = role.thread() / 32u, lane = role.thread() % 32u, at = warp * BESIDE + lane % BESIDE;
   typedef w_fold<2 * ROWS, 16, BESIDE> Fold;
-  const unsigned first = Fold::run(x);
+  const unsigned first = Fold::run(role, x);
   n = w_sum_lanes<BESIDE>(n);
 #pragma unroll
   for (int i = 0; i < Fold::left; ++i) desk.parts[at * (2 * ROWS) + first + i] = x[i];
@@ -76,8 +76,8 @@ W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * R
     for (int r = 0; r < ROWS; ++r) desk.shifts[at * ROWS + r] = shift[r];
     desk.counts[2 * warp] = n, desk.counts[2 * warp + 1] = w_share_of(n);
   }
-  if (threadIdx.x == 0u) desk.missing = GROUP;
-  w_sync();
+  if (role.thread() == 0u) desk.missing = GROUP;
+  role.sync();
   if (warp == 0u) {
     constexpr int K = (WARPS + SLOTS - 1) / SLOTS;
     const unsigned row = lane % EVERY, slot = lane / EVERY;
@@ -102,15 +102,15 @@ W_FN void w_publish(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, w_f32 (&x)[2 * R
 // Sum and squares about the mean of whole rows of TOTAL elements, of which GROUP blocks have EACH, the last ones less.
 // Gives GROUP; or, instead of them, a part that has been missing for long, or this block's own after it has reduced
 // another. `left`: in one thread, how many blocks had read before.
-template <unsigned EACH, unsigned TOTAL, int THREADS, int ROWS, int BESIDE, int GROUP>
-W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, unsigned own,
+template <unsigned EACH, unsigned TOTAL, class Role, int THREADS, int ROWS, int BESIDE, int GROUP>
+W_FN unsigned w_meet(const Role role, w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, unsigned own,
                      const unsigned* slots, unsigned* departed, unsigned& left, w_f32 (&sum)[ROWS],
                      w_f32 (&squares)[ROWS]) {
   typedef w_desk<THREADS, ROWS, BESIDE, GROUP> Desk;
   constexpr int EVERY = Desk::EVERY, SLOTS = Desk::SLOTS, READERS = Desk::READERS;
   constexpr unsigned LAST = TOTAL - (GROUP - 1) * EACH;
   static_assert((GROUP - 1) * EACH < TOTAL, "a part is empty");
-  const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, row = lane % EVERY, slot = lane / EVERY;
+  const unsigned warp = role.thread() / 32u, lane = role.thread() % 32u, row = lane % EVERY, slot = lane / EVERY;
   w_f32 m, a, b;
   if (warp < READERS) {
     constexpr int STEP = READERS * SLOTS, K = (GROUP + STEP - 1) / STEP;
@@ -147,10 +147,10 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
       desk.read[warp * (2 * EVERY) + EVERY + row] = b;
     }
   }
-  w_sync();
+  role.sync();
   const unsigned next = desk.missing != GROUP || part == own ? desk.missing : own;
   if (next != GROUP) {
-    w_sync();
+    role.sync();
     return next;
   }
   if (warp == 0u) {
@@ -166,8 +166,8 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
     }
     if (slot == 0u) desk.last[row] = m * (w_f32)TOTAL + a, desk.last[EVERY + row] = b - a * (a * (1.0f / (w_f32)TOTAL));
   }
-  w_sync();
-  left = threadIdx.x == THREADS - 32 ? w_count(departed, GROUP) : 0u;
+  role.sync();
+  left = role.thread() == THREADS - 32 ? w_count(departed, GROUP) : 0u;
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     sum[r] = desk.last[lane % BESIDE * ROWS + r];
@@ -176,7 +176,8 @@ W_FN unsigned w_meet(w_desk<THREADS, ROWS, BESIDE, GROUP>& desk, unsigned part, 
   return GROUP;
 }
 // The block that was the last to read them sets COUNT slots back.
-template <int THREADS, int GROUP, int COUNT> W_FN void w_leave(unsigned* slots, unsigned left) {
-  if (threadIdx.x / 32u != THREADS / 32 - 1 || !w_any_lane(left == GROUP - 1)) return;
-  for (unsigned i = threadIdx.x % 32u; i < COUNT; i += 32u) w_put_pair(slots + i * 2u, 0ull);
+template <int THREADS, int GROUP, int COUNT, class Role>
+W_FN void w_leave(const Role role, unsigned* slots, unsigned left) {
+  if (role.thread() / 32u != THREADS / 32 - 1 || !w_any_lane(left == GROUP - 1)) return;
+  for (unsigned i = role.thread() % 32u; i < COUNT; i += 32u) w_put_pair(slots + i * 2u, 0ull);
 }

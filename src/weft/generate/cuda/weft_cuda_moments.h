@@ -38,26 +38,26 @@ W_FN w_f32 w_share_of(w_f32 n) {
 // which `run` gives the first's number.
 template <int V, int M, int LOW> struct w_fold {
   static constexpr int left = M < LOW ? V : w_fold<(V > 1 ? V / 2 : 1), (M < LOW ? 0 : M / 2), LOW>::left;
-  template <int N> W_FN static unsigned run(w_f32 (&x)[N]) {
+  template <class Role, int N> W_FN static unsigned run(const Role role, w_f32 (&x)[N]) {
     if constexpr (M < LOW) {
       return 0u;
     } else if constexpr (V == 1) {
       x[0] += w_shfl(x[0], M);
-      return w_fold<1, M / 2, LOW>::run(x);
+      return w_fold<1, M / 2, LOW>::run(role, x);
     } else {
-      const bool upper = (threadIdx.x & (unsigned)M) != 0u;
+      const bool upper = (role.thread() & (unsigned)M) != 0u;
 #pragma unroll
       for (int i = 0; i < V / 2; ++i) {
         w_f32 mine = upper ? x[i + V / 2] : x[i], other = upper ? x[i] : x[i + V / 2];
         x[i] = mine + w_shfl(other, M);
       }
-      return (upper ? V / 2 : 0u) + w_fold<V / 2, M / 2, LOW>::run(x);
+      return (upper ? V / 2 : 0u) + w_fold<V / 2, M / 2, LOW>::run(role, x);
     }
   }
 };
 template <int V, int LOW> struct w_fold<V, 0, LOW> {
   static constexpr int left = V;
-  template <int N> W_FN static unsigned run(w_f32 (&)[N]) { return 0u; }
+  template <class Role, int N> W_FN static unsigned run(const Role, w_f32 (&)[N]) { return 0u; }
 };
 template <int LOW> W_FN w_f32 w_sum_lanes(w_f32 x) {
 #pragma unroll
@@ -79,15 +79,15 @@ W_FN void w_join(const w_f32 (&n)[K], const w_f32 (&m)[K], const w_f32 (&q)[K], 
 }
 // ROWS rows of each thread, of BESIDE threads beside each other: sums about `shift`, their squares, how many.
 // Leaves sum and squares about the mean of the whole row. `memory`: w_moments_words floats.
-template <int THREADS, int ROWS, int BESIDE, int CLUSTER>
-W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, unsigned rank, w_f32* memory,
+template <int THREADS, int ROWS, int BESIDE, int CLUSTER, class Role>
+W_FN void w_moments(const Role role, w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, unsigned rank, w_f32* memory,
                     w_f32 (&sum)[ROWS], w_f32 (&squares)[ROWS]) {
   constexpr int WARPS = THREADS / 32, EVERY = ROWS * BESIDE, SLOTS = 32 / EVERY;
   w_f32 *parts = memory, *shifts = parts + 2 * WARPS * EVERY, *counts = shifts + WARPS * EVERY;
   w_f32 *last = counts + (2 * WARPS + 3) / 4 * 4, *peers = last + 2 * EVERY;
-  const unsigned warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, at = warp * BESIDE + lane % BESIDE;
+  const unsigned warp = role.thread() / 32u, lane = role.thread() % 32u, at = warp * BESIDE + lane % BESIDE;
   typedef w_fold<2 * ROWS, 16, BESIDE> Fold;
-  const unsigned first = Fold::run(x);
+  const unsigned first = Fold::run(role, x);
   n = w_sum_lanes<BESIDE>(n);
 #pragma unroll
   for (int i = 0; i < Fold::left; ++i) parts[at * (2 * ROWS) + first + i] = x[i];
@@ -97,7 +97,7 @@ W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, u
     counts[2 * warp] = n, counts[2 * warp + 1] = w_share_of(n);
   }
   if constexpr (CLUSTER > 1) w_cluster_wait();
-  w_sync();
+  role.sync();
   const unsigned row = lane % EVERY, slot = lane / EVERY;
   w_f32 count, total, mean, q;
   if (warp == 0u) {
@@ -141,7 +141,7 @@ W_FN void w_moments(w_f32 (&x)[2 * ROWS], const w_f32 (&shift)[ROWS], w_f32 n, u
       if (slot == 0u) last[row] = total, last[EVERY + row] = q;
     }
   }
-  w_sync();
+  role.sync();
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     sum[r] = last[lane % BESIDE * ROWS + r];

@@ -4,8 +4,9 @@ template <int INNER, int OUTER, int MOST> struct w_shown {
   unsigned count[INNER];
   unsigned short at[INNER * MOST], from[OUTER];
 };
-template <int THREADS, int INNER, int OUTER, int MOST> W_FN void w_show_none(w_shown<INNER, OUTER, MOST>& s) {
-  for (unsigned i = threadIdx.x; i < INNER; i += THREADS) s.count[i] = 0u;
+template <int THREADS, class Role, int INNER, int OUTER, int MOST>
+W_FN void w_show_none(const Role role, w_shown<INNER, OUTER, MOST>& s) {
+  for (unsigned i = role.thread(); i < INNER; i += THREADS) s.count[i] = 0u;
 }
 template <int INNER, int OUTER, int MOST> W_FN void w_show_at(w_shown<INNER, OUTER, MOST>& s, unsigned o, unsigned i) {
 #ifdef __CUDA_ARCH__

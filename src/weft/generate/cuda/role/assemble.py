@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import overload
 
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.ir.declined import Declined
@@ -14,6 +15,14 @@ from weft.kernels.source import CudaSource, Launch
 def role_header() -> str:
     """Text of weft_cuda_role.h."""
     return Path(__file__).with_name("weft_cuda_role.h").read_text(encoding="utf-8")
+
+
+@overload
+def solo(source: RoleSource, entry: str) -> CudaSource: ...
+
+
+@overload
+def solo(source: RoleSource | Declined, entry: str) -> CudaSource | Declined: ...
 
 
 def solo(source: RoleSource | Declined, entry: str) -> CudaSource | Declined:
@@ -49,7 +58,7 @@ def kernel(role: DeviceRole, entry: str) -> str:
     parameters = ", ".join(p.declared(kernel=True) for p in role.parameters)
     return (
         f'{role.globals}{declared}extern "C" __global__ void {bounds(role)}{entry}({parameters}) {{\n'
-        f"const {frame} role{{}};\n{shared(role)}{role.body}\n}}\n"
+        f"static constexpr {frame} role{{}};\n{shared(role)}{role.body}\n}}\n"
     )
 
 
@@ -63,7 +72,9 @@ def bounds(role: DeviceRole) -> str:
 
 def shared(role: DeviceRole) -> str:
     """The line that gives `sm` its meaning."""
-    return "W_DYNAMIC(sm);\n" if role.shared_bytes else ""
+    if not role.shared_bytes:
+        return ""
+    return "W_DYNAMIC(sm);\n" if role.shared_alignment > 16 else f"W_DYNAMIC_16(sm, {role.shared_bytes});\n"
 
 
 def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:

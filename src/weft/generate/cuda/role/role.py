@@ -65,7 +65,9 @@ class DeviceRole:
     min_ctas_per_sm: int = 0
     """Second launch bound; 0: not told."""
     shared_bytes: int = 0
-    """Dynamic shared memory, aligned to 1024; more than 0 where the body names `sm`."""
+    """Dynamic shared memory; more than 0 where the body names `sm`."""
+    shared_alignment: int = 1024
+    """Of `sm`: 1024 (swizzled tiles of TMA and wgmma) or 16."""
     named_barriers: int = 0
     """Barriers besides `role.sync()`: `role.named_barrier(i, threads)` with i less than this."""
     registers: RegisterSplit | None = None

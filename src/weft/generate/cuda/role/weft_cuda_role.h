@@ -4,7 +4,8 @@
 template <int N> struct w_threads {
   W_FN operator int() const { return N; }
 };
-#ifndef W_EMULATED
+#ifdef __CUDA_ARCH__
+#define W_DYNAMIC_16(name, bytes) extern __shared__ __align__(16) unsigned char name[]
 W_FN void w_named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -26,6 +27,7 @@ struct w_solo {
   static W_FN unsigned block_z() { return blockIdx.z; }
   static W_FN unsigned blocks_x() { return gridDim.x; }
   static W_FN void sync() { __syncthreads(); }
+  static W_FN bool any(bool x) { return w_any_thread(x); }  // of its threads, at a barrier of them
   template <class N> static W_FN void named_barrier(int number, N threads) { w_named_barrier(1 + number, threads); }
   template <class N> static W_FN void named_barrier_arrive(int number, N threads) {
     w_named_barrier_arrive(1 + number, threads);
