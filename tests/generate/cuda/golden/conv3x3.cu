@@ -1,6 +1,6 @@
 // cuda(bk=64,bm=16,bn=16,cluster=False,group=False,split=1,stages=5,template=mma,wk=4,wm=16,wn=16)
 extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in3, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 20480, FLAG = 20480 };
 const u32 sb = w_shared(sm);
@@ -123,7 +123,7 @@ u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 } }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 36864u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 16;

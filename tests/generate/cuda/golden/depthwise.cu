@@ -1,6 +1,6 @@
 // cuda(template=depthwise,th=1,threads=64,tw=1,width=4)
 extern "C" __global__ void __launch_bounds__(64) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 const int i = role.block_x() * 64 + role.thread();
 const int cv = i % 8, tx = i / 8 % 14, ty = i / 112 % 14, img = i / 1568;
 const int n = cv * 4, g = 0, b = 0; (void)g; (void)b;
@@ -152,7 +152,7 @@ if (!live) return;
 finish(acc[0], (img * 14 + ty * 1 + 0) * 14 + tx * 1 + 0);
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 288u) return;
   const int tap = i / 4 % 9, n = i / 36 * 4 + i % 4;

@@ -10,7 +10,7 @@ W_FN void w_products_f16(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], const 
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 49824, TAPS = 49824, FLAG = 49824 };
 const u32 sb = w_shared(sm); (void)sb;
@@ -149,7 +149,7 @@ u16* const y0 = (u16*)out0 + ((m) * 64 + n);
 } }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 36864u) return;
   const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 2, step = i / 512 % 18;

@@ -10,7 +10,7 @@ W_FN void w_wgmma_f16(float (&d)[64], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(256) ENTRY(const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 enum { TABLES = 196608, FLAG = 196608 };
 const u32 sb = w_shared(sm);
@@ -102,7 +102,7 @@ u16* const y0 = (u16*)out0 + ((m) * 1024 + n);
 } }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1048576u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;

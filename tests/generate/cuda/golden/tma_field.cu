@@ -10,7 +10,7 @@ W_FN void w_product_f16_00(float (&d)[64], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 enum { STAGE = 16384, RING = 40960, FULL = RING + 98304, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 20480, THERE = TURN + 16, READ = THERE + 16 };
 const u32 sb = w_shared(sm);
@@ -108,7 +108,7 @@ u16* const y0 = (u16*)out0 + ((m) * 128 + n);
 }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 147456u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;

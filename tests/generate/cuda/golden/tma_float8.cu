@@ -15,7 +15,7 @@ struct ENTRY_frame : w_solo {
   static W_FN void alloc_registers() { w_more_registers<232>(); }
 };
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const __grid_constant__ w_map mw, const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in4, const void* __restrict__ in3, const void* __restrict__ in2, void* __restrict__ out0) {
-const ENTRY_frame role{};
+static constexpr ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);

@@ -10,7 +10,7 @@ W_FN void w_product_f16_00(float (&d)[32], u64 a, u64 b, int add) {
 }
 #endif
 extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 enum { STAGE = 24576, RING = 0, FULL = RING + 73728, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);
@@ -96,7 +96,7 @@ w_cluster_sync();
 }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1048576u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 64;

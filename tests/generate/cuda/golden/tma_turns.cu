@@ -15,7 +15,7 @@ struct ENTRY_frame : w_solo {
   static W_FN void alloc_registers() { w_more_registers<232>(); }
 };
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
-const ENTRY_frame role{};
+static constexpr ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { STAGE = 32768, RING = 0, FULL = RING + 196608, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
 const u32 sb = w_shared(sm);
@@ -105,7 +105,7 @@ u16* const y0 = (u16*)out0 + ((m) * 3072 + n);
 }
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 2359296u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
