@@ -221,22 +221,23 @@ def _given(number: int, body: _Body, index: int, entry: str, found: Sequence[Mem
     memory.state += -(-source.state_bytes // _ALIGNED) * _ALIGNED
     texts = []
     for parameter in body.role.parameters:
-        p = parameter.argument
+        p, kind = parameter.argument, parameter.type.removesuffix(" __restrict__")
+        cast = "" if parameter.type in (READ, WRITTEN) else f"({kind})"
         assert isinstance(p, Pointer | TensorMap)  # others were declined
         if isinstance(p, TensorMap):
             assert p.base.kind in ("in", "out")
             position = (member.inputs if p.base.kind == "in" else member.outputs)[p.base.index]
             texts.append(memory.name(replace(p, base=Pointer(p.base.kind, position))))
         elif p.kind == "work":
-            texts.append(f"(char*){memory.name(Pointer('work'))} + {work}ull")
+            texts.append(f"{cast}((char*){memory.name(Pointer('work'))} + {work}ull)")
         elif p.kind == "state":
-            texts.append(f"(char*){memory.name(Pointer('state'))} + {state}ull")
+            texts.append(f"{cast}((char*){memory.name(Pointer('state'))} + {state}ull)")
         elif p.kind == "packed":
             at = _packed(number, index, _pack_entry(entry, number), member, source, memory)
-            texts.append(memory.name(Pointer("packed", at)))
+            texts.append(cast + memory.name(Pointer("packed", at)))
         else:
             position = (member.inputs if p.kind == "in" else member.outputs)[p.index]
-            texts.append(memory.name(Pointer(p.kind, position)))
+            texts.append(cast + memory.name(Pointer(p.kind, position)))
     return texts
 
 

@@ -5,6 +5,7 @@ template <int N> struct w_threads {
   W_FN operator int() const { return N; }
 };
 #ifdef __CUDA_ARCH__
+#define W_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 #define W_DYNAMIC_16(name, bytes) extern __shared__ __align__(16) unsigned char name[]
 W_FN void w_named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");

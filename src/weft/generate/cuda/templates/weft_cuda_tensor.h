@@ -2,7 +2,6 @@
 // split sums. Includes nothing. Tests put an emulation in its place.
 typedef unsigned int u32;
 typedef unsigned short u16;
-#define W_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 W_FN u32 w_shared(const void* p) {
   u32 r;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(r) : "l"(p));
