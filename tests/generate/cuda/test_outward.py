@@ -134,7 +134,7 @@ def test_what_is_read_is_read_once() -> None:
         behind = one.source.text.rpartition("w_meet<")[2]
         assert "w_ldv<8>(in0" not in behind and "w_ldv<8>(in1" not in behind
         (launch,) = one.source.launches
-        assert bool(launch.shared_bytes) is form.room and ("W_ROOM(" in one.source.text) is form.room
+        assert bool(launch.shared_bytes) is form.room and ("W_DYNAMIC_16(sm, 4096)" in one.source.text) is form.room
 
 
 def test_where_it_does_not_apply_nothing_changes() -> None:

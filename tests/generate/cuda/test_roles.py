@@ -21,7 +21,7 @@ from weft.kernels.source import CudaSource, Inside, Pointer, Schedule, TensorMap
 PACKAGE = Path(weft.generate.cuda.__file__).parent
 MACHINE = PACKAGE / "weft_cuda_machine.h"
 """Names the machine, as `role`, which makes kernels of roles, does."""
-PENDING = ("templates/mlp", "templates/weft_cuda_mlp", "training/")
+PENDING = ("training/",)
 OF_THE_KERNEL = re.compile(
     r"\b(threadIdx|blockIdx|gridDim|blockDim|__syncthreads|__launch_bounds__|__global__|extern __shared__|w_wait"
     r"|w_release|w_named_barrier\w*|bar\.sync|bar\.arrive)\b"

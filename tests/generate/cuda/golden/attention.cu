@@ -9,7 +9,7 @@ W_FN float w_exp2(float x) {  // within 2 ulp
 }
 #endif
 extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;

@@ -54,7 +54,7 @@ struct ENTRY_frame : w_solo {
   static W_FN void alloc_registers() { w_more_registers<232>(); }
 };
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map mq, const __grid_constant__ w_map mk, const __grid_constant__ w_map mv, void* __restrict__ out0, const void* __restrict__ vs, void* st) {
-const ENTRY_frame role{};
+static constexpr ENTRY_frame role{};
 W_DYNAMIC(sm);
 enum { KEYS = 32768, VALUES = KEYS + 65536, BARS = VALUES + 65536, FULLK = BARS, EMPTYK = FULLK + 16, FULLV = EMPTYK + 16, EMPTYV = FULLV + 16, FULLQ = EMPTYV + 16, EMPTYQ = FULLQ + 8, TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8, OTHERS = BAD + 96 };
 const u32 sb = w_shared(sm);

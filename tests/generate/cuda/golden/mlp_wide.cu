@@ -20,7 +20,7 @@ W_FN void w_wgmma_bf16(float (&d)[48], const u32 (&a)[4], u64 b, int add) {
 }
 #endif
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
 u32 i = role.block_x() * 256u + role.thread();
 if (i < 18432u) { const u32 pn = i / 6144 * 96 + (i % 6144 % 6144) / 64, pk_ = i % 6144 / 6144 * 64 + (((i % 6144 % 6144) / 8 % 8) ^ ((i % 6144 % 6144) / 64 % 8)) * 8 + i % 8;
 const u32 n = (pn);
@@ -48,7 +48,7 @@ if (i < 16u) { float v = 0.0f; if ((i) < 5) v = (float)w_unpack_bf16(*((const u1
 i -= 16u;
 }
 extern "C" __global__ void __launch_bounds__(128, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
 const int owner = warp >> 2;

@@ -1,6 +1,6 @@
 // cuda(blocks=1,columns=32,group=False,stages=3,template=mlp_wide,warps=2)
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
-const w_solo role{};
+static constexpr w_solo role{};
 u32 i = role.block_x() * 256u + role.thread();
 if (i < 18432u) { const u32 pn = i / 2048 * 32 + i % 2048 / 256 % 2 * 16 + i % 8 / 4 * 8 + i % 256 / 32, pk_ = i % 2048 / 512 * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2;
 const u32 n = (pn);
@@ -28,7 +28,7 @@ if (i < 16u) { float v = 0.0f; if ((i) < 5) v = (float)w_unpack_bf16(*((const u1
 i -= 16u;
 }
 extern "C" __global__ void __launch_bounds__(64, 1) ENTRY(const void* __restrict__ in0, const void* __restrict__ pk, void* __restrict__ out0) {
-const w_solo role{};
+static constexpr w_solo role{};
 W_DYNAMIC(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;
 const int owner = warp;
