@@ -5,9 +5,9 @@
 
 Each case is compiled by a process of its own with an empty cache. Its clock is that of `weft.compile` alone, Python's
 imports excluded (torch.export takes seconds for its own); without a budget (`--budgets 0`) the time of torch.export is
-excluded, too. A budget is kept if the
-compilation takes at most a tenth of it, or two seconds, more (without one: three seconds in all). Then the result is
-compared with the framework's and, on an idle machine, timed beside it. A process that does not end is killed: that budget is not kept.
+excluded, too. A budget is kept if the compilation takes at most a tenth of it, or two seconds, more (without one: three
+seconds in all). Then the result is compared with the framework's and, on an idle machine, timed beside it. A process
+that does not end is killed: that budget is not kept.
 
 The load is one busy process for each core, and on a GPU one that keeps a stream of products running. With `--lanes` so
 many cases run side by side, on cores and, with several GPUs, on a GPU of their own. What is not run now is carried
