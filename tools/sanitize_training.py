@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.training import Activation, Added, Gradient, Network, Shape, forward_problem, gradient
 from weft.generate.cuda.training import layered as layers
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training.entry import Entry
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.types import DType, TensorType

@@ -29,7 +29,7 @@ from weft.generate.cuda.training.beside import (
     pack_posed,
     shares_of,
 )
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training.entry import Entry
 from weft.generate.cuda.training.layered import Layered, Product, Ref, padded
 from weft.ir.declined import Declined
 from weft.ir.types import DType

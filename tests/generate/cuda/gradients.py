@@ -12,7 +12,7 @@ from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, t
 from tests.generate.cuda.test_templates import H200
 
 from weft.generate.cuda.training import Activation, Gradient, Network, gradient
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training.entry import Entry
 from weft.ir.types import DType, round_bf16
 from weft.kernels.formats import Format
 from weft.kernels.source import Launch, Pointer

@@ -12,7 +12,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.training import Network
 from weft.generate.cuda.training import layered as text
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training.entry import Entry
 from weft.generate.cuda.training.layered import Product, padded
 from weft.ir.declined import Declined
 from weft.ir.types import DType

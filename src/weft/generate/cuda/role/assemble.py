@@ -94,11 +94,13 @@ def frame_of(role: DeviceRole, base: str, name: str) -> tuple[str, str]:
 
 def launch(role: DeviceRole, entry: str) -> Launch:
     """How a kernel of one role is launched."""
+    arguments = tuple(p.argument for p in role.parameters if p.argument is not None)
+    assert len(arguments) == len(role.parameters), "a parameter without an argument"
     return Launch(
         entry,
         role.grid,
         (role.threads, 1, 1),
-        tuple(p.argument for p in role.parameters),
+        arguments,
         role.shared_bytes,
         role.cluster,
         role.pdl,

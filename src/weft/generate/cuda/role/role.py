@@ -21,7 +21,8 @@ class Parameter:
     """A name that a role's text uses, and what the launch passes for it."""
 
     name: str
-    argument: CudaArgument
+    argument: CudaArgument | None = None
+    """None where the launches are not made of the role."""
     type: str = READ
     """C type; not looked at for tensor maps."""
 

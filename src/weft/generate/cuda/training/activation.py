@@ -69,12 +69,12 @@ class Activation:
         """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
         kind = dtype.value
         of, back = _texts(self, kind)
-        both = "w_relu2_{kind}(z, y)" if self.kind == "relu" else "w_narrow2_{kind}(of(z), of(y))"
+        both = f"w_relu2_{kind}(z, y)" if self.kind == "relu" else f"w_narrow2_{kind}(of(z), of(y))"
         return (
             f"struct {name} {{ enum {{ KEEP = {self.keeps} }};\n"
-            f"static W_FN float of(float z) {{ {of.replace('{kind}', kind)} }}\n"
-            f"static W_FN u32 both(float z, float y) {{ return {both.replace('{kind}', kind)}; }}\n"
-            f"static W_FN float back(float g, float z) {{ {back.replace('{kind}', kind)} }} }};\n"
+            f"static W_FN float of(float z) {{ {of} }}\n"
+            f"static W_FN u32 both(float z, float y) {{ return {both}; }}\n"
+            f"static W_FN float back(float g, float z) {{ {back} }} }};\n"
         )
 
 
@@ -214,7 +214,7 @@ def _texts(act: Activation, kind: str) -> tuple[str, str]:
             slope = f"(z + {n[0]})" if act.keeps == 1 else f"({n[0]} * w_rough_exp(z))"
             return f"return z > 0.0f ? z : {n[0]} * expm1f(w_min_f32(z, 0.0f));", f"return z > 0.0f ? g : g * {slope};"
         case "tanh":
-            return "return w_mlp_tanh_{kind}(z);", "return g * fmaf(-z, z, 1.0f);"
+            return f"return w_mlp_tanh_{kind}(z);", "return g * fmaf(-z, z, 1.0f);"
         case "sigmoid":
             return f"{_SHARE.format('z')} return s;", "return g * (z * (1.0f - z));"
         case "silu":
@@ -227,7 +227,8 @@ def _texts(act: Activation, kind: str) -> tuple[str, str]:
         case "gelu_tanh":
             inner = "fmaf(z * z, 0.107032224f, 0.797884561f)"
             slope = f"0.5f * fmaf(z * fmaf(-t, t, 1.0f), {inner}, 1.0f + t)"
-            return f"{_GELU} return 0.5f * z * (1.0f + t);", f"{_GELU} return g * ({slope});"
+            term = _GELU.format(kind=kind)
+            return f"{term} return 0.5f * z * (1.0f + t);", f"{term} return g * ({slope});"
         case "softplus":
             over = f"z * {n[0]} > {n[1]}"
             short = "fmaf(t, fmaf(t, 0.333333333f, -0.5f), 1.0f) * t"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.generate.cuda.training.gradient import Entry
+from weft.generate.cuda.training.entry import Entry
 from weft.generate.cuda.training.layered import Layered, given, mark, padded, segments
 from weft.generate.cuda.training.network import Network
 from weft.generate.cuda.training.step import columns_of, posed

@@ -6,12 +6,14 @@ sixteens of K are one piece, and those for some of N are a piece for each sixtee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from weft.generate.cuda.role.role import DeviceRole
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.training.activation import Activation
+from weft.generate.cuda.training.entry import read, written
 from weft.generate.cuda.training.network import Network
 
 _BEHIND = 1024
@@ -192,17 +194,14 @@ def panel_bytes(net: Network) -> int:
     return 512 * max(max(panel_share(k) * n, panel_share(n) * k) for k, n in pairs)
 
 
-def pack(net: Network, plan: Plan, entry: str) -> str:
-    """The kernel that makes the image from all parameters in order; a thread makes one number."""
-    count = len(net.places())
+def pack(net: Network, plan: Plan) -> DeviceRole:
+    """What makes the image from all parameters in order; a thread makes one number."""
     kind = storage(net.masters or net.dtype)
     narrow = f"(u16)w_narrow2_{net.dtype.value}({{0}}, 0.0f)" if net.masters else "{0}"
     lines = [
-        f'extern "C" __global__ void __launch_bounds__(256) {entry}(',
-        f"{', '.join(f'const void* p{i}' for i in range(count))}, void* image_) {{",
-        "w_wait(); w_release();",
+        "role.pdl_wait(); role.pdl_trigger();",
         "char* const image = (char*)image_;",
-        "u32 i = blockIdx.x * 256u + threadIdx.x;",
+        "u32 i = role.block_x() * 256u + role.thread();",
     ]
     number = 0
     biases: list[tuple[int, str]] = []
@@ -233,7 +232,19 @@ def pack(net: Network, plan: Plan, entry: str) -> str:
         number += 1 if bias is None else 2
     for width, statement in biases:
         lines.append(f"if (i < {width}u) {{ {statement} return; }}\ni -= {width}u;")
-    return "\n".join((*lines, "}\n"))
+    return DeviceRole(
+        threads=256,
+        body="\n".join(lines),
+        parameters=(*read(*(f"p{i}" for i in range(number))), *written("image_")),
+        grid=(-(-plan.packed // 256), 1, 1),
+        name="pack",
+    )
+
+
+def table_of(name: str, rows: Sequence[tuple[int, ...]]) -> str:
+    """C text: an array of numbers."""
+    numbers = ",".join(str(v) for row in rows for v in row)
+    return f"__device__ __align__(16) const int {name}[] = {{{numbers}}};\n"
 
 
 def _bias(net: Network, plan: Plan, layer: int, number: int, narrow: str, kind: str) -> tuple[int, str]:
@@ -283,12 +294,12 @@ class Chain:
         """Of a warp, where sums are added inside."""
         return -(-len(items_inside(self.net)) // self.shape.warps)
 
-    def text(self, entry: str) -> str:
-        """CUDA C++."""
+    def role(self, stem: str, blocks: int) -> DeviceRole:
+        """Of a text whose names begin with `stem`, for so many blocks at most."""
         net, plan, s = self.net, self.plan, self.shape
         x = storage(net.given)
-        threads = 32 * s.warps
-        head = "for (w_rows turn = blockIdx.x; turn < turns; turn += gridDim.x) {"
+        threads, table = 32 * s.warps, f"{stem}_chain_at"
+        head = "for (w_rows turn = role.block_x(); turn < turns; turn += role.blocks_x()) {"
         if s.inside:
             place = [f"const bool live = true; const w_rows row0 = (turn * {s.warps} + warp) * {16 * s.tiles};"]
             turns = f"(tiles + {s.warps - 1}) / {s.warps}"
@@ -297,25 +308,21 @@ class Chain:
             place = [live.format(s.warps), f"const w_rows row0 = live ? tile * {16 * s.tiles} : rows;"]
             turns = f"(tiles + {s.warps - 1}) / {s.warps}"
         else:
-            head = f"for (w_rows tile = first; tile < tiles; tile += (w_rows)gridDim.x * {s.warps}) {{"
+            head = f"for (w_rows tile = first; tile < tiles; tile += (w_rows)role.blocks_x() * {s.warps}) {{"
             place = [f"const bool live = true; const w_rows row0 = tile * {16 * s.tiles};"]
             turns = "tiles"
         room = "tile" if self.parameters else "first"  # without sums over rows only this warp reads what it keeps
         lines = [
-            *self._table(entry),
-            f'extern "C" __global__ void __launch_bounds__({threads}, {s.resident}) {entry}(',
-            "const void* x_, const void* dy_, const void* image_, void* kept_, void* dx_, const void* rows_) {",
-            "W_DYNAMIC(sm);",
-            "const int t = threadIdx.x, lane = t & 31, warp = t >> 5;",
-            "w_wait(); w_release();",
+            "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+            "role.pdl_wait(); role.pdl_trigger();",
             "const char* const image = (const char*)image_;",
             "const u32 base = w_shared(sm);",
             f"const w_rows rows = (w_rows)(u64)rows_, tiles = (rows + {16 * s.tiles - 1}) / {16 * s.tiles};",
             f"const w_rows turns = {turns}; (void)turns;",
-            *self._weights(entry, threads),
+            *self._weights(table, threads),
             f"const {x}* const x = (const {x}*)x_; const u16* const dy = (const u16*)dy_;",
-            "const w_rows first = (w_rows)blockIdx.x + (w_rows)warp * gridDim.x; (void)first;",
-            *self._begin(entry),
+            "const w_rows first = (w_rows)role.block_x() + (w_rows)warp * role.blocks_x(); (void)first;",
+            *self._begin(table),
             f"#pragma unroll 1\n{head}",
             *place,
             f"const w_rows record = {plan.record};",
@@ -329,9 +336,17 @@ class Chain:
             *self._sums(),
             "}",
             *self._end(),
-            "}\n",
         ]
-        return "\n".join(lines)
+        return DeviceRole(
+            threads=threads,
+            body="\n".join(lines),
+            parameters=(*read("x_", "dy_", "image_"), *written("kept_", "dx_"), *read("rows_")),
+            grid=(blocks, 1, 1),
+            globals=self._table(table),
+            name="chain",
+            min_ctas_per_sm=s.resident,
+            shared_bytes=self.shared_bytes,
+        )
 
     def _order(self) -> list[Panel]:
         """All panels of a turn."""
@@ -345,16 +360,16 @@ class Chain:
         """Whether the sums of the last layer are needed."""
         return self.net.acts[-1].keeps != 0
 
-    def _begin(self, entry: str) -> list[str]:
+    def _begin(self, table: str) -> list[str]:
         """Sums of the block, where they are added inside."""
         if not self.shape.inside:
             return []
         p = self.results
-        table = f"{entry}_at[3 * (i * {self.shape.warps} + warp)"
+        item = f"{table}[3 * (i * {self.shape.warps} + warp)"
         return [
             f"float sums[{p}][2][4][4], biases[{p}][2][4]; int left[{p}], right[{p}], used[{p}];",
             f"#pragma unroll\nfor (int i = 0; i < {p}; ++i) {{",
-            f"left[i] = {table}], right[i] = {table} + 1], used[i] = {table} + 2]; w_zero<4, 2>(sums[i]);",
+            f"left[i] = {item}], right[i] = {item} + 1], used[i] = {item} + 2]; w_zero<4, 2>(sums[i]);",
             "#pragma unroll\nfor (int e = 0; e < 8; ++e) biases[i][e / 4][e % 4] = 0.0f;\n}",
         ]
 
@@ -364,7 +379,7 @@ class Chain:
             return []
         place = f"base + {self.plan.image_bytes}u, {self.plan.record}u"
         call = f"w_shared_sums<{self.results}, {s.warps * s.tiles}>"
-        return ["__syncthreads();", f"{call}(sums, biases, {place}, left, right, used, lane);", "__syncthreads();"]
+        return ["role.sync();", f"{call}(sums, biases, {place}, left, right, used, lane);", "role.sync();"]
 
     def _end(self) -> list[str]:
         s = self.shape
@@ -373,12 +388,13 @@ class Chain:
         size = 32 * items_inside(self.net)[0].registers
         return [
             # the sums of all blocks lie side by side
-            "const int most = gridDim.x;",
-            f"float* const to = (float*)kept_ + ((w_rows)warp * most + blockIdx.x) * {size};",
+            "const int most = role.blocks_x();",
+            f"float* const to = (float*)kept_ + ((w_rows)warp * most + role.block_x()) * {size};",
             f"w_put_sums<{self.results}>(to, sums, biases, used, (w_rows)most * {s.warps * size}, lane);",
         ]
 
-    def _table(self, entry: str) -> list[str]:
+    def _table(self, name: str) -> str:
+        """What the text looks up: places of the block's sums, or the panels of a turn."""
         if self.shape.inside:
             plan = self.plan
             rows = [
@@ -386,14 +402,12 @@ class Chain:
                 for x in items_inside(self.net)
             ]
             rows += [(0, 0, 0)] * (self.results * self.shape.warps - len(rows))
-            numbers = ",".join(str(v) for row in rows for v in row)
-            return [f"__device__ __align__(16) const int {entry}_at[] = {{{numbers}}};"]
+            return table_of(name, rows)
         if not self.shape.slots:
-            return []
-        numbers = ",".join(f"{p.offset},{p.pieces},{p.step},{p.size // 16}" for p in self._order())
-        return [f"__device__ __align__(16) const int {entry}_at[] = {{{numbers}}};"]
+            return ""
+        return table_of(name, [(p.offset, p.pieces, p.step, p.size // 16) for p in self._order()])
 
-    def _weights(self, entry: str, threads: int) -> list[str]:
+    def _weights(self, table: str, threads: int) -> list[str]:
         """The image into shared memory, or its biases and the start of the ring."""
         plan, slots = self.plan, self.shape.slots
         start = plan.vectors[0] if slots else 0
@@ -401,15 +415,15 @@ class Chain:
         copy = f"w_copy16(base + {to} + 16 * i, image + {start} + 16 * i);"
         lines = [f"for (int i = t; i < {(plan.image_bytes - start) // 16}; i += {threads}) {copy}", "w_commit();"]
         if not slots:
-            return [*lines, "w_arrived<0>(); __syncthreads();"]
+            return [*lines, "w_arrived<0>(); role.sync();"]
         order = self._order()
         return [
             *lines,
-            "const w_rows mine = (turns - blockIdx.x + gridDim.x - 1) / gridDim.x;",
+            "const w_rows mine = (turns - role.block_x() + role.blocks_x() - 1) / role.blocks_x();",
             f"w_rows left = mine * {len(order)}; int asked = 0, to_ask = 0, slot = 0;",
             "auto ask = [&]() {",
             "if (left > 0) {",
-            f"const int* const p = {entry}_at + 4 * asked; const int size = p[3], count = p[1] * size;",
+            f"const int* const p = {table} + 4 * asked; const int size = p[3], count = p[1] * size;",
             f"const u32 to = base + to_ask * {self._panel_bytes()}u; const char* const from = image + p[0];",
             f"for (int i = t; i < count; i += {threads})",
             "w_copy16(to + 16 * i, from + (long long)(i / size) * p[2] + i % size * 16);",
@@ -417,7 +431,7 @@ class Chain:
             f"if (++to_ask == {slots}) to_ask = 0;",
             "}\nw_commit();\n};",
             f"for (int i = 0; i < {slots - 1}; ++i) ask();",
-            f"w_arrived<{slots - 1}>(); __syncthreads();",  # the biases are there
+            f"w_arrived<{slots - 1}>(); role.sync();",  # the biases are there
         ]
 
     def _vectors(self, layer: int, turn: str = "") -> str:
@@ -440,7 +454,7 @@ class Chain:
             place = f"base + slot * {panel_bytes(self.net)}u"
             lines += [
                 # all warps have read the slot that is asked for next
-                f"w_arrived<{slots - 2}>(); __syncthreads(); ask();",
+                f"w_arrived<{slots - 2}>(); role.sync(); ask();",
                 f"{name}<{k}, {n}, {self.shape.tiles}, {p.first}, {p.last}>(d, {left}, {place}, lane);",
                 f"if (++slot == {slots}) slot = 0;",
             ]

@@ -14,16 +14,17 @@ Source: note on fused MLPs, section 4.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.role.role import DeviceRole
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.training.activation import Activation
-from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes
+from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes, table_of
+from weft.generate.cuda.training.entry import Entry, kernels, read, written
 from weft.generate.cuda.training.network import Network
 from weft.generate.cuda.training.skips import DEEPEST, SkipChain
 from weft.generate.cuda.training.skips import panel_bytes as panel_bytes_of_skips
@@ -42,17 +43,6 @@ _SLOTS = 4
 """Panels of weights in shared memory where they are streamed."""
 _INSIDE = tuple(Shape(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
 _ONES = {DType.F16: "0x3c003c00u", DType.BF16: "0x3f803f80u"}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A kernel of a text."""
-
-    name: str
-    threads: int
-    blocks: int
-    """At most; fewer do where there is less to do."""
-    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +86,17 @@ def _header() -> str:
 
 
 def training_header(dtype: DType, *, early: bool = False) -> str:
-    """The functions of the kernels of gradients, for values of that type."""
-    return (
-        f"#undef W_ONES\n#define W_ONES {_ONES[dtype]}\n#undef W_EARLY\n"
-        f"#define W_EARLY {int(early)}\n" + _header().replace("W_KIND", dtype.value)
-    )
+    """The functions of the kernels of gradients, for values of that type; and of the headers behind it."""
+    meant = {"W_ONES": _ONES[dtype], "W_EARLY": int(early)} | {
+        f"W_{name.upper()}": f"w_{name}_{dtype.value}" for name in ("mma", "narrow2", "unpack")
+    }
+    return "".join(f"#undef {name}\n#define {name} {text}\n" for name, text in meant.items()) + _header()
 
 
 @cache
-def skips_header(dtype: DType) -> str:
+def skips_header() -> str:
     """What networks with skips want besides."""
-    text = Path(__file__).with_name("weft_cuda_skips.h").read_text(encoding="utf-8")
-    return text.replace("W_KIND", dtype.value)
+    return Path(__file__).with_name("weft_cuda_skips.h").read_text(encoding="utf-8")
 
 
 def _chain(
@@ -132,12 +121,12 @@ def _sixteens(net: Network) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _place_of(net: Network, entry: str) -> str:
+def _place_of(net: Network, table: str) -> str:
     """Statement: where the sum at a row and a column of an item belongs."""
     if net.plain:
         return "if (row < of[2] && column < of[3]) to = of[0] + row * of[3] + column;"
     return (
-        f"const int* const at_ = {entry}_of + 2 * (of[6] + column / 16);"
+        f"const int* const at_ = {table} + 2 * (of[6] + column / 16);"
         " if (row < of[2] && column % 16 < at_[1]) to = of[0] + row * of[3] + at_[0] + column % 16;"
     )
 
@@ -174,36 +163,28 @@ def gradient(
     items = items_inside(net) if shape.inside else _items(net)
     slices = facts.sms if shape.inside else _slices(items, facts.sms)
     seed = hashlib.sha256(f"{net}{net.skips}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
-    names = {what: f"k{seed}_{what}" for what in ("pack", "chain", "sums", "finish")}
+    stem = f"k{seed}"
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
     chain = _chain(net, plan, acts, shape, inputs=inputs, parameters=parameters)
-    parts = [
+    headers = [
         prelude(),
         mlp_header(),
         training_header(net.dtype, early=shape.early and not shape.inside),
-        "" if net.plain else skips_header(net.dtype),
+        "" if net.plain else skips_header(),
         *(act.text(name, net.dtype) for act, name in acts.items()),
-        pack(net, plan, names["pack"]),
-        chain.text(names["chain"]),
     ]
-    shared = partial = 0
-    if shape.inside:
-        parts.append(_finish(net, items, names["finish"], dtype))
-        partial = 128 * slices * sum(x.registers for x in items)
-    elif parameters:
-        parts += [_sums(plan, items, slices, names["sums"]), _finish(net, items, names["finish"], dtype)]
-        shared = _shared(items)
-        partial = 128 * slices * sum(x.registers for x in items)
-    total = 32 * sum(x.registers for x in items)
+    packing, rows = pack(net, plan), chain.role(stem, shape.resident * facts.sms)
+    sums, finish = _sums(plan, items, slices, stem), _finish(net, items, stem, dtype)
+    summing = (finish,) if shape.inside else (sums, finish) if parameters else ()
     return Gradient(
-        "".join(parts),
-        Entry(names["pack"], 256, -(-plan.packed // 256)),
-        Entry(names["chain"], 32 * shape.warps, shape.resident * facts.sms, chain.shared_bytes),
-        Entry(names["sums"], 32 * _warps(items), slices * (len(items) - 3 * len(_quads(items))), shared),
-        Entry(names["finish"], 256, -(-total // 32)),
+        "".join((*headers, kernels((packing, rows, *summing), stem))),
+        Entry.of(packing, stem),
+        Entry.of(rows, stem),
+        Entry.of(sums, stem),
+        Entry.of(finish, stem),
         plan.record,
         shape.tiles,
-        partial,
+        128 * slices * sum(x.registers for x in items) if summing else 0,
         plan.image_bytes,
         shape.inside,
         slices,
@@ -297,7 +278,8 @@ def _quads(items: list[Item]) -> list[tuple[int, int, int, int]]:
     return sorted(found)
 
 
-def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
+def _sums(plan: Plan, items: list[Item], slices: int, stem: str) -> DeviceRole:
+    places_at, items_of = f"{stem}_sums_at", f"{stem}_sums_of"
     quads = _quads(items)
     inside = {i for four in quads for i in four}
     singles = [i for i in range(len(items)) if i not in inside]
@@ -309,18 +291,13 @@ def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
             left, right = plan.gradients[x.layer] + 512 * x.m, plan.kept[x.layer] + 512 * x.n
             places.append((left, right, start + (i - first) * slices * size, size))
     lines = [
-        _table(f"{entry}_at", places),
-        *([_table(f"{entry}_of", [*quads, *((i, i, i, i) for i in singles)])] if quads else []),
-        f'extern "C" __global__ void __launch_bounds__({32 * warps}, {1 if quads else 2}) {entry}(',
-        "const void* kept_, void* partial_, const void* tiles_, const void* more_) {",
-        "W_DYNAMIC(sm);",
-        "w_wait(); w_release();",
-        "const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-        f"const int number = blockIdx.x / {slices}, slice = blockIdx.x % {slices};",
-        f"const int item = {f'{entry}_of[4 * number + (warp & 3)]' if quads else 'number'};",
+        "role.pdl_wait(); role.pdl_trigger();",
+        "const int lane = role.thread() & 31, warp = role.thread() >> 5;",
+        f"const int number = role.block_x() / {slices}, slice = role.block_x() % {slices};",
+        f"const int item = {f'{items_of}[4 * number + (warp & 3)]' if quads else 'number'};",
         "const w_rows tiles = (w_rows)(u64)tiles_;",
-        f"const int left = {entry}_at[4 * item], right = {entry}_at[4 * item + 1];",
-        f"float* const to = (float*)partial_ + {entry}_at[4 * item + 2] + slice * {entry}_at[4 * item + 3];",
+        f"const int left = {places_at}[4 * item], right = {places_at}[4 * item + 1];",
+        f"float* const to = (float*)partial_ + {places_at}[4 * item + 2] + slice * {places_at}[4 * item + 3];",
         "const bool more = more_ != 0; const char* const kept = (const char*)kept_;",
     ]
     if quads:
@@ -328,12 +305,12 @@ def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
         for bias in sorted(set(biased)):
             numbers = [i for i, x in enumerate(biased) if x is bias]
             chosen = " || ".join(f"number == {i}" for i in numbers)
-            starts = f"{entry}_at[4 * {entry}_of[4 * number]], {entry}_at[4 * {entry}_of[4 * number] + 1]"
+            starts = ", ".join(f"{places_at}[4 * {items_of}[4 * number]{more}]" for more in ("", " + 1"))
             lines += [
                 f"if ({chosen})",
-                f"w_quad_sums<{str(bias).lower()}, {_STAGES}>(kept, {plan.record}, {starts},",
-                f"tiles * slice / {slices}, tiles * (slice + 1) / {slices}, to, {entry}_at[4 * item + 3] == 144 * 32,",
-                "more, sm, threadIdx.x);",
+                f"w_quad_sums<{str(bias).lower()}, {_STAGES}>(role, kept, {plan.record}, {starts},",
+                f"tiles * slice / {slices}, tiles * (slice + 1) / {slices}, to, {places_at}[4 * item + 3] == 144 * 32,",
+                "more, sm, role.thread());",
             ]
     lines += [
         f"const w_rows part = slice * {warps} + warp;",
@@ -345,10 +322,22 @@ def _sums(plan: Plan, items: list[Item], slices: int, entry: str) -> str:
         m, n, bias = kind
         lines += [
             f"if ({f'number >= {len(quads)} && ' if quads else ''}item >= {first} && item < {last})",
-            f"w_row_sums<{m}, {n}, {str(bias).lower()}, {_STAGES}>(kept, {plan.record}, left, right,",
+            f"w_row_sums<{m}, {n}, {str(bias).lower()}, {_STAGES}>(role, kept, {plan.record}, left, right,",
             f"first, last, to, more, sm, warp, {warps}, lane);",
         ]
-    return "\n".join((*lines, "}\n"))
+    tables = table_of(places_at, places)
+    if quads:
+        tables += table_of(items_of, [*quads, *((i, i, i, i) for i in singles)])
+    return DeviceRole(
+        threads=32 * warps,
+        body="\n".join(lines),
+        parameters=(*read("kept_"), *written("partial_"), *read("tiles_", "more_")),
+        grid=(slices * (len(items) - 3 * len(quads)), 1, 1),
+        globals=tables,
+        name="sums",
+        min_ctas_per_sm=1 if quads else 2,
+        shared_bytes=_shared(items),
+    )
 
 
 def _warps(items: list[Item]) -> int:
@@ -370,12 +359,7 @@ def _shared(items: list[Item]) -> int:
     return max(singles, 4 * 16 * 512 * _STAGES if _quads(items) else 0)
 
 
-def _table(name: str, rows: Sequence[tuple[int, ...]]) -> str:
-    numbers = ",".join(str(v) for row in rows for v in row)
-    return f"__device__ __align__(16) const int {name}[] = {{{numbers}}};"
-
-
-def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
+def _finish(net: Network, items: list[Item], stem: str, dtype: DType) -> DeviceRole:
     """A warp of a block adds an eighth of the shares of 32 results; the first one adds the eighths."""
     kind = storage(dtype)
     rows = []
@@ -385,17 +369,12 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
         at = bias.offset if bias and x.n == 0 else -1
         first = sum(len(of) for of in _sixteens(net)[: x.layer])
         rows.append((weight.offset, at, n, k, 16 * x.m, 16 * x.n, *([] if net.plain else [first])))
-    table = ",".join(str(v) for row in rows for v in row)
-    sixteens = _sixteens(net)
+    places_at, sixteens_of = f"{stem}_finish_at", f"{stem}_finish_of"
     value = "s" if dtype is DType.F32 else f"(u16)w_narrow2_{dtype.value}(s, 0.0f)"
     lines = [
-        f"__device__ __align__(16) const int {entry}_at[] = {{{table}}};",
-        *([] if net.plain else [_table(f"{entry}_of", [x for of in sixteens for x in of])]),
-        f'extern "C" __global__ void __launch_bounds__(256) {entry}(',
-        "const void* partial_, void* out_, const void* shares_) {",
         "const int shares = (int)(u64)shares_;",
-        "w_wait(); w_release();",
-        "int i = blockIdx.x * 32 + threadIdx.x % 32; const int part = threadIdx.x / 32;",
+        "role.pdl_wait(); role.pdl_trigger();",
+        "int i = role.block_x() * 32 + role.thread() % 32; const int part = role.thread() / 32;",
         f"{kind}* const out = ({kind}*)out_;",
         "const float* from = 0; w_rows step = 0; int to = -1;",
     ]
@@ -410,12 +389,12 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
             f"if (i >= 0 && i < {(last - first) * size}) {{",
             f"const int item = i / {size}, at = i % {size}, lane = at % 32, r = at / 32;",
             f"from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at; step = {size};",
-            f"const int* const of = {entry}_at + ({first} + item) * {6 if net.plain else 7};",
+            f"const int* const of = {places_at} + ({first} + item) * {6 if net.plain else 7};",
             "const int g = lane >> 2, q = lane & 3;",
             f"if (r < {products}) {{",
             f"const int row = of[4] + r / {8 * n} * 16 + r % 4 / 2 * 8 + g;",
             f"const int column = of[5] + r / 4 % {2 * n} * 8 + 2 * q + r % 2;",
-            _place_of(net, entry),
+            _place_of(net, sixteens_of),
             "} else {",
             f"const int b = r - {products}, row = of[4] + b / 4 * 16 + b % 4 / 2 * 8 + g;",
             "if (q == 0 && b % 2 == 0 && of[1] >= 0 && row < of[2]) to = of[1] + row;" if biased else "",
@@ -429,12 +408,22 @@ def _finish(net: Network, items: list[Item], entry: str, dtype: DType) -> str:
         "if (to >= 0)",
         "#pragma unroll 8",
         "for (int p = shares * part / 8; p < end; ++p) s += from[p * step];",
-        "eighths[part][threadIdx.x % 32] = s;",
-        "__syncthreads();",
+        "eighths[part][role.thread() % 32] = s;",
+        "role.sync();",
         "if (part == 0 && to >= 0) {",
         "#pragma unroll",
-        "for (int p = 1; p < 8; ++p) s += eighths[p][threadIdx.x];",
+        "for (int p = 1; p < 8; ++p) s += eighths[p][role.thread()];",
         f"out[to] = {value};",
         "}",
     ]
-    return "\n".join((*lines, "}\n"))
+    tables = table_of(places_at, rows)
+    if not net.plain:
+        tables += table_of(sixteens_of, [x for of in _sixteens(net) for x in of])
+    return DeviceRole(
+        threads=256,
+        body="\n".join(lines),
+        parameters=(*read("partial_"), *written("out_"), *read("shares_")),
+        grid=(sum(x.registers for x in items), 1, 1),
+        globals=tables,
+        name="finish",
+    )

@@ -29,13 +29,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from weft.generate.cuda.role.role import DeviceRole, Parameter
 from weft.generate.cuda.templates import tma
 from weft.generate.cuda.templates.mlp_text import mlp_header
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import product
 from weft.generate.cuda.templates.tma_end import sum_rows
 from weft.generate.cuda.templates.tma_shape import Shape
-from weft.generate.cuda.training.gradient import Entry, training_header
+from weft.generate.cuda.training.entry import Entry, kernels, read, written
+from weft.generate.cuda.training.gradient import training_header
 from weft.generate.cuda.training.network import ALIGNMENT, Network
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -406,46 +408,32 @@ def _header() -> str:
 def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     """The kernels of a network for a device of so many multiprocessors."""
     seed = hashlib.sha256(f"{net}{net.skips}|{dtype}|{sms}".encode()).hexdigest()[:16]
-    names = {what: f"k{seed}_{what}" for what in ("pack", "ending", "columns", "total")}
-    side = {reads: f"k{seed}_join{i}" for i, reads in enumerate(joins(net))}
-    image, act = Image.of(net), net.acts[-1]
+    stem, image, act = f"k{seed}", Image.of(net), net.acts[-1]
     partial, floats = [], 0
     for width in net.widths[1:]:
         partial.append(floats)
         floats += padded(width)
-    packing, blocks = _pack(net, image, names["pack"])
-    last = net.widths[-1]
-    parts = [
-        prelude(),
-        mlp_header(),
-        training_header(net.dtype),
-        _header().replace("W_KIND", net.dtype.value),
-        act.text("Last", net.dtype),
-        packing,
-        *(_join(net, reads, name) for reads, name in side.items()),
-        _each(names["ending"], "const void* dy_, const void* kept_, void* dz_, const void* rows_"),
-        f"w_ending<Last, {last}, {padded(last)}>((const u16*)dy_, (const u16*)kept_, (u16*)dz_, {_LOOP}); }}\n",
-        _column_sums(net, names["columns"]),
-        _total(net, partial, names["total"], dtype),
-    ]
+    pack = _pack(net, image)
+    side = {reads: _join(net, reads, f"join{i}", 8 * sms) for i, reads in enumerate(joins(net))}
+    others = _ending(net, 8 * sms), _column_sums(net, SLICES * sms), _total(net, partial, dtype)
+    headers = prelude(), mlp_header(), training_header(net.dtype), _header(), act.text("Last", net.dtype)
+    ending, columns, total = (Entry.of(role, stem) for role in others)
     return Layered(
-        "".join(parts),
-        Entry(names["pack"], _THREADS, blocks),
-        {reads: Entry(name, _THREADS, 8 * sms) for reads, name in side.items()},
-        Entry(names["ending"], _THREADS, 8 * sms),
-        Entry(names["columns"], _THREADS, SLICES * sms),
-        Entry(names["total"], _THREADS, sum(-(-w // 32) for w in net.widths[1:])),
+        "".join((*headers, kernels((pack, *side.values(), *others), stem))),
+        Entry.of(pack, stem),
+        {reads: Entry.of(role, stem) for reads, role in side.items()},
+        ending,
+        columns,
+        total,
         image,
         tuple(partial),
         floats,
     )
 
 
-_LOOP = "(u32)(u64)rows_, blockIdx.x * 256u + threadIdx.x, gridDim.x * 256u"
-
-
-def _each(name: str, parameters: str) -> str:
-    return f'extern "C" __global__ void __launch_bounds__({_THREADS}) {name}({parameters}) {{\nw_wait(); w_release();\n'
+def _role(name: str, parameters: tuple[Parameter, ...], lines: list[str], blocks: int) -> DeviceRole:
+    body = "\n".join(("role.pdl_wait(); role.pdl_trigger();", *lines))
+    return DeviceRole(threads=_THREADS, body=body, parameters=parameters, grid=(blocks, 1, 1), name=name)
 
 
 def given(reads: tuple[int, ...]) -> list[int]:
@@ -453,14 +441,23 @@ def given(reads: tuple[int, ...]) -> list[int]:
     return [*([0] if any(v <= 0 for v in reads) else []), *dict.fromkeys(v for v in reads if v > 0)]
 
 
-def _join(net: Network, reads: tuple[int, ...], name: str) -> str:
+def _ending(net: Network, blocks: int) -> DeviceRole:
+    """A thread makes eight columns of a row at a time."""
+    last = net.widths[-1]
+    lines = [
+        f"w_ending<Last, {last}, {padded(last)}>((const u16*)dy_, (const u16*)kept_, (u16*)dz_,",
+        "(u32)(u64)rows_, role.block_x() * 256u + role.thread(), role.blocks_x() * 256u);",
+    ]
+    return _role("ending", (*read("dy_", "kept_"), *written("dz_"), *read("rows_")), lines, blocks)
+
+
+def _join(net: Network, reads: tuple[int, ...], name: str, blocks: int) -> DeviceRole:
     """A thread copies eight columns of a row at a time."""
     held = given(reads)
     columns = sum(padded(net.of(v)) for v in reads)
     lines = [
-        _each(name, f"{', '.join(f'const void* v{v}' for v in held)}, void* h_, const void* rows_"),
         f"const u32 count = (u32)(u64)rows_ * {columns // ALIGNMENT}u;",
-        "for (u32 i = blockIdx.x * 256u + threadIdx.x; i < count; i += gridDim.x * 256u) {",
+        "for (u32 i = role.block_x() * 256u + role.thread(); i < count; i += role.blocks_x() * 256u) {",
         f"const w_rows r = i / {columns // ALIGNMENT}u; const int c = (int)(i % {columns // ALIGNMENT}u) * 8;",
         "uint4 v = make_uint4(0u, 0u, 0u, 0u);",
     ]
@@ -475,16 +472,16 @@ def _join(net: Network, reads: tuple[int, ...], name: str) -> str:
             f"v = w_eight<{width}, {aligned}>((const {kind}*)v{max(v, 0)} + r * {row} + {start}, c - {at});",
         ]
         at += padded(width)
-    return "\n".join((*lines, f"*(uint4*)((u16*)h_ + r * {columns} + c) = v; }}\n}}\n"))
+    lines.append(f"*(uint4*)((u16*)h_ + r * {columns} + c) = v; }}")
+    return _role(name, (*read(*(f"v{v}" for v in held)), *written("h_"), *read("rows_")), lines, blocks)
 
 
-def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
-    """(kernel that makes the image, its blocks): a block for each tile of weights, and one for each bias."""
+def _pack(net: Network, image: Image) -> DeviceRole:
+    """What makes the image: a block for each tile of weights, and one for each bias."""
     kind = storage(net.masters or net.dtype)
     lines = [
-        _each(name, f"{', '.join(f'const void* p{i}' for i in range(len(net.places())))}, void* image_"),
         "__shared__ u16 held[32][33];",
-        "char* const image = (char*)image_; int b = blockIdx.x; const int t = threadIdx.x;",
+        "char* const image = (char*)image_; int b = role.block_x(); const int t = role.thread();",
     ]
     blocks = number = 0
     for layer in range(net.depth):
@@ -496,7 +493,7 @@ def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
             plain, turned = image.weights[layer] + 2 * at, image.turned[layer] + 2 * at * np
             shape = f"{n}, {k}, {np}, {kp}, {columns}, {across}"
             lines += [
-                f"if (b < {tiles}) {{ w_images<{shape}>((const {kind}*)p{number} + {column},",
+                f"if (b < {tiles}) {{ w_images<{shape}>(role, (const {kind}*)p{number} + {column},",
                 f"(u16*)(image + {plain}), (u16*)(image + {turned}), b, held, t); return; }}",
                 f"b -= {tiles};",
             ]
@@ -510,35 +507,35 @@ def _pack(net: Network, image: Image, name: str) -> tuple[str, int]:
                 f"((u16*)(image + {image.biases[layer]}))[i] = v; }} return; }}\n--b;",
             ]
             blocks, number = blocks + 1, number + 1
-    return "\n".join((*lines, "}\n")), blocks
+    return _role("pack", (*read(*(f"p{i}" for i in range(number))), *written("image_")), lines, blocks)
 
 
-def _column_sums(net: Network, name: str) -> str:
+def _column_sums(net: Network, blocks: int) -> DeviceRole:
     lines = [
-        _each(name, "const void* dz_, void* partial_, const void* rows_, const void* columns_, const void* sums_"),
         f"__shared__ float held[{_THREADS * 8}];",
         "const w_rows rows = (w_rows)(u64)rows_; const int columns = (int)(u64)columns_;",
-        "const w_rows first = rows * blockIdx.x / gridDim.x, last = rows * (blockIdx.x + 1) / gridDim.x;",
-        "float* const out = (float*)partial_ + (w_rows)blockIdx.x * columns;",
+        "const w_rows first = rows * role.block_x() / role.blocks_x();",
+        "const w_rows last = rows * (role.block_x() + 1) / role.blocks_x();",
+        "float* const out = (float*)partial_ + (w_rows)role.block_x() * columns;",
     ]
     for columns in sorted({padded(w) for w in net.widths[1:]}):
-        rest = "out, first, last, held, threadIdx.x);"
+        rest = "out, first, last, held, role.thread());"
         lines += [
-            f"if (columns == {columns}) {{ if (sums_) w_column_sums<{columns}>((const float*)dz_, {rest}",
-            f"else w_column_sums<{columns}>((const u16*)dz_, {rest} }}",
+            f"if (columns == {columns}) {{ if (sums_) w_column_sums<{columns}>(role, (const float*)dz_, {rest}",
+            f"else w_column_sums<{columns}>(role, (const u16*)dz_, {rest} }}",
         ]
-    return "\n".join((*lines, "}\n"))
+    parameters = *read("dz_"), *written("partial_"), *read("rows_", "columns_", "sums_")
+    return _role("columns", parameters, lines, blocks)
 
 
-def _total(net: Network, partial: list[int], name: str, dtype: DType) -> str:
+def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
     """A warp of a block adds an eighth of the shares of 32 columns; the first one adds the eighths."""
     kind = storage(dtype)
     value = "s" if dtype is DType.F32 else f"(u16)w_narrow2_{dtype.value}(s, 0.0f)"
     lines = [
-        _each(name, "const void* partial_, void* out_, const void* shares_"),
         "__shared__ float eighths[8][32];",
-        "const int shares = (int)(u64)shares_, lane = threadIdx.x % 32, part = threadIdx.x / 32;",
-        "int b = blockIdx.x, to = -1, step = 0; const float* from = 0;",
+        "const int shares = (int)(u64)shares_, lane = role.thread() % 32, part = role.thread() / 32;",
+        "int b = role.block_x(), to = -1, step = 0; const float* from = 0;",
     ]
     for layer, width in enumerate(net.widths[1:]):
         _, bias = net.place(layer)
@@ -556,11 +553,12 @@ def _total(net: Network, partial: list[int], name: str, dtype: DType) -> str:
         "#pragma unroll 8",
         "for (int p = shares * part / 8; p < end; ++p) s += from[(w_rows)p * step];",
         "eighths[part][lane] = s;",
-        "__syncthreads();",
+        "role.sync();",
         "if (part == 0 && to >= 0) {",
         "#pragma unroll",
         "for (int p = 1; p < 8; ++p) s += eighths[p][lane];",
         f"(({kind}*)out_)[to] = {value};",
         "}",
     ]
-    return "\n".join((*lines, "}\n"))
+    blocks = sum(-(-w // 32) for w in net.widths[1:])
+    return _role("total", (*read("partial_"), *written("out_"), *read("shares_")), lines, blocks)

@@ -78,7 +78,7 @@ class SkipChain(Chain):
         for p in self._panels(layer, s, up=up):
             self.noted.append(p)
             lines += [
-                f"w_arrived<{slots - 2}>(); __syncthreads(); ask();",
+                f"w_arrived<{slots - 2}>(); role.sync(); ask();",
                 f"{name}<{k}, {n}, {tiles}, {p.first}, {p.last}>(d, {left}, {place}, lane);",
                 f"if (++slot == {slots}) slot = 0;",
             ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.generate.cuda.training.gradient import Entry, Gradient
+from weft.generate.cuda.training.entry import Entry
+from weft.generate.cuda.training.gradient import Gradient
 from weft.generate.cuda.training.network import Network
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId

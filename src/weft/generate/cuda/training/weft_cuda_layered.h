@@ -1,11 +1,11 @@
 // What stands beside the products where a network is trained a layer at a time: values lie row-major, their columns padded
-// to eights. W_KIND is f16 or bf16. Includes nothing.
+// to eights. Stands behind weft_cuda_training.h; includes nothing.
 W_FN u16 w_short(u16 x) { return x; }
-W_FN u16 w_short(float x) { return (u16)w_narrow2_W_KIND(x, 0.0f); }
+W_FN u16 w_short(float x) { return (u16)W_NARROW2(x, 0.0f); }
 // N by K of a layer's weights, whose rows have FROM columns, as NP by KP with zeros around them in rows of TO, and the same
 // turned: a tile of 32 by 32.
-template <int N, int K, int NP, int KP, int FROM, int TO, class M>
-W_FN void w_images(const M* w, u16* plain, u16* turned, int tile, u16 (*held)[33], int t) {
+template <int N, int K, int NP, int KP, int FROM, int TO, class R, class M>
+W_FN void w_images(const R& role, const M* w, u16* plain, u16* turned, int tile, u16 (*held)[33], int t) {
   constexpr int ACROSS = (KP + 31) / 32;
   const int n0 = tile / ACROSS * 32, k0 = tile % ACROSS * 32, x = t % 32;
   for (int y = t / 32; y < 32; y += 8) {
@@ -15,7 +15,7 @@ W_FN void w_images(const M* w, u16* plain, u16* turned, int tile, u16 (*held)[33
     held[y][x] = v;
     if (n < NP && k < KP) plain[n * TO + k] = v;
   }
-  __syncthreads();
+  role.sync();
   for (int y = t / 32; y < 32; y += 8)
     if (n0 + x < NP && k0 + y < KP) turned[(k0 + y) * NP + n0 + x] = held[x][y];
 }
@@ -46,7 +46,7 @@ template <int W, int ALIGNED> W_FN uint4 w_eight(const float* p, int c) {
   for (int e = 0; e < 4; ++e) {
     const int at = c + 2 * e;
     if constexpr (PAIRS) v[e] = w_pair<W>(p, at);
-    else v[e] = w_narrow2_W_KIND(at < W ? p[at] : 0.0f, at + 1 < W ? p[at + 1] : 0.0f);
+    else v[e] = W_NARROW2(at < W ? p[at] : 0.0f, at + 1 < W ? p[at + 1] : 0.0f);
   }
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
@@ -62,8 +62,8 @@ template <class A, int N, int NP> W_FN void w_ending(const u16* dy, const u16* k
       const int at = c + 2 * e;
       v[e] = w_pair<N>(dy + r * N, at);
       if constexpr (A::KEEP != 0) {
-        const float2 g = w_unpack_W_KIND(v[e]), z = w_unpack_W_KIND(w_pair<N>(kept + r * N, at));
-        v[e] = w_narrow2_W_KIND(at < N ? A::back(g.x, z.x) : 0.0f, at + 1 < N ? A::back(g.y, z.y) : 0.0f);
+        const float2 g = W_UNPACK(v[e]), z = W_UNPACK(w_pair<N>(kept + r * N, at));
+        v[e] = W_NARROW2(at < N ? A::back(g.x, z.x) : 0.0f, at + 1 < N ? A::back(g.y, z.y) : 0.0f);
       }
     }
     *(uint4*)(dz + r * NP + c) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -74,7 +74,7 @@ W_FN void w_add_eight(float (&s)[8], const u16* p) {
   const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const float2 pair = w_unpack_W_KIND(words[e]);
+    const float2 pair = W_UNPACK(words[e]);
     s[2 * e] += pair.x, s[2 * e + 1] += pair.y;
   }
 }
@@ -83,7 +83,9 @@ W_FN void w_add_eight(float (&s)[8], const float* p) {
   s[0] += a.x, s[1] += a.y, s[2] += a.z, s[3] += a.w, s[4] += b.x, s[5] += b.y, s[6] += b.z, s[7] += b.w;
 }
 // Sums of columns over a share of the rows, each group of threads over every so many rows, groups in their order.
-template <int P, class X> W_FN void w_column_sums(const X* x, float* out, w_rows first, w_rows last, float* held, int t) {
+template <int P, class R, class X>
+W_FN void w_column_sums(const R& role, const X* x, float* out, w_rows first, w_rows last, float* held,
+                        int t) {
   constexpr int CHUNKS = P / 8, GROUPS = 256 / CHUNKS;
   const int group = t / CHUNKS, c = t % CHUNKS * 8;
   if (group < GROUPS) {
@@ -95,7 +97,7 @@ template <int P, class X> W_FN void w_column_sums(const X* x, float* out, w_rows
 #pragma unroll
     for (int e = 0; e < 8; ++e) held[group * P + c + e] = s[e];
   }
-  __syncthreads();
+  role.sync();
   for (int i = t; i < P; i += 256) {
     float sum = 0.0f;
     for (int g = 0; g < GROUPS; ++g) sum += held[g * P + i];

@@ -1,6 +1,6 @@
 // Gradients of fully connected networks: a warp owns rows, and a value of the network is, to it, fragments of 16 rows.
 // In memory and in shared memory values and weights lie in blocks of 8 rows of 8 columns, 128 bytes each, so that one
-// image serves a product and its transposed. W_KIND is f16 or bf16. Includes nothing.
+// image serves a product and its transposed. W_MMA, W_NARROW2 and W_UNPACK are those of f16 or bf16. Includes nothing.
 typedef long long w_rows;
 // For each word of T tiles of 16 rows of C sixteens of columns.
 #define W_WORDS(T, C) \
@@ -22,12 +22,12 @@ template <int K, bool EVEN = true> W_FN u32 w_pair(const u16* p, int column) {
 template <int K, bool EVEN = true> W_FN u32 w_pair(const float* p, int column) {
   if constexpr (EVEN && K % 2 == 0) {
     const float2 v = column < K ? *(const float2*)(p + column) : make_float2(0.0f, 0.0f);
-    return w_narrow2_W_KIND(v.x, v.y);
+    return W_NARROW2(v.x, v.y);
   }
-  return w_narrow2_W_KIND(column < K ? p[column] : 0.0f, column + 1 < K ? p[column + 1] : 0.0f);
+  return W_NARROW2(column < K ? p[column] : 0.0f, column + 1 < K ? p[column + 1] : 0.0f);
 }
 template <int K, bool EVEN = true> W_FN void w_put(u16* p, int column, float a, float b) {
-  const u32 v = w_narrow2_W_KIND(a, b);
+  const u32 v = W_NARROW2(a, b);
   if constexpr (EVEN && K % 2 == 0) {
     if (column < K) *(u32*)(p + column) = v;
   } else {
@@ -87,7 +87,7 @@ W_FN void w_up(float (&d)[T][2 * N][4], const u32 (&a)[T][K][4], u32 w, int lane
       u32 r[4];
       w_matrices(r, at + ((k - FIRST) * 2 * N + 2 * j) * 256);
 #pragma unroll
-      for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][k], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][k], r[2], r[3]);
+      for (int m = 0; m < T; ++m) W_MMA(d[m][2 * j], a[m][k], r[0], r[1]), W_MMA(d[m][2 * j + 1], a[m][k], r[2], r[3]);
     }
 }
 // d += a W over sixteens [FIRST, LAST) of its N; of each sixteen of K the blocks of these rows alone lie at w
@@ -101,7 +101,7 @@ W_FN void w_down(float (&d)[T][2 * K][4], const u32 (&a)[T][N][4], u32 w, int la
       u32 r[4];
       w_matrices_transposed(r, at + (j * 2 * (LAST - FIRST) + 2 * (n - FIRST)) * 256);
 #pragma unroll
-      for (int m = 0; m < T; ++m) w_mma_W_KIND(d[m][2 * j], a[m][n], r[0], r[1]), w_mma_W_KIND(d[m][2 * j + 1], a[m][n], r[2], r[3]);
+      for (int m = 0; m < T; ++m) W_MMA(d[m][2 * j], a[m][n], r[0], r[1]), W_MMA(d[m][2 * j + 1], a[m][n], r[2], r[3]);
     }
 }
 // Zeros behind W columns: what is multiplied with weights that are zeros must be finite.
@@ -120,7 +120,7 @@ W_FN void w_keep_sums(char* sums, const float (&d)[C][4], int k, int lane, bool 
   if constexpr (A::KEEP == 2) {
     u32 z[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) z[e] = w_narrow2_W_KIND(d[2 * k + e / 2][e % 2 * 2], d[2 * k + e / 2][e % 2 * 2 + 1]);
+    for (int e = 0; e < 4; ++e) z[e] = W_NARROW2(d[2 * k + e / 2][e % 2 * 2], d[2 * k + e / 2][e % 2 * 2 + 1]);
     w_keep(sums, z, k, lane, live);
   }
 }
@@ -149,9 +149,9 @@ template <class A, int N, int T> W_FN void w_last(u32 (&dz)[T][N][4], const floa
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float* const z = &d[m][2 * k + e / 2][e % 2 * 2];
-        const float2 g = w_unpack_W_KIND(dz[m][k][e]);
+        const float2 g = W_UNPACK(dz[m][k][e]);
         const float u = A::KEEP == 1 ? A::of(z[0]) : z[0], v = A::KEEP == 1 ? A::of(z[1]) : z[1];
-        dz[m][k][e] = w_narrow2_W_KIND(A::back(g.x, u), A::back(g.y, v));
+        dz[m][k][e] = W_NARROW2(A::back(g.x, u), A::back(g.y, v));
       }
 }
 // What is kept of the layer below, read before the product as far as registers go.
@@ -173,10 +173,10 @@ W_FN void w_below(u32 (&below)[T][K][4], const float (&d)[T][2 * K][4], const w_
       u32 word;
       if constexpr (w_early<A, K, T>::EARLY) word = early.word[m][c][half];
       else word = *w_word(kept, record, m, c, half, lane);
-      const float2 v = w_unpack_W_KIND(word);
+      const float2 v = W_UNPACK(word);
       x = A::back(x, v.x), y = A::back(y, v.y);
     }
-    below[m][c / 2][c % 2 * 2 + half] = w_narrow2_W_KIND(x, y);
+    below[m][c / 2][c % 2 * 2 + half] = W_NARROW2(x, y);
   }
 }
 template <int T, int C> W_FN void w_keep_all(char* to, const u32 (&a)[T][C][4], w_rows record, int lane, bool live) {
@@ -210,8 +210,8 @@ W_FN void w_input(X* dx, const float (&d)[T][2 * C][4], w_rows row0, w_rows rows
 }
 // Sums over rows of products of two kept values, M by N sixteens, and of the first value by itself (the last columns of
 // `out`); warps of a block take rows in turn and are added in their order.
-template <int M, int N, bool BIAS, int STAGES>
-W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool more,
+template <int M, int N, bool BIAS, int STAGES, class R>
+W_FN void w_row_sums(const R& role, const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool more,
                      unsigned char* sm, int warp, int warps, int lane) {
   constexpr int SIZE = (M + N) * 512, B = BIAS ? M : 1;
   float d[M][2 * N][4], b[B][4];
@@ -247,8 +247,8 @@ W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_row
       u32 a[4];
       w_matrices_transposed(a, at + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
 #pragma unroll
-      for (int j = 0; j < N; ++j) w_mma_W_KIND(d[i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[i][2 * j + 1], a, r[j][2], r[j][3]);
-      if constexpr (BIAS) w_mma_W_KIND(b[i], a, W_ONES, W_ONES);
+      for (int j = 0; j < N; ++j) W_MMA(d[i][2 * j], a, r[j][0], r[j][1]), W_MMA(d[i][2 * j + 1], a, r[j][2], r[j][3]);
+      if constexpr (BIAS) W_MMA(b[i], a, W_ONES, W_ONES);
     }
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
@@ -261,13 +261,13 @@ W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_row
     _Pragma("unroll") for (int i = 0; i < M; ++i) _Pragma("unroll") for (int e = 0; e < 4; ++e) { \
       const int at = (M * 2 * N * 4 + i * 4 + e) * 32; BIASED; } \
   }
-  __syncthreads();
+  role.sync();
 #pragma unroll 1
   for (int from = warps - 1; from > 0; --from) {
     if (warp == from) { W_EACH(lent[at] = d[i][c][e], lent[at] = b[i][e]) }
-    __syncthreads();
+    role.sync();
     if (warp == 0) { W_EACH(d[i][c][e] += lent[at], b[i][e] += lent[at]) }
-    __syncthreads();
+    role.sync();
   }
   if (warp == 0) {
     out += lane;
@@ -279,8 +279,8 @@ W_FN void w_row_sums(const char* kept, w_rows record, int left, int right, w_row
 
 // The same for 8 by 8 sixteens at once, of which each of four warps has 4 by 4: a row is copied once for all of them. Two
 // such fours of warps take rows in turn, and the first adds the other's sums.
-template <bool BIAS, int STAGES>
-W_FN void w_quad_sums(const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool biased,
+template <bool BIAS, int STAGES, class R>
+W_FN void w_quad_sums(const R& role, const char* kept, w_rows record, int left, int right, w_rows first, w_rows last, float* out, bool biased,
                       bool more, unsigned char* sm, int t) {
   constexpr int TILE = 16 * 512, TILES = 4, B = BIAS ? 4 : 1;
   const int lane = t & 31, warp = t >> 5 & 3, other = t >> 7;
@@ -306,7 +306,7 @@ W_FN void w_quad_sums(const char* kept, w_rows record, int left, int right, w_ro
 #pragma unroll 1
   for (w_rows tile = first; tile < last; tile += TILES) {
     w_arrived<STAGES - 2>();
-    __syncthreads();
+    role.sync();
     ask(tile + (STAGES - 1) * TILES, stage == 0 ? STAGES - 1 : stage - 1);
 #pragma unroll 1
     for (int mine = other; mine < TILES && tile + mine < last; mine += 2) {
@@ -320,9 +320,9 @@ W_FN void w_quad_sums(const char* kept, w_rows record, int left, int right, w_ro
         u32 a[4];
         w_matrices_transposed(a, y + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w_mma_W_KIND(d[i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[i][2 * j + 1], a, r[j][2], r[j][3]);
+        for (int j = 0; j < 4; ++j) W_MMA(d[i][2 * j], a, r[j][0], r[j][1]), W_MMA(d[i][2 * j + 1], a, r[j][2], r[j][3]);
         if constexpr (BIAS) {
-          if (biased) w_mma_W_KIND(b[i], a, W_ONES, W_ONES);
+          if (biased) W_MMA(b[i], a, W_ONES, W_ONES);
         }
       }
     }
@@ -337,9 +337,9 @@ W_FN void w_quad_sums(const char* kept, w_rows record, int left, int right, w_ro
     _Pragma("unroll") for (int i = 0; i < 4; ++i) _Pragma("unroll") for (int e = 0; e < 4; ++e) { \
       const int at = (128 + i * 4 + e) * 32; BIASED; } \
   }
-  __syncthreads();
+  role.sync();
   if (other) { W_ALL(lent[at] = d[i][c][e], lent[at] = b[i][e]) }
-  __syncthreads();
+  role.sync();
   if (!other) {
     W_ALL(d[i][c][e] += lent[at], b[i][e] += lent[at])
     out += lane;
@@ -368,8 +368,8 @@ W_FN void w_shared_sums(float (&d)[P][2][4][4], float (&b)[P][2][4], u32 kept, u
         u32 a[4];
         w_matrices_transposed(a, at + left[p] + ((2 * i + (lane >> 3 & 1)) * 2 + (lane >> 4)) * 128);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) w_mma_W_KIND(d[p][i][2 * j], a, r[j][0], r[j][1]), w_mma_W_KIND(d[p][i][2 * j + 1], a, r[j][2], r[j][3]);
-        if (used[p] == 2) w_mma_W_KIND(b[p][i], a, W_ONES, W_ONES);
+        for (int j = 0; j < 2; ++j) W_MMA(d[p][i][2 * j], a, r[j][0], r[j][1]), W_MMA(d[p][i][2 * j + 1], a, r[j][2], r[j][3]);
+        if (used[p] == 2) W_MMA(b[p][i], a, W_ONES, W_ONES);
       }
     }
   }
