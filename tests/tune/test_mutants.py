@@ -1,4 +1,4 @@
-"""Mutation check: wrong versions of two right kernels are all rejected, and the right ones are not.
+"""Mutation check: wrong versions of three right kernels are all rejected, and the right ones are not.
 
 A mutant that is only slower or equal in meaning is not in the lists. All versions of a kernel are functions of one
 source, so that one compilation serves them.
@@ -150,6 +150,40 @@ CONV_MUTANTS = [
 ]  # fmt: skip
 
 
+def softmax_graph() -> Graph:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (ROWS, COLS)))
+    e = b.apply(Prim.EXP, b.apply(Prim.SUB, x, b.reduce(Prim.REDUCE_MAX, x, [1])))
+    return b.build([b.apply(Prim.DIV, e, b.reduce(Prim.REDUCE_SUM, e, [1]))])
+
+
+SOFTMAX = """
+  const float* x = (const float*)in[0];
+  float* y = (float*)out[0];
+  for (int i = 0; i < 37; ++i) {
+    const float *r = x + i * 130, *of = r;
+    float top = -INFINITY, sum = 0.0f;
+    for (int j = 0; j < 130; ++j) top = of[j] > top || of[j] != of[j] ? of[j] : top;
+    for (int j = 0; j < 130; ++j) sum += expf(r[j] - top);
+    for (int j = 0; j < 130; ++j) y[i * 130 + j] = expf(r[j] - top) / sum;
+  }
+"""
+SOFTMAX_MUTANTS = [
+    ("*of = r", "*of = x"),
+    ("*of = r", "*of = x + (i ? i - 1 : 0) * 130"),
+    ("*of = r", "*of = x + (36 - i) * 130"),
+    ("float top = -INFINITY", "float top = 0.0f"),
+    ("float top = -INFINITY", "static float top = -INFINITY"),
+    ("int j = 0; j < 130; ++j) top", "int j = 1; j < 130; ++j) top"),
+    ("j < 130; ++j) top", "j < 129; ++j) top"),
+    ("j < 130; ++j) top", "j < 128; ++j) top"),
+    ("of[j] > top", "of[j] < top"),
+    ("expf(r[j] - top)", "expf(r[j])"),
+    ("j < 130; ++j) sum", "j < 129; ++j) sum"),
+    ("/ sum", "* sum"),
+]
+
+
 def versions(body: str, mutants: list[tuple[str, str]], prefix: str) -> str:
     head = "(const void* const* in, void* const* out, void* ws, const void* const* pk)"
     text = ["#include <cmath>"]
@@ -167,8 +201,9 @@ def versions(body: str, mutants: list[tuple[str, str]], prefix: str) -> str:
     [
         (norm_graph, NORM, NORM_MUTANTS, (), (Format.ROW, Format.ROW)),
         (conv_graph, CONV, CONV_MUTANTS, (315 * 4,), (Format.ROW, Format.ROW)),
+        (softmax_graph, SOFTMAX, SOFTMAX_MUTANTS, (), (Format.ROW, Format.ROW)),
     ],
-    ids=["norm", "conv"],
+    ids=["norm", "conv", "softmax"],
 )
 def test_every_mutant_is_rejected(graph, body: str, mutants, packed, formats, tmp_path: Path) -> None:
     compiler = find_compiler()

@@ -1,6 +1,6 @@
 """The inputs that a kernel must survive before it is timed. Everything follows from the problem and a seed.
 
-Three sets, each run under two poisons (the third is also the set that is timed):
+Three sets, each run under two poisons (the last is also the set that is timed), and a fourth where it means anything:
 
 * INTEGERS: whole numbers in {-2..2}. Where sums stay exact the result must be bit-equal, so that a lost or doubled
   slice of a reduction shows at zero tolerance. In a chain of products the second operands hold ones only, and few of
@@ -8,6 +8,8 @@ Three sets, each run under two poisons (the third is also the set that is timed)
 * ADVERSARIAL: normal values with large, tiny, denormal, signed zero, NaN and infinite ones planted at random and
   around multiples of 16 (tile edges). Only the NaN / +Inf / -Inf / finite classes are compared there, and whole
   values where no rounding is involved.
+* ROWS: the whole numbers, but where a problem shifts exponentials by the maximum of their row (softmax, attention)
+  these rows lie so far apart that what is shifted by anything else overflows or vanishes (`tune.rows`).
 * NORMAL: zero-mean, because positive data hide a loss of precision. The precision gate and the timing use it.
   If most of the result is not finite on it (a logarithm or root of negative values), the inputs that lead there
   are made positive, else all of them are kept in (0.1, 0.9); the oracle decides, not the kernel.
@@ -30,8 +32,10 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType, TensorType
+from weft.tune.rows import move_rows
+from weft.tune.shifts import shifts
 
-SETS_VERSION = 2
+SETS_VERSION = 3
 """Part of the key of every verdict."""
 
 
@@ -40,6 +44,7 @@ class InputSet(Enum):
 
     INTEGERS = "integers"
     ADVERSARIAL = "adversarial"
+    ROWS = "rows far apart"
     NORMAL = "normal"
 
 
@@ -154,7 +159,7 @@ def draw(
 ) -> list[torch.Tensor]:
     """One tensor per input, row-major, in the graph's own element types. The same arguments give the same bits.
 
-    A GPU draws its own: other values than the CPU's, equally distributed.
+    A GPU draws its own: other values than the CPU's, equally distributed. ROWS before anything is moved: `draw_rows`.
     """
     found = roles(graph)
     # the dot-product instructions of 16-bit floats flush denormals (x86: vdpbf16ps), so Inf * denormal is not asked
@@ -167,7 +172,18 @@ def draw(
     return out
 
 
-_SALT = {InputSet.INTEGERS: 11, InputSet.ADVERSARIAL: 23, InputSet.NORMAL: 37}
+def draw_rows(
+    graph: Graph, domain: Domain, *, seed: int, device: torch.device | str = "cpu"
+) -> list[torch.Tensor] | None:
+    """The set ROWS. None: no exponentials are shifted, no input moves their rows, or inputs must stay in a range."""
+    if domain is not Domain.ZERO_MEAN or not shifts(graph):
+        return None
+    inputs = draw(graph, InputSet.ROWS, domain, seed=seed, device=device)
+    return inputs if move_rows(graph, inputs, torch.Generator(device).manual_seed(seed)) else None
+
+
+_SALT = {InputSet.INTEGERS: 11, InputSet.ADVERSARIAL: 23, InputSet.ROWS: 29, InputSet.NORMAL: 37}
+_WHOLE = frozenset({InputSet.INTEGERS, InputSet.ROWS})
 
 
 PERIOD = 262_147
@@ -210,7 +226,7 @@ def _drawn(
         if role.divisor:
             values = torch.where(values == 0, torch.ones_like(values), values)
         return values.to(TORCH_DTYPE[dtype])
-    if kind is InputSet.INTEGERS:
+    if kind in _WHOLE:
         whole = torch.randint(-2, 3, shape, generator=g, device=g.device)
         if role.root and domain is not Domain.ZERO_MEAN:
             whole = whole.abs() + 1
@@ -226,7 +242,7 @@ def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:
         return 0, role.index_below
     if role.shift_below:
         return 0, role.shift_below
-    if kind is InputSet.INTEGERS:
+    if kind in _WHOLE:
         return (0, 5) if dtype is DType.U8 else (-2, 3)
     wide = 100 if kind is InputSet.ADVERSARIAL else 20
     return (0, wide) if dtype is DType.U8 else (-wide, wide + 1)

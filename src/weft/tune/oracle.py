@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import cast
@@ -39,6 +39,7 @@ from weft.ir.graph import Graph, Node
 from weft.ir.prims import COMPARISONS, Prim
 from weft.ir.types import FLOAT8, DType
 from weft.tune.bulk import split
+from weft.tune.shifts import asks_for_empty_rows
 from weft.tune.tolerance import FLIPS_COMPARE, FLIPS_STEP, FLOAT8_SUM, ORDER_FACTOR, TOLERANCES, ULPS
 
 T = torch.Tensor
@@ -109,11 +110,14 @@ def evaluate(
     exactness: bool = True,
     device: torch.device | str = "cpu",
     undecided: float = 0.0,
+    scaled: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
 
     `undecided`: units of rounding of their RMS by which operands of comparisons are off in PLAIN, evenly spread.
+    `scaled`: differences of which a right kernel may take a multiple, that of each operand by itself (the exponents of
+    powers of two): off by a unit of both operands in PLAIN, evenly spread.
 
     `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
     everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32. `check` is
@@ -159,6 +163,8 @@ def evaluate(
             values[i] = state.rounded(TABLE[node.prim](state, node, operands), node.type.dtype)
             if mode is Mode.PLAIN and node.type.dtype.is_float:
                 values[i] = _noisy(state, node, operands, values[i], _of_float8(graph, node))
+                if i in scaled:
+                    values[i] = _scaled(state, node, operands, values[i])
         undefined[i] = state.undefined or any(undefined[j] for j in node.inputs)
         if mode is Mode.PRECISE and exactness:
             exact[i] = all(exact[j] for j in node.inputs) and _is_exact(node, operands, values[i])
@@ -315,6 +321,14 @@ def _shaken(state: _State, graph: Graph, i: int, x: T) -> T:
     return noise.mul_(state.undecided * unit * rms(x)).add_(x)
 
 
+def _scaled(state: _State, node: Node, operands: Sequence[T], value: T) -> T:
+    """A difference whose operands were rounded once more each, as multiples of them are."""
+    unit = TOLERANCES[node.type.dtype.accumulator].unit
+    noise = torch.rand(value.shape, generator=state.noise, dtype=value.dtype, device=value.device).mul_(2).sub_(1)
+    noisy = state.rounded(noise.mul_(operands[0].abs() + operands[1].abs()).mul_(unit).add_(value), node.type.dtype)
+    return torch.where(torch.isfinite(noisy), noisy, value)
+
+
 def _noisy(state: _State, node: Node, operands: Sequence[T], value: T, float8: bool) -> T:
     unit = TOLERANCES[node.type.dtype.accumulator].unit
     noise: T
@@ -351,14 +365,16 @@ _ROUNDING = frozenset(ULPS) | _ROUNDED_ONCE | _SUMS
 def decisions(graph: Graph) -> tuple[tuple[bool, float], ...]:
     """Per output: is it free of rounding (so compared exactly), and the share of elements that may flip.
 
-    A comparison, step function or cast to integer of a *rounded* value may fall either way near its threshold.
+    A comparison, step function or cast to integer of a *rounded* value may fall either way near its threshold,
+    but not one that asks whether anything is in a row of a softmax.
     """
+    settled = asks_for_empty_rows(graph)
     rounded = [False] * len(graph)
     share = [0.0] * len(graph)
     for i, node in enumerate(graph.nodes):
         before = any(rounded[j] for j in node.inputs)
         own = 0.0
-        if before and node.prim in COMPARISONS:
+        if before and node.prim in COMPARISONS and i not in settled:
             own = FLIPS_COMPARE
         to_integer = isinstance(node.attrs, a.CastAttrs) and not node.attrs.dtype.is_float
         if before and (node.prim in _STEPS or to_integer):
@@ -761,6 +777,11 @@ def _depthwise(n: Node, c: a.ConvAttrs, data: T, weight: T) -> T:
             factor = factor.select(1, position)
         out.addcmul_(part, factor.reshape(1, -1, *[1] * len(sizes)))
     return out
+
+
+def moved(node: Node, x: T) -> T:
+    """What a primitive that only moves elements makes of any tensor of its operand's shape."""
+    return TABLE[node.prim](_State(Mode.NATIVE, torch.Generator(x.device)), node, [x])
 
 
 def _refuse(s: _State, n: Node, x: list[T]) -> T:

@@ -45,8 +45,9 @@ from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import KernelSource, LibraryCall
 from weft.tune import bulk
-from weft.tune.inputs import Domain, InputSet, draw
+from weft.tune.inputs import Domain, InputSet, draw, draw_rows
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
+from weft.tune.shifts import shifts
 from weft.tune.tolerance import (
     COARSE,
     MAX_OVER_RMSE,
@@ -442,7 +443,10 @@ class Reference:
 
 
 def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) -> Reference:
-    """Draw the input sets and evaluate the problem on each. Cost: about five runs of the problem, three in f64."""
+    """Draw the input sets and evaluate the problem on each. Cost: about five runs of the problem, three in f64.
+
+    Seven, four in f64, where rows are moved apart.
+    """
     return reference_of(problem.graph, seed=seed, device=device, finite=problem.finite).laid_out(problem)
 
 
@@ -463,18 +467,23 @@ def reference_of(
     `check` is called before each primitive: what it raises ends this. `given`: by position, inputs that are not drawn.
     """
 
-    def drawn(kind: InputSet, domain: Domain) -> list[torch.Tensor]:
-        found = draw(graph, kind, domain, seed=seed, device=device)
+    def placed(found: list[torch.Tensor]) -> list[torch.Tensor]:
         for k, array in given.items():
             found[k] = torch.tensor(array).to(found[k])
         return found
+
+    def drawn(kind: InputSet, domain: Domain) -> list[torch.Tensor]:
+        return placed(draw(graph, kind, domain, seed=seed, device=device))
 
     domain, inputs, precise = _choose_domain(graph, drawn, seed, device, check)
     if isinstance(precise, Declined):
         cases = [Case(k, tuple(drawn(k, domain)), ()) for k in (InputSet.INTEGERS, InputSet.NORMAL)]
         return Reference(tuple(cases), precise.reason, device)
     before = (InputSet.INTEGERS,) if finite else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
-    cases = [_case(graph, kind, drawn(kind, domain), seed, device, check, finite=finite) for kind in before]
+    values = {kind: drawn(kind, domain) for kind in before}
+    if (rows := draw_rows(graph, domain, seed=seed, device=device)) is not None:
+        values[InputSet.ROWS] = placed(rows)
+    cases = [_case(graph, kind, x, seed, device, check, finite=finite) for kind, x in values.items()]
     cases.append(_expect(graph, InputSet.NORMAL, inputs, precise, seed, device, check, finite=finite))
     return Reference(tuple(cases), device=device)
 
@@ -545,8 +554,11 @@ def _expect(
         off = 0.0
         if shaken:
             off, runs = (UNDECIDED_FEW, UNDECIDED_FEW_RUNS) if few else (UNDECIDED, UNDECIDED_RUNS)
+        scaled = frozenset(x.difference for x in shifts(graph)) if kind is InputSet.ROWS else frozenset[int]()
         for k in range(runs):
-            plain = evaluate(graph, inputs, mode, seed=seed + k, device=device, undecided=off, check=check)
+            plain = evaluate(
+                graph, inputs, mode, seed=seed + k, device=device, undecided=off, scaled=scaled, check=check
+            )
             plains += [plain] if isinstance(plain, Evaluation) else []
     ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
     expected = []
@@ -566,11 +578,11 @@ def _expect(
                 if not bulk.same_classes(native, bulk.classes(rounded), None):
                     judged = bulk.classes(rounded) == bulk.classes(native)
                 judged = _clear_of_overflow(value, rounded, t.dtype, judged)
-            numeric = kind is InputSet.NORMAL or (kind is InputSet.INTEGERS and share == 0)
+            numeric = kind is InputSet.NORMAL or (kind is not InputSet.ADVERSARIAL and share == 0)
             if numeric:
                 outputs = [p.outputs[k] for p in plains]
                 limits = _largest(t, value, outputs, ulps, share) if shaken else _limits(t, value, outputs, ulps, share)
-                if kind is InputSet.INTEGERS:
+                if kind is not InputSet.NORMAL:
                     limits = Limits(COARSE * limits.rmse, COARSE * limits.max, limits.flips)
         finite = t.dtype.is_float and all_finite(value) and all_finite(rounded)
         classes = bulk.classes(rounded) if t.dtype.is_float and not finite else None
