@@ -477,6 +477,28 @@ def _around_again(m: Mutant) -> bool:
     return math.prod(int(d) for found in digits for d in found) == int(sizes[1])
 
 
+def _beside_the_image(m: Mutant) -> bool:
+    """Does the line belong to a row of the input that lies beside the image in every tile of its height?"""
+    lines, at = _place(m)
+    start = next((k for k in range(at, 0, -1) if re.match(r"(static|extern) .*\{$", lines[k])), 0)
+    asked = re.compile(r"if \(\(unsigned long\)\(h \+ (\d+)\) < (\d+)ul\) \{")
+    around = next((k for k in range(at, start, -1) if asked.match(lines[k])), 0)
+    inside = sum(x.count("{") - x.count("}") for x in lines[around:at]) > 0
+    text = "\n".join(lines)
+    step = re.search(r"const i64 h = r \* (\d+) - (\d+);", text)
+    if not start or not around or not inside or step is None:
+        return False
+    row, rows = (int(x) for x in asked.match(lines[around]).groups())  # type: ignore[union-attr]
+    name = re.search(r" void (tile_\w+\()", lines[start])
+    if name is None:
+        return False
+    call, tiles = name[1], set[int]()
+    for tall, others, last in re.findall(r"if \(r \+ 1 < (\d+)\) \{(.*?)\} else \{(.*?)\}", text):
+        tiles |= set(range(int(tall) - 1)) if call in others else set()
+        tiles |= {int(tall) - 1} if call in last else set()
+    return bool(tiles) and all(not 0 <= r * int(step[1]) - int(step[2]) + row < rows for r in tiles)
+
+
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("swapped operand", _only_whether_zero, "a product asks of the difference only whether it is zero"),
     Equivalent("wrong constant", _low_bits, "the descriptor of the operand does not hold the bits that differ"),
@@ -492,6 +514,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("wrong dtype", _shift, "the value is read for the maximum of a softmax alone, a shift that cancels"),
     Equivalent("off-by-one bound", _written_again, "the element more is written again by the piece behind the border"),
     Equivalent("", _never_run, "no part of the work is long enough for the loop that the line stands in"),
+    Equivalent("", _beside_the_image, "the line is for a row of the input that lies beside the image in all its tiles"),
     Equivalent("off-by-one bound", _around_again, "the tile behind the last is the first once more, computed twice"),
     Equivalent("swapped operand", _only_squared, "the difference is only squared"),
     Equivalent("missing barrier", _same_parts, "each thread reads behind the barrier what it wrote itself"),

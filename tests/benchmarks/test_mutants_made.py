@@ -12,9 +12,11 @@ from benchmarks import mutants, soak
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.facts import CpuFacts
+from weft.generate.cpp import CppGenerator
 from weft.generate.cuda import CudaGenerator
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, KernelSource, Launch, Pointer, Schedule
 from weft.options import Options
 
 
@@ -165,3 +167,23 @@ def test_the_first_part_of_a_sum_is_the_sum(between: str, reason: str) -> None:
     origin = SimpleNamespace(source=source, problem=None, name="softmax")
     changed = mutants.Mutant(origin, "dropped term", head.count("\n"), before, after, source)  # type: ignore[arg-type]
     assert mutants._first_of_rest(changed) == bool(reason)
+
+
+@pytest.mark.parametrize("high", [9, 10])
+def test_a_row_that_lies_beside_the_image_in_all_its_tiles(high: int) -> None:
+    """Of 9 rows the last tile of one row begins at row 7 and has its third beyond the image, of 10 inside."""
+    graph = mutants.convolution(2, 24, high, 11, 24, 3, 2, 1, groups=24, dtype=DType.F32)
+    facts = CpuFacts(simd_bytes=64, threads=2)
+    found = CppGenerator().schedules(graph, facts)
+    assert not isinstance(found, Declined)
+    schedule = next(s for s in found if "depthwise" in str(s) and dict(s.params)["th"] == 2)
+    source = CppGenerator().emit(graph, schedule)
+    assert isinstance(source, KernelSource)
+    origin = mutants.Origin("depthwise", graph, source)
+    drawn = mutants.draw([origin], 2000, 0, "dropped term")
+    lines = source.text.split("\n")
+    beside = [m for m in drawn if mutants._beside_the_image(m)]
+    asked = {next(x for x in reversed(lines[: m.number]) if x.startswith("if ((unsigned long)(h + ")) for m in beside}
+    assert asked == ({f"if ((unsigned long)(h + 2) < {high}ul) {{"} if high == 9 else set())
+    for m in beside:
+        assert " tile_1_" in next(x for x in reversed(lines[: m.number]) if x.startswith("static "))
