@@ -57,8 +57,9 @@ ByName = Mapping[str, torch.Tensor | None]
 """Example inputs of an ONNX file by their names; None, and those that are not named: drawn."""
 Made = tuple[Compilation, Imported]
 """A plan, and what it was made of."""
-SETTLE_COPIES = 2.0
-"""Where the framework's own execution answers, the module is copied once more: so many times what that took before."""
+SETTLE_COPIES, SETTLE_SHARE = 2.0, 0.1
+"""Where the framework's own execution answers, the module is copied once more: so many times what that took before, but
+no more than a share of the budget, as its weights are not copied then."""
 REFITTED = "weights were taken over by refit: the times are those of the weights before"
 
 
@@ -686,7 +687,7 @@ class _TorchModel:
         began = time.monotonic()
         clock = run.clock
         try:
-            reserved_s = SETTLE_COPIES * run.stages.seconds("copy")
+            reserved_s = min(SETTLE_COPIES * run.stages.seconds("copy"), SETTLE_SHARE * self._options.budget_s)
             program = run.stages.run("export", self._exported, examples, self._check(clock, reserved_s))
         except OutOfTime:
             imported, clock = _inputs_alone(examples), Deadline(-math.inf, self._options.budget_s)
