@@ -248,7 +248,7 @@ def compile_imported(
     if checks:
         eager = settle = start = None  # the framework gives no indices out, and on a GPU dies of one outside
     ready = clock.clock() + CLEAN_UP_RATIO * stages.seconds("import")
-    if eager is not None and tunes and ready >= clock.last and not options.memory_limit_bytes:
+    if eager is not None and tunes and ready >= clock.end and not options.memory_limit_bytes:
         taken = imported.graph
         return by_framework(
             imported, taken, taken, eager, settle, setting, stages, framework, model, [TOO_LATE], inputs=None
