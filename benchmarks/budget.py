@@ -38,9 +38,8 @@ from pathlib import Path
 import torch
 
 import weft
-from benchmarks.gpu_networks import folder_of_gpu
+from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
-from benchmarks.record import Record
 from weft.api import flat
 from weft.kernels.record import CompileRecord
 from weft.pipeline.finish import Sample, host_sample, interleave
@@ -294,7 +293,6 @@ def main() -> None:
         return
     cases = cases_of(given)
     record = Record("cpu" if given.device == "cpu" else folder_of_gpu(), "budget")
-    record.keep(c.name for c in cases)
     run_all(cases, lanes_of(given.lanes, given.device), given.device, record)
     record.add(summary(record.lines))
 

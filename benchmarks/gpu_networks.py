@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 
 import weft
-from benchmarks.harness.record import Record
-from benchmarks.harness.record import folder_of_gpu as folder_of_gpu  # noqa: PLC0414 - `budget` takes it from here
+from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.api import flat
 from weft.ir.attrs import ConstantAttrs

@@ -64,7 +64,7 @@ from tests.generate.cuda.tensor_emulator import Emulated, small_integers
 from tests.generate.cuda.tensor_emulator import run as emulated
 
 import weft.generate
-from benchmarks.record import RESULTS, environment
+from benchmarks.harness.record import RESULTS, environment
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import gpu_facts, profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 import weft
-from benchmarks.record import RESULTS, environment
+from benchmarks.harness.record import RESULTS, environment
 from weft.api import Compiled
 from weft.device.files import private_directory
 from weft.errors import ArtifactError
