@@ -34,6 +34,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -214,7 +215,7 @@ def measured(case: Case, lane: Lane, device: str) -> dict[str, object]:
             )
             said, error = done.stdout, f"exit status {done.returncode}: {' '.join(done.stderr[-600:].split())}"
         except subprocess.TimeoutExpired as late:
-            given = late.stdout or b""
+            given = cast("bytes | str", late.stdout or b"")
             said = given if isinstance(given, str) else given.decode(errors="replace")
             error = f"did not end in {limit_s:.0f} s"
             done = None
