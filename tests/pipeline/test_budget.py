@@ -240,6 +240,25 @@ def test_a_clean_up_that_would_end_with_the_budget_is_not_begun(tmp_path: Path) 
     assert made.plan is None and "clean up" not in {s.name for s in made.record.stages}
 
 
+@pytest.mark.filterwarnings("ignore:Weft")
+def test_nothing_is_selected_after_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other work, candidates that were cut out one second after its end led to a plan three seconds after it."""
+    worker(monkeypatch, NeverReady())
+    now = [0.0]
+
+    def late(*given: object, **named: object) -> object:
+        now[0] = 5.1
+        return collect(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "collect", late)
+    options = Options(budget_s=5.0, cache_dir=tmp_path, keep_worker=False)
+    made = pipeline.compile_imported(
+        Imported(residual_net(1), operators=1), options, eager=lambda *x: x, clock=Deadline(0.0, 5.0, lambda: now[0])
+    )
+    names = {s.name for s in made.record.stages}
+    assert made.plan is None and "extract" in names and not {"measure", "select", "qualify"} & names
+
+
 def test_where_the_framework_must_not_answer_an_export_is_waited_for(x: torch.Tensor, tmp_path: Path) -> None:
     for options in (Options(memory_limit_bytes=1 << 30), Options(check_indices=True), Options(budget_s=0)):
         source = api._TorchModel(None, Net().eval(), True, options, "net", api.silent, None, None)

@@ -312,6 +312,8 @@ def compile_imported(
         )  # fmt: skip
         if stand_in is not None and given_up.fired:
             return stand_in([UNTUNED_LATE], inputs=inputs)
+        if stand_in is not None and tunes and clock.passed():
+            return stand_in([TOO_LATE], inputs=None)
         left_out = " before the first plan" if problems.rest is not None else ""
         stages.note(f"{len(problems.entries)} distinct problems{left_out}")
         known = stages.run("measure", measure, bench, alternatives, problems, setting, clock, stages.say)
