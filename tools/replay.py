@@ -294,6 +294,20 @@ def table(kinds: Mapping[str, str]) -> Iterator[str]:
         yield f"{group:{wide}}" + "".join(f"{count[k]:11}" for k in KINDS)
 
 
+def write_aliases(old: Mapping[str, Item], new: Mapping[str, Item], kinds: Mapping[str, str]) -> str:
+    """Note in the package whose measurements stay valid: of networks, as nobody keeps those of the tests' cases."""
+    from weft.tune.aliases import FILE, from_json, joined, to_json
+
+    file = ROOT / "src/weft/tune" / FILE
+    known = from_json(file.read_text())
+    same = [n for n, kind in kinds.items() if kind == "text only" and not n.startswith("test_")]
+    pairs = {old[n]["identity"]: new[n]["identity"] for n in same}
+    before, present = ({i["identity"] for i in x.values() if "identity" in i} for x in (old, new))
+    found = joined(known, {a: b for a, b in pairs.items() if a not in present}, before, present)
+    file.write_text(to_json(found))
+    return f"{file.relative_to(ROOT)}: {len(found)} earlier texts, {len(known)} before"
+
+
 def main() -> None:
     """Compare; exit 1 on any difference but of text only."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -303,6 +317,9 @@ def main() -> None:
     parser.add_argument("--match", default="", metavar="REGEX", help="kernels with such names or schedules")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="N networks, N cases of each file")
     parser.add_argument("--cubins", choices=("changed", "all"), default="changed", help="which texts are compiled")
+    parser.add_argument(
+        "--aliases", action="store_true", help="write which measurements stay valid, see weft.tune.aliases"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--cache", type=Path, help="folder of cubins (default: in the user's cache)")
     given = parser.parse_args()
@@ -355,6 +372,8 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     failed = sum("error" in item["rest"] for item in new.values())
     compiled = f"{sum(map(len, codes))} texts compiled in {time.monotonic() - start:.0f} s"
     print(f"{compiled}; of this tree {refused} are refused, {failed} cases cannot be made")
+    if given.aliases:
+        print(write_aliases(old, new, kinds))
     bad = refused + failed > 0 or any(kind not in HARMLESS for kind in kinds.values())
     print("not the same" if bad else "the same machine code, launches and plans")
     return int(bad)

@@ -38,8 +38,8 @@ _HASHED = re.compile(r"\b([a-z])[0-9a-f]{16}")
 """Names that hold a hash of what they are made from."""
 
 Found = dict[str, dict[str, Any]]
-"""What a tree makes, by a name that is the same in both trees: `text` (its digest), `arch`, `flags`, `registers`, and
-`rest`, all else that decides what runs, field by field."""
+"""What a tree makes, by a name that is the same in both trees: `text` (its digest), `arch`, `flags`, `registers`,
+`identity`, and `rest`, all else that decides what runs, field by field."""
 
 
 # The cases of the tests, as data.
@@ -293,13 +293,16 @@ def emit_network(name: str, texts: Texts) -> Found:
 
 
 def kernel(source: Any, arch: str, texts: Texts) -> dict[str, Any]:
-    """A text with everything beside it that decides what runs."""
+    """A text with everything beside it that decides what runs, and what measurements of it are kept under."""
+    from weft.kernels.codec import kernel_sha256
+
     rest = {
         key: plain(value) for key, value in _fields(source, "")
         if key not in ("text", "flags", "max_registers") and not key.startswith("schedule")
     }  # fmt: skip
     return {
         "text": texts.keep(source.text),
+        "identity": kernel_sha256(source),
         "arch": arch,
         "flags": list(getattr(source, "flags", ())),
         "registers": getattr(source, "max_registers", 0),

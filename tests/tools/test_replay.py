@@ -22,6 +22,7 @@ from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Schedule
+from weft.tune.aliases import from_json, to_json
 from weft.tune.wire import problem_to_json
 
 
@@ -105,6 +106,28 @@ def test_what_a_commit_made_is_kept_with_its_texts(tmp_path: Path) -> None:
     (file,) = (tmp_path / "commit").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     assert again.get("cases a", cases) is None
+
+
+def test_aliases_are_of_networks_whose_code_stayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "src/weft/tune/aliases.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(to_json({"1" * 64: "2" * 64, "3" * 64: "4" * 64, "5" * 64: "6" * 64}))
+    monkeypatch.setattr(replay, "ROOT", tmp_path)
+    names = {
+        "candy h200 | a": ("2", "7"),
+        "candy h200 | b": ("4", "8"),
+        "test_a x | c": ("9", "a"),
+        "vgg | d": ("b", "b"),
+    }
+    old, new = ({n: {"identity": pair[k] * 64, "rest": {}} for n, pair in names.items()} for k in range(2))
+    kinds = {
+        "candy h200 | a": "text only",
+        "candy h200 | b": "code",
+        "test_a x | c": "text only",
+        "vgg | d": "identical",
+    }
+    assert replay.write_aliases(old, new, kinds) == "src/weft/tune/aliases.json: 3 earlier texts, 3 before"
+    assert from_json(file.read_text()) == {"1" * 64: "7" * 64, "2" * 64: "7" * 64, "5" * 64: "6" * 64}
 
 
 def test_names_with_hashes_are_the_same_name() -> None:

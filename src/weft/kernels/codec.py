@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from weft.errors import ArtifactError
@@ -247,7 +248,31 @@ def kernel_to_json(kernel: Kernel) -> Json:
 
 def kernel_sha256(kernel: Kernel) -> str:
     """Identity of everything about a kernel but its schedule: two generators that wrote the same have the same."""
-    content = {k: v for k, v in cast("Mapping[str, Json]", kernel_to_json(kernel)).items() if k != "schedule"}
+    return _digest(kernel, {"schedule"})
+
+
+def code_sha256(kernel: CudaSource, entries: Mapping[str, str]) -> str:
+    """Identity of what a GPU runs of a kernel: its machine code, its launches and the memory that it is given.
+
+    Equal for kernels whose texts differ in words, names and options alone.
+
+    Args:
+        kernel: the source.
+        entries: the digest of each entry's machine code, see `weft.device.cuda.cubin.entries`.
+
+    Raises:
+        KeyError: one of its entries is not among these.
+    """
+    coded = replace(
+        kernel,
+        launches=tuple(replace(x, entry=entries[x.entry]) for x in kernel.launches),
+        pack=tuple(replace(x, entry=entries[x.entry]) for x in kernel.pack),
+    )
+    return _digest(coded, {"schedule", "text", "flags", "max_registers", "capability", "exact_arch"})
+
+
+def _digest(kernel: Kernel, without: Collection[str]) -> str:
+    content = {k: v for k, v in cast("Mapping[str, Json]", kernel_to_json(kernel)).items() if k not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -47,6 +47,8 @@ class Measurement:
     """Lower bound of the roofline at measuring time; 0 if unknown."""
     kernel: str = ""
     """SHA-256 of what ran: `weft.kernels.codec.kernel_sha256`."""
+    code: str = ""
+    """SHA-256 of the same with machine code for text (`weft.kernels.codec.code_sha256`); empty: not known."""
 
     @property
     def median_us(self) -> float:

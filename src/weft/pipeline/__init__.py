@@ -801,6 +801,7 @@ def progress_line(progress: Progress) -> str:
     """One line for people: a calm counter."""
     refused = ", ".join(f"{n} {v.value}" for v, n in sorted(progress.rejected.items(), key=lambda x: -x[1]))
     line = f"{progress.kernels} kernels measured, {progress.lookups} known"
+    line += f", {progress.again} measured once more as their text has changed" * (progress.again > 0)
     return line + (f", rejected: {refused}" if refused else "")
 
 

@@ -5,6 +5,9 @@ Rules (each has a test):
 * A row is canonical JSON and its SHA-256. A row that does not verify goes to `quarantine`, is counted and never used.
 * A hit needs the text of the key to be equal, not only its hash. The key names the kernel by its content, so a
   measurement is found again after any change that leaves the kernel and the measuring as they were.
+* A row holds the digest of the machine code that ran, where that is known (rows of earlier versions have none, and
+  stay what they were). A kernel whose text changed is found again by it once it is compiled, under any schedule, and
+  before that where `weft.tune.aliases` has its earlier text.
 * Rows with keys of another version are passed over, and go when the database is pruned.
 * One commit per trial of a problem; the same key and trial id twice is no change. A kill costs what was in flight.
 * SQLite with `synchronous=NORMAL`, 5 s of patience, `BEGIN IMMEDIATE`, one connection per process, never across fork.
@@ -30,7 +33,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self, cast, final
 
@@ -40,6 +43,7 @@ from weft.kernels.codec import Json, schedule_from_json, schedule_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
 from weft.private import nothing_kept
+from weft.tune.aliases import former
 from weft.tune.keys import KEY_VERSION, Described, canonical, digest, timing_key
 
 SCHEMA_VERSION = 2
@@ -108,6 +112,7 @@ def _to_json(m: Measurement) -> Json:
         "compile_s": m.compile_s,
         "bound_us": m.bound_us,
         "kernel": m.kernel,
+        **({"code": m.code} if m.code else {}),
     }
 
 
@@ -123,6 +128,7 @@ def _from_json(data: Json) -> Measurement:
         compile_s=float(cast("float", r["compile_s"])),
         bound_us=float(cast("float", r["bound_us"])),
         kernel=str(r["kernel"]),
+        code=str(r.get("code", "")),
     )
 
 
@@ -151,6 +157,35 @@ class Record:
         }
         body = canonical(content)
         return Row(digest(key), digest(self.measurement.problem_key), trial, body, digest(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of one problem in one environment."""
+
+    records: tuple[Record, ...] = ()
+    """Oldest first."""
+
+    def of(self, schedule: Schedule, kernel: str) -> Record | None:
+        """The newest record of a kernel, under its text or an earlier one that has the same machine code."""
+        texts, told = {kernel, *former(kernel)}, canonical(schedule_to_json(schedule))
+        return next(
+            (
+                replace(r, measurement=replace(r.measurement, kernel=kernel))
+                for r in reversed(self.records)
+                if r.measurement.kernel in texts and canonical(schedule_to_json(r.measurement.schedule)) == told
+            ),
+            None,
+        )
+
+    def of_code(self, code: str) -> Record | None:
+        """The newest record of a kernel with this machine code, whatever its text and schedule were."""
+        return next((r for r in reversed(self.records) if code and r.measurement.code == code), None)
+
+    def has_other(self, schedule: Schedule, kernel: str) -> bool:
+        """Whether there are records with this schedule, and all are of other texts."""
+        texts = {r.measurement.kernel for r in self.records if r.measurement.schedule == schedule}
+        return bool(texts) and kernel not in texts
 
 
 def _key_text(m: Measurement, environment: str) -> str:
@@ -680,12 +715,13 @@ class Database:
 
     def lookup_record(self, problem_key: str, schedule: Schedule, kernel: str, environment: Described) -> Record | None:
         """The same with what the row says besides."""
-        wanted = timing_key(problem_key, schedule, kernel, environment.text)
-        newest: Record | None = None
-        for record in self._rows(digest(problem_key)):
-            if _key_text(record.measurement, record.environment) == wanted:
-                newest = record
-        return newest
+        return self.of_problem(problem_key, environment).of(schedule, kernel)
+
+    def of_problem(self, problem_key: str, environment: Described) -> Recorded:
+        """All that is known of a problem in an environment, read once."""
+        rows = self._rows(digest(problem_key))
+        text = environment.text
+        return Recorded(tuple(r for r in rows if r.environment == text and r.measurement.problem_key == problem_key))
 
     def lookup_all(self, problem_key: str, environment: Described | None = None) -> tuple[Measurement, ...]:
         """The newest measurement of every kernel of a problem, in one environment or in any."""

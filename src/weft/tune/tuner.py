@@ -2,7 +2,8 @@
 
 A *trial* is one problem with the kernels that compete for it, because they are timed in interleaved rounds. The order
 is: database first (a warm run starts no worker and no compiler), then kernels without a binary are compiled by a
-thread pool of compiler processes, then the worker verifies and times. Compiling and timing do not overlap on the
+thread pool of compiler processes, then the database once more for those whose machine code it knows under another text
+(no worker runs them), then the worker verifies and times. Compiling and timing do not overlap on the
 same cores: trials are taken in groups, each built before it is measured. Where a GPU measures, the next trials are
 taken and built meanwhile, as many as a group has.
 
@@ -35,17 +36,19 @@ from concurrent.futures import wait as futures_wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Any, Self, cast, final
 
 from weft.device.any import DeviceFacts
+from weft.device.cuda.cubin import entries
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError, NoWorkerError
 from weft.ir.types import Array
 from weft.kernels.candidate import Problem
-from weft.kernels.codec import Json, kernel_sha256, kernel_to_json
+from weft.kernels.codec import Json, code_sha256, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
@@ -54,7 +57,7 @@ from weft.tune.cuda_site import CudaSite, cuda_worker
 from weft.tune.kept import KeptTransport, about_worker, loading
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site, host_worker
-from weft.tune.store import Database, Record
+from weft.tune.store import Database, Record, Recorded
 from weft.tune.thread_pool import DaemonThreadPool, leave
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
@@ -111,6 +114,8 @@ class Progress:
     elapsed_s: float
     eta_s: float
     """Infinite if unknown."""
+    again: int = 0
+    """Of those measured, kernels of which the database knew another text alone."""
 
 
 Callback = Callable[[Progress], None]
@@ -169,6 +174,12 @@ class _Work:
     """Kernels that the database answered."""
     kernels: list[str] = field(default_factory=list)
     """What each kernel is: SHA-256 of its content."""
+    rows: tuple[Recorded, ...] = ()
+    """What the database has of the problem: in the environment where it is timed, then where it is not."""
+    adopted: dict[int, bool] = field(default_factory=dict)
+    """Kernels that it had under another text, with the same machine code; whether in the environment of timings."""
+    codes: dict[int, str] = field(default_factory=dict)
+    """What a GPU runs of each: SHA-256, where it is known."""
     shaken: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Skeleton and object of the form of a kernel that is verified besides."""
     was_shaken: set[int] = field(default_factory=set)
@@ -195,6 +206,7 @@ class _Work:
             compile_s=self.compile_s.get(number, 0.0),
             bound_us=self.trial.bound_us,
             kernel=self.kernels[number],
+            code=self.codes.get(number, ""),
         )
 
     @property
@@ -381,7 +393,7 @@ class Tuner:
         self._sound: set[str] = set()
         """Skeletons of kernels that were found right in their second form."""
         self._rejected: Counter[Verdict] = Counter()
-        self._kernels = self._lookups = self._trials = 0
+        self._kernels = self._lookups = self._again = self._trials = 0
 
     def __enter__(self) -> Self:
         return self
@@ -487,7 +499,7 @@ class Tuner:
                     yield self._start_build(self._look_up(trial), pool, known, deadline).work
                 with self._waiting("build"):
                     for build in builds:
-                        build.take(left_s)
+                        self._adopt(build.take(left_s))
             yield from group
 
     def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
@@ -507,7 +519,7 @@ class Tuner:
                     built = waiting[0]  # without what is not there
                 if built is not None:
                     waiting.remove(built)
-                    yield built.take(left_s)
+                    yield self._adopt(built.take(left_s))
 
     def _left_s(self, deadline: float | None) -> float:
         """Until what was begun is given up."""
@@ -528,14 +540,16 @@ class Tuner:
     def _progress(self, start: float, total: int) -> Progress:
         elapsed = self._clock() - start
         eta = elapsed / self._trials * (total - self._trials) if total and self._trials else math.inf
-        return Progress(self._trials, self._kernels, self._lookups, dict(self._rejected), total, elapsed, max(eta, 0.0))
+        counts = self._trials, self._kernels, self._lookups, dict(self._rejected), total
+        return Progress(*counts, elapsed, max(eta, 0.0), self._again)
 
     # --- the stages of one trial ---
 
     def _look_up(self, trial: ProblemTrial) -> _Work:
-        work = _Work(trial)
+        places = [self.environment] if trial.timed else [self.environment, self._environment_of(trial)]
+        work = _Work(trial, rows=tuple(self._database.of_problem(trial.problem.key, place) for place in places))
         for number, (schedule, _, _) in enumerate(trial.kernels):
-            record = self._recorded(trial, schedule, work.kernels[number])
+            record = _recorded(work, partial(Recorded.of, schedule=schedule, kernel=work.kernels[number]))
             if record is None:
                 continue  # never measured here
             if record.measurement.verdict in self._retry:
@@ -546,20 +560,29 @@ class Tuner:
         self._lookups += len(work.known)
         return work
 
+    def _adopt(self, work: _Work) -> _Work:
+        """Take over what was measured of the machine code of kernels that were compiled."""
+        for number, path in work.paths.items():
+            schedule, kernel, _ = work.trial.kernels[number]
+            if number in work.done or not isinstance(kernel, CudaSource) or not (code := machine_code(kernel, path)):
+                continue
+            work.codes[number] = code
+            record = _recorded(work, partial(Recorded.of_code, code=code))
+            if record is None or schedule in work.kills or record.measurement.verdict in self._retry:
+                continue
+            work.adopted[number] = record.environment == self.environment.text
+            work.done[number] = replace(
+                record.measurement,
+                schedule=schedule,
+                kernel=work.kernels[number],
+                compile_s=work.compile_s.get(number, 0.0),
+            )
+        self._lookups += len(work.adopted)
+        return work
+
     def _environment_of(self, trial: ProblemTrial) -> Described:
         """What its outcomes belong to."""
         return self.environment if trial.timed else Untimed(self.environment, trial.finite)
-
-    def _recorded(self, trial: ProblemTrial, schedule: Schedule, kernel: str) -> Record | None:
-        """What the database says of a kernel; where nothing is timed, of one that was timed as well."""
-        found = self._database.lookup_record(trial.problem.key, schedule, kernel, self.environment)
-        if trial.timed:
-            return found
-        # a slow one was given up before it was verified on all inputs
-        open_ = {Verdict.SLOW, Verdict.NAN_CLASS} if trial.finite else {Verdict.SLOW}
-        if found is not None and found.measurement.verdict not in open_:
-            return found
-        return self._database.lookup_record(trial.problem.key, schedule, kernel, self._environment_of(trial))
 
     def _start_build(self, work: _Work, pool: Executor, known: Futures, deadline: float | None) -> _Build:
         """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
@@ -605,11 +628,15 @@ class Tuner:
         """Measure what is left of a trial, commit it, yield all outcomes."""
         if work.left and not self._expired(deadline) and not self.gave_up:
             self._run(work, deadline)
-        new = [work.done[k] for k in sorted(set(work.done) - work.known)]
+        new = [work.done[k] for k in sorted(set(work.done) - work.known - work.adopted.keys())]
         if new:
             self._database.commit(new, self._environment_of(work.trial), kills=work.kills)
             self._kernels += len(new) if work.trial.timed else 0
+            self._again += sum(any(rows.has_other(m.schedule, m.kernel) for rows in work.rows) for m in new)
             self._rejected.update(m.verdict for m in new if m.verdict is not Verdict.OK)
+        for timed in set(work.adopted.values()):  # found again under their texts of today
+            theirs = [work.done[k] for k, was_timed in work.adopted.items() if was_timed is timed]
+            self._database.commit(theirs, self.environment if timed else self._environment_of(work.trial))
         self._remember(work)
         self._trials += 1
         for number in sorted(work.done):
@@ -873,6 +900,24 @@ def loads_ahead(options: Options, threads: int) -> contextlib.AbstractContextMan
         return contextlib.nullcontext()
     transport = host_worker(threads) if options.device == "cpu" else cuda_worker(options)
     return loading(transport, about_worker(transport, options.cache))
+
+
+def _recorded(work: _Work, find: Callable[[Recorded], Record | None]) -> Record | None:
+    """What the database says of a kernel; where nothing is timed, of one that was timed as well."""
+    timed, *untimed = map(find, work.rows)
+    if not untimed:
+        return timed
+    # a slow one was given up before it was verified on all inputs
+    open_ = {Verdict.SLOW, Verdict.NAN_CLASS} if work.trial.finite else {Verdict.SLOW}
+    return timed if timed is not None and timed.measurement.verdict not in open_ else untimed[0]
+
+
+def machine_code(kernel: CudaSource, path: str) -> str:
+    """The identity of what a GPU runs of a kernel; empty where its file is no cubin of it."""
+    try:
+        return code_sha256(kernel, entries(Path(path).read_bytes()))
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 def _skeleton(skeleton: str) -> tuple[str, Schedule]:
