@@ -55,7 +55,7 @@ struct w_late {
 #define w_commit_late() w_q.commit()
 """
 _MEET = (
-    "w_wait", "w_together", "__syncwarp", "w_bar_wait", "w_mail_wait", "w_named_barrier", "w_turn_wait", "w_turn_take",
+    "w_wait", "w_together", "__syncwarp", "w_bar_wait", "w_mail_wait", "w_named_barrier",
     "w_cluster_sync", "w_cluster_wait", "w_cluster_leave",
 )  # fmt: skip
 _CALL = re.compile(rf"(?<!void )(?<!bool )(?<![\w.])({'|'.join(_MEET)})(?=\()")

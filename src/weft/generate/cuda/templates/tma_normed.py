@@ -95,7 +95,7 @@ def vectors(p: Product, s: Shape) -> list[str]:
     lines = columns_text(p.norm, names, "COLUMNS", padded_length(p.norm, STEP), threads)
     lines = [*lines, f"role.named_barrier({BARRIER}, {threads});"] if lines else []
     if in_order(s):
-        lines.append(f"if (warp >= {4 * s.groups - 4}) role.named_barrier_arrive({FIRST}, 256);")
+        lines.append(f"if (warp >= {4 * s.groups - 4}) role.named_barrier_arrive({FIRST}, w_threads<256>());")
     return lines
 
 
@@ -106,7 +106,7 @@ def in_order(s: Shape) -> bool:
 
 def left_over(p: Product, s: Shape) -> str:
     """At the end of a kernel: the turn that nobody has taken."""
-    return f"if (warp < 4) role.named_barrier({FIRST}, 256);" if p.norm is not None and in_order(s) else ""
+    return f"if (warp < 4) role.named_barrier({FIRST}, w_threads<256>());" if p.norm is not None and in_order(s) else ""
 
 
 def _high(s: Shape) -> int:
@@ -180,7 +180,7 @@ def stages(
     *, turned: bool,
 ) -> list[str]:  # fmt: skip
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
-    high, kind = _high(s), f"{p.multiplied}_r{int(turned)}"
+    high, kind, after = _high(s), f"{p.multiplied}_r{int(turned)}", f"((warp >> 2) + 1) % {s.groups}"
     begin, condition, step = head.split(";")
 
     def stage(to: str) -> list[str]:
@@ -189,12 +189,12 @@ def stages(
             f"const u32 {slot}at = sb + RING + slot * STAGE;",
             f"w_bar_wait(sb + FULL + 8 * slot, {parity});",
             *_fragments(p, s, to),
-            f"role.named_barrier({FIRST} + (warp >> 2), 256);" if in_order(s) else "",
+            f"role.named_barrier({FIRST} + (warp >> 2), w_threads<256>());" if in_order(s) else "",
             "w_group_begin();",
             f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int q = 0; q < 4; ++q) {{",
             f"w_product_{kind}(acc[i], {to}[i][q], {of_w}, (st - first) | q); }}",
             "w_group_commit();",
-            f"role.named_barrier_arrive({FIRST} + ((warp >> 2) + 1) % {s.groups}, 256);" if in_order(s) else "",
+            f"role.named_barrier_arrive({FIRST} + {after}, w_threads<256>());" if in_order(s) else "",
             "w_group_wait<1>();",
             release.replace("(lane", "(st > first && lane", 1),
             "}",
