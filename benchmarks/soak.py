@@ -2,18 +2,21 @@
 
     python -m benchmarks.soak [--seconds 3600] [--callers 3] [--budget 3]
 
-Three models are compiled and then live: callers ask them for shapes that are known and for new ones, which push old
-plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls what it
-loaded, one injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while. Every
-result must be that of one of the two sets of weights, by gate B against float64, and nothing may raise. The process's
-memory is read once a second; it is flat where the line through the medians of its last two thirds rises by less than
-`FLAT_SHARE` of what it takes, over the whole run.
+Three models are compiled, tuned and without a budget, and then live. What is tuned is compiled with `FIRST_S` before,
+and remembered, so that there are plans on a busy machine too. Callers ask for shapes that are known and for new ones,
+which push old plans out; one thread gives them other weights and back (`Compiled.refit`), one saves, loads and calls
+what it loaded, one injects faults: it kills the worker that measures (SIGKILL), and takes the cache away for a while.
+Every result must be that of one of the two sets of weights, by gate B against float64, and nothing may raise. The
+process's memory is read once a second; it is flat where the line through the medians of its second half rises by less
+than `FLAT_SHARE` of what it takes in an hour. What the C library's allocator has given out stands beside it: where that
+is flat and the process grows, what grows is free memory in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -29,7 +32,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -45,9 +48,11 @@ from weft.options import Options
 from weft.pipeline.finish import as_array
 from weft.tune.tolerance import gate_b
 
-FLAT_SHARE = 0.1
-WARM_UP = 1 / 3
-"""Of the run: what is loaded once is loaded then."""
+FLAT_SHARE = 0.05
+WARM_UP = 1 / 2
+"""Of the run: what is loaded once is loaded then, and every shape is new once."""
+FIRST_S = 10.0
+"""Budget of the compilations that are remembered before the clock runs."""
 BATCHES = 12
 MAX_PLANS = 4
 SHOWN = 20
@@ -116,7 +121,7 @@ class Subject:
 
     @classmethod
     def of(cls, name: str, options: Options) -> Subject:
-        """Compile it for one row."""
+        """Compile it for one row, with either weights where it is tuned: such plans are remembered."""
         kind, shape = MODELS[name]
         modules = []
         for seed in (1, 2):
@@ -128,9 +133,15 @@ class Subject:
         wide = [m.double() for m in modules]
         with torch.no_grad():
             expected = {n: (wide[0](x.double()), wide[1](x.double())) for n, x in inputs.items()}
-        torch.manual_seed(1)
-        compiled = weft.compile(kind().eval(), inputs[1], options=options, name=name)
-        return cls(name, compiled, (weights[0], weights[1]), inputs, expected, {1})
+        model = kind().eval()
+        for state in reversed(weights):
+            model.load_state_dict(state)
+            if options.budget_s > 0:
+                weft.compile(model, inputs[1], options=replace(options, budget_s=max(FIRST_S, options.budget_s)))
+        label = f"{name}, budget {options.budget_s:g} s"
+        return cls(
+            label, weft.compile(model, inputs[1], options=options), (weights[0], weights[1]), inputs, expected, {1}
+        )
 
     def is_right(self, batch: int, got: object) -> bool:
         """Is it what one of the two sets of weights gives?"""
@@ -146,6 +157,8 @@ class Log:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, object]] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
+    in_use_mb: list[float] = field(default_factory=list)
+    """Of the C library's allocator; where that cannot say, 0."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: str) -> None:
@@ -267,6 +280,7 @@ class Soak:
         page = resource.getpagesize()
         while not self.over:
             self.log.rss_mb.append(int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20)
+            self.log.in_use_mb.append(in_use_mb())
             self.pause(1.0)
 
 
@@ -284,16 +298,33 @@ def workers() -> list[int]:
     return measuring
 
 
-def growth(rss_mb: list[float]) -> tuple[float, float]:
-    """By how much memory rises over a whole run, in MiB by the line through medians of tenths of what follows the
-    warm-up, and the median itself."""
-    late = rss_mb[int(len(rss_mb) * WARM_UP) :]
+class _Mallinfo2(ctypes.Structure):
+    """What glibc's allocator says of all its arenas, in bytes."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def in_use_mb() -> float:
+    """MiB that the C library's allocator has given out."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0.0
+    ask.restype = _Mallinfo2
+    found = ask()
+    return float((found.uordblks + found.hblkhd) / 2**20)
+
+
+def growth(memory_mb: list[float]) -> tuple[float, float]:
+    """By how much memory, read once a second, rises in an hour, in MiB by the line through medians of tenths of what
+    follows the warm-up, and the median itself."""
+    late = memory_mb[int(len(memory_mb) * WARM_UP) :]
     if len(late) < 20:
-        return 0.0, statistics.median(rss_mb or [0.0])
+        return 0.0, statistics.median(memory_mb or [0.0])
     tenth = len(late) // 10
     medians = [statistics.median(late[k * tenth : (k + 1) * tenth]) for k in range(10)]
     slope = statistics.linear_regression([(k + 0.5) * tenth for k in range(10)], medians).slope
-    return slope * len(rss_mb), statistics.median(late)
+    return slope * 3600, statistics.median(late)
 
 
 def run(seconds: float, callers: int, budget_s: float, folder: Path) -> Log:
@@ -301,7 +332,7 @@ def run(seconds: float, callers: int, budget_s: float, folder: Path) -> Log:
     log = Log()
     cache = private_directory(folder / "cache")
     options = Options(cache_dir=cache, budget_s=budget_s, max_plans=MAX_PLANS)
-    subjects = [Subject.of(name, options) for name in MODELS]
+    subjects = [Subject.of(name, replace(options, budget_s=b)) for name in MODELS for b in sorted({0.0, budget_s})]
     soak = Soak(subjects, cache, options, log, time.monotonic() + seconds)
     jobs: list[tuple[str, Callable[[random.Random], None]]] = [("call", soak.call)] * callers
     jobs += [("grow", soak.grow), ("refit", soak.refit), ("save", soak.save), ("fault", soak.fault)]
@@ -317,6 +348,7 @@ def run(seconds: float, callers: int, budget_s: float, folder: Path) -> Log:
 def summary(log: Log, seconds: float) -> dict[str, object]:
     """The last line."""
     rise, median = growth(log.rss_mb)
+    rise_in_use, in_use = growth(log.in_use_mb)
     others = ("shapes", "refits", "loads", "nothing to save", "workers killed", "cache gone")
     counts = log.counts
     return {
@@ -324,7 +356,9 @@ def summary(log: Log, seconds: float) -> dict[str, object]:
         "seconds": round(seconds), "total": counts["calls"],
         "wrong": counts["wrong"], "failed": counts["failed"],
         **{k.replace(" ", "_"): counts[k] for k in others},
-        "rss_mb": round(median, 1), "rise_mb": round(rise, 1), "flat": rise <= FLAT_SHARE * median,
+        "rss_mb": round(median, 1), "rise_mb_per_h": round(rise, 1), "bound_mb_per_h": round(FLAT_SHARE * median, 1),
+        "in_use_mb": round(in_use, 1), "in_use_rise_mb_per_h": round(rise_in_use, 1),
+        "flat": rise <= FLAT_SHARE * median,
     }  # fmt: skip
 
 
@@ -341,7 +375,8 @@ def main() -> None:
         log = run(given.seconds, given.callers, given.budget, Path(folder))
     end = summary(log, given.seconds)
     step = max(1, len(log.rss_mb) // 60)
-    memory = {"record": "memory", "every_s": step, "rss_mb": [round(x) for x in log.rss_mb[::step]]}
+    series = {"rss_mb": log.rss_mb, "in_use_mb": log.in_use_mb}
+    memory = {"record": "memory", "every_s": step, **{k: [round(x) for x in v[::step]] for k, v in series.items()}}
     head = environment(" ".join(["python -m benchmarks.soak", *sys.argv[1:]]))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(x) + "\n" for x in (head, memory, *log.failures, end)))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import numpy as np
 import torch
 
+from weft.device.heap import heap_trimmed
 from weft.device.room import free_bytes
 from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
@@ -155,7 +156,8 @@ class Compiled:
         """A plan for these shapes, of the model as it is when its turn comes."""
         assert self._again is not None
         self._source.tell_changes()
-        return self._again(inputs)
+        with heap_trimmed():
+            return self._again(inputs)
 
     def refit(self, state: Mapping[str, torch.Tensor | Array], *, recompile: bool = False) -> None:
         """Take over other weights: the same plans, without tuning, for all shapes together.
@@ -174,7 +176,8 @@ class Compiled:
                 ones stay [W012].
         """
         source = self._source.renewed(state)
-        with without_autocast(self._options.device.partition(":")[0]), self._plans.renewal() as plans:
+        kind = self._options.device.partition(":")[0]
+        with heap_trimmed(), without_autocast(kind), self._plans.renewal() as plans:
             renewed: dict[int, Made] = {}
             for old in (*plans.values(), (self._first, self._imported)):
                 if id(old[0]) not in renewed:
@@ -366,7 +369,8 @@ def compile(
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     is_file = isinstance(model, str | os.PathLike | bytes)
     stages = Stages(options, say)
-    with loads_ahead(options, options.threads or torch.get_num_threads()), without_autocast(kind):
+    threads = options.threads or torch.get_num_threads()
+    with heap_trimmed(), loads_ahead(options, threads), without_autocast(kind):
         with stages.timed("imports"):
             for module in (*_READERS["onnx" if is_file else "torch"], *(_SOLVER if options.budget_s > 0 else ())):
                 with contextlib.suppress(ImportError):  # who needs it says what is missing

@@ -142,11 +142,22 @@ def test_what_a_journal_has_is_not_judged_again(tmp_path: Path) -> None:
 
 
 def test_memory_that_grows_is_not_flat() -> None:
-    assert soak.growth([400.0 + k % 7 for k in range(600)])[0] < 2
-    rise, median = soak.growth([400.0 + 0.2 * k for k in range(600)])
-    assert rise == pytest.approx(120.0) and median > 400
-    log = soak.Log(rss_mb=[400.0 + 0.2 * k for k in range(600)])
-    assert soak.summary(log, 600)["flat"] is False
+    assert abs(soak.growth([400.0 + k % 7 for k in range(600)])[0]) < 10
+    rise, median = soak.growth([400.0 + 0.01 * k for k in range(600)])
+    assert rise == pytest.approx(36.0) and median == pytest.approx(404.5, abs=0.1)
+    log = soak.Log(rss_mb=[400.0 + 0.01 * k for k in range(600)], in_use_mb=[200.0] * 600)
+    end = soak.summary(log, 600)
+    assert end["flat"] is False and end["in_use_rise_mb_per_h"] == 0.0 and end["bound_mb_per_h"] == 20.2
+    # what is loaded once does not count, what is not given back does
+    once = soak.Log(rss_mb=[min(400.0 + k, 600.0) for k in range(600)])
+    assert soak.summary(once, 600)["flat"] is True
+
+
+def test_what_the_allocator_has_given_out_is_counted() -> None:
+    before = soak.in_use_mb()
+    held = bytearray(64 << 20)
+    assert soak.in_use_mb() - before == (0.0 if before == 0.0 else pytest.approx(64.0, abs=4.0))
+    del held
 
 
 @pytest.mark.parametrize(
