@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import importlib
 import math
 import os
@@ -186,6 +187,9 @@ class Compiled:
                 plans[key] = renewed[id(old[0])]
             self._first, self._imported = renewed[id(self._first)]
             self._source, self._again = source, source.build if source.grows else None
+            del old, renewed, plans
+            if gc.isenabled():
+                gc.collect()  # what was traced holds the weights before, in cycles
 
     @property
     def executable(self) -> AnyExecutable:

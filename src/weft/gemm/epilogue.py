@@ -106,24 +106,7 @@ class Epilogue:
             leaves: `acc` and the operands.
             call: does one function by its name, or `add`, `sub`, `mul` or `div`; not all arguments are numbers.
         """
-
-        def value(x: ast.expr) -> V | float:
-            if isinstance(x, ast.Constant):
-                return float(x.value)  # type: ignore[arg-type]
-            if isinstance(x, ast.Name):
-                return leaves[x.id]
-            if isinstance(x, ast.UnaryOp):
-                name, arguments = "mul", [value(x.operand), -1.0]
-            elif isinstance(x, ast.BinOp):
-                name, arguments = _BINARY[type(x.op)], [value(x.left), value(x.right)]
-            else:
-                assert isinstance(x, ast.Call)
-                assert isinstance(x.func, ast.Name)
-                name, arguments = x.func.id, [value(y) for y in x.args]
-            numbers = [y for y in arguments if isinstance(y, float)]
-            return _folded(name, numbers) if len(numbers) == len(arguments) else call(name, arguments)
-
-        found = value(self.tree)
+        found = _value(self.tree, leaves, call)
         assert not isinstance(found, float)  # `acc` is part of it
         return found
 
@@ -237,6 +220,24 @@ def _extent(name: str) -> Extent:
     found = _OPERAND.fullmatch(name)
     assert found is not None
     return _EXTENTS[found[1]]
+
+
+def _value(x: ast.expr, leaves: Mapping[str, V], call: Callable[[str, list[V | float]], V]) -> V | float:
+    """See `Epilogue.fold`; a number where the expression holds no name."""
+    if isinstance(x, ast.Constant):
+        return float(x.value)  # type: ignore[arg-type]
+    if isinstance(x, ast.Name):
+        return leaves[x.id]
+    if isinstance(x, ast.UnaryOp):
+        name, arguments = "mul", [_value(x.operand, leaves, call), -1.0]
+    elif isinstance(x, ast.BinOp):
+        name, arguments = _BINARY[type(x.op)], [_value(y, leaves, call) for y in (x.left, x.right)]
+    else:
+        assert isinstance(x, ast.Call)
+        assert isinstance(x.func, ast.Name)
+        name, arguments = x.func.id, [_value(y, leaves, call) for y in x.args]
+    numbers = [y for y in arguments if isinstance(y, float)]
+    return _folded(name, numbers) if len(numbers) == len(arguments) else call(name, arguments)
 
 
 def _folded(name: str, numbers: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft.generate.expr.ctype import c_type, literal, register_kind, splat, vector_type
 from weft.ir.graph import Graph, NodeId
@@ -255,12 +255,26 @@ def emit_expression(graph: Graph, node: NodeId, load: Callable[[NodeId], Value],
     stands for it at the current element (a name with its type), or raises KeyError for one that is to be printed.
     Rank-0 (and other one-element) constants are literals without asking. Names are `<prefix><node>`.
     """
-    done: dict[NodeId, Value] = {}
-    statements: list[str] = []
+    printer = _Printer(graph, load, prefix)
+    result = printer.visit(node)
+    return Emitted(tuple(printer.statements), result)
 
-    def visit(n: NodeId) -> Value:
-        if n in done:
-            return done[n]
+
+@dataclass(slots=True)
+class _Printer:
+    """See `emit_expression`."""
+
+    graph: Graph
+    load: Callable[[NodeId], Value]
+    prefix: str
+    done: dict[NodeId, Value] = field(default_factory=dict)
+    statements: list[str] = field(default_factory=list)
+
+    def visit(self, n: NodeId) -> Value:
+        """The value of a node, printed if it was not."""
+        if n in self.done:
+            return self.done[n]
+        graph = self.graph
         record = graph.nodes[n]
         if record.prim is Prim.CONSTANT and record.type.size == 1:
             number = graph.constant(n).reshape(()).item()
@@ -268,18 +282,15 @@ def emit_expression(graph: Graph, node: NodeId, load: Callable[[NodeId], Value],
         elif CATEGORY[record.prim] is not Category.ELEMENTWISE:
             inner = record.inputs[0] if record.prim in (Prim.BROADCAST, Prim.RESHAPE) else -1
             one = inner >= 0 and graph.type_of(inner).size == 1 and graph.nodes[inner].prim is Prim.CONSTANT
-            value = visit(inner) if one else load(n)
+            value = self.visit(inner) if one else self.load(n)
         else:
             try:
-                value = load(n)
+                value = self.load(n)
             except KeyError:
-                operands = [visit(i) for i in record.inputs]
+                operands = [self.visit(i) for i in record.inputs]
                 dtype = record.type.dtype
                 text, vector = elementwise(record.prim, operands, dtype)
-                value = Value(f"{prefix}{n}", dtype, vector)
-                statements.append(f"const {value.c_type} {value.name} = {text};")
-        done[n] = value
+                value = Value(f"{self.prefix}{n}", dtype, vector)
+                self.statements.append(f"const {value.c_type} {value.name} = {text};")
+        self.done[n] = value
         return value
-
-    result = visit(node)
-    return Emitted(tuple(statements), result)

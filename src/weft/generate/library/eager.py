@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -270,11 +270,7 @@ def _module(graph: Graph, call: LibraryCall, weights: Mapping[int, torch.Tensor]
     values: list[fx.Node] = []
     prepared = _prepared(call, weights)
 
-    def value(v: CallValue) -> Any:
-        if isinstance(v, tuple):
-            return [value(x) for x in v]
-        if not isinstance(v, Ref):
-            return _plain(v)
+    def look(v: Ref) -> Any:
         if v.kind == "tmp":
             return values[v.index]
         if v.kind == "in" and v.index not in weights:
@@ -288,9 +284,10 @@ def _module(graph: Graph, call: LibraryCall, weights: Mapping[int, torch.Tensor]
 
     for step in call.run:
         function = resolve(step.target)
-        node = made.call_function(function, tuple(map(value, step.args)), {k: value(v) for k, v in step.kwargs})
+        keywords = {k: _value(v, look) for k, v in step.kwargs}
+        node = made.call_function(function, tuple(_value(v, look) for v in step.args), keywords)
         values.append(made.call_function(operator.getitem, (node, step.result)) if _gives_several(function) else node)
-    made.output(tuple(value(ref) for ref in call.outputs))
+    made.output(tuple(map(look, call.outputs)))
     return fx.GraphModule(root, made)
 
 
@@ -298,18 +295,22 @@ def _prepared(call: LibraryCall, weights: Mapping[int, torch.Tensor]) -> list[An
     """What depends on weights only."""
     found: list[Any] = []
 
-    def value(v: CallValue) -> Any:
-        if isinstance(v, tuple):
-            return [value(x) for x in v]
-        if isinstance(v, Ref):
-            return found[v.index] if v.kind == "prep" else weights[v.index]
-        return _plain(v)
+    def look(v: Ref) -> Any:
+        return found[v.index] if v.kind == "prep" else weights[v.index]
 
     for step in call.prepare:
         function = resolve(step.target)
-        made = function(*map(value, step.args), **{k: value(v) for k, v in step.kwargs})
+        keywords = {k: _value(v, look) for k, v in step.kwargs}
+        made = function(*(_value(v, look) for v in step.args), **keywords)
         found.append(made[step.result] if isinstance(made, tuple | list) else made)
     return found
+
+
+def _value(v: CallValue, look: Callable[[Ref], Any]) -> Any:
+    """What stands for an argument, given what stands for references."""
+    if isinstance(v, tuple):
+        return [_value(x, look) for x in v]
+    return look(v) if isinstance(v, Ref) else _plain(v)
 
 
 def _plain(v: object) -> object:

@@ -58,22 +58,21 @@ def _tail_text(graph: Graph, start: NodeId, end: NodeId) -> str:
     """Text of the part of a graph between two nodes, with `start` as its only input; empty if there is more."""
     builder = GraphBuilder()
     new: dict[NodeId, NodeId] = {start: builder.input(graph.type_of(start))}
+    return print_graph(builder.build([new[end]])) if _copy(graph, end, builder, new) else ""
 
-    def copy(node: NodeId) -> bool:
-        if node in new:
-            return True
-        n = graph.nodes[node]
-        if n.prim is Prim.INPUT:
-            return False
-        if not all(copy(i) for i in n.inputs):
-            return False
-        if n.prim is Prim.CONSTANT:
-            new[node] = builder.constant(graph.constant(node), n.type.dtype)
-        else:
-            new[node] = builder.add(n.prim, *(new[i] for i in n.inputs), attrs=n.attrs)
+
+def _copy(graph: Graph, node: NodeId, builder: GraphBuilder, new: dict[NodeId, NodeId]) -> bool:
+    """Copy a node and what it is made of, as far as it is not there yet; False: an input is in the way."""
+    if node in new:
         return True
-
-    return print_graph(builder.build([new[end]])) if copy(end) else ""
+    n = graph.nodes[node]
+    if n.prim is Prim.INPUT or not all(_copy(graph, i, builder, new) for i in n.inputs):
+        return False
+    if n.prim is Prim.CONSTANT:
+        new[node] = builder.constant(graph.constant(node), n.type.dtype)
+    else:
+        new[node] = builder.add(n.prim, *(new[i] for i in n.inputs), attrs=n.attrs)
+    return True
 
 
 def channel_bias(graph: Graph, node: NodeId, channels: int, axis: int) -> NodeId | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from weft.frontends.onnx.importer import ABSENT, Call, Handler, Result
 from weft.ir.declined import Declined
-from weft.ir.graph import NodeId
+from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
@@ -199,16 +199,18 @@ def _det(c: Call) -> Result:
         cut = b.slice(c.x(0), (0,) * len(lead) + (i, j), (*lead, 1, 1), (1,) * len(shape))
         return b.reshape(cut, lead)
 
-    def minor(i: int, columns: tuple[int, ...]) -> NodeId:
-        if len(columns) == 1:
-            return at(i, columns[0])
-        total = ABSENT
-        for k, j in enumerate(columns):
-            term = b.apply(Prim.MUL, at(i, j), minor(i + 1, columns[:k] + columns[k + 1 :]))
-            total = term if total == ABSENT else b.apply(Prim.SUB if k % 2 else Prim.ADD, total, term)
-        return total
+    return _minor(b, at, 0, tuple(range(n)))
 
-    return minor(0, tuple(range(n)))
+
+def _minor(b: GraphBuilder, at: Callable[[int, int], NodeId], i: int, columns: tuple[int, ...]) -> NodeId:
+    """Of the rows from `i` on and these columns."""
+    if len(columns) == 1:
+        return at(i, columns[0])
+    total = ABSENT
+    for k, j in enumerate(columns):
+        term = b.apply(Prim.MUL, at(i, j), _minor(b, at, i + 1, columns[:k] + columns[k + 1 :]))
+        total = term if total == ABSENT else b.apply(Prim.SUB if k % 2 else Prim.ADD, total, term)
+    return total
 
 
 HANDLERS: dict[tuple[str, str], Handler] = {

@@ -194,15 +194,14 @@ class Expr:
     def parts(self) -> list[Expr]:
         """This and all below it, operands first, each once."""
         found: dict[int, Expr] = {}
-
-        def walk(x: Expr) -> None:
-            if id(x) not in found:
-                for y in x.args:
-                    walk(y)
-                found[id(x)] = x
-
-        walk(self)
+        self._add_to(found)
         return list(found.values())
+
+    def _add_to(self, found: dict[int, Expr]) -> None:
+        if id(self) not in found:
+            for x in self.args:
+                x._add_to(found)
+            found[id(self)] = self
 
     @property
     def leaves(self) -> list[Expr]:
