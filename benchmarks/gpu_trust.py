@@ -509,12 +509,14 @@ class Tally:
 
 def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[str, object]]:
     """Faults in steps of whole plans, through what links and judges them; one record per kind."""
-    from weft import pipeline
     from weft.api import compile as compile_model
     from weft.kernels.source import LibraryCall
     from weft.options import Options
     from weft.pipeline import finish as judge
+    from weft.pipeline import link as linking
     from weft.pipeline import reference
+    from weft.pipeline.reference import working_dtype
+    from weft.pipeline.setting import survey
     from weft.runtime.streams import Lease
 
     model, given = made("causal", 1, 64)
@@ -522,7 +524,7 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
     options = Options(device="cuda", budget_s=0.0, cache_dir=cache)
     compiled = compile_model(model, inputs, options=options)
     graph, plan = compiled.graph, compiled.executable.plan
-    setting = replace(pipeline.survey(options), lease=Lease(torch.device("cuda", torch.cuda.current_device())))
+    setting = replace(survey(options), lease=Lease(torch.device("cuda", torch.cuda.current_device())))
     expected = reference.outputs(graph, inputs, None)
 
     def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -539,9 +541,9 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
             bad = replace(plan, name=f"bad-{number}", steps=tuple(steps))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that it is left out
-                contenders = pipeline.link_all(graph, [bad], setting, inputs, eager, [])
+                contenders = linking.link_all(graph, [bad], setting, inputs, eager, [])
                 won, _ = judge.decide(
-                    contenders, expected, pipeline.working_dtype(graph), seed=0, budget_s=0.01, sample=setting.sample,
+                    contenders, expected, working_dtype(graph), seed=0, budget_s=0.01, sample=setting.sample,
                     lives=lives,
                 )  # fmt: skip
             chosen[won.name.partition("-")[0]] += 1

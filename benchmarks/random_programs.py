@@ -43,11 +43,11 @@ from tests.fuzz.programs import Program
 import weft
 from benchmarks.harness.record import RESULTS, environment
 from tools import pool
-from weft import pipeline
 from weft.frontends.torch import import_exported
 from weft.ir.types import DType
 from weft.options import Options
 from weft.pipeline.finish import as_array, as_good
+from weft.pipeline.setting import survey
 from weft.pipeline.untuned import build
 from weft.tune.tolerance import gate_b
 
@@ -238,7 +238,7 @@ def _round(seeds: Sequence[int], device: str, jobs: int) -> list[Outcome]:
     if not jobs:
         return [examine(programs.make(seed), way_of(seed), device) for seed in seeds]
     found: list[Outcome] = []
-    pipeline.survey(Options(device=device))  # probed once, before the others disturb it
+    survey(Options(device=device))  # probed once, before the others disturb it
     for task, outcome in pool.run(work, [(s, device) for s in seeds], jobs=jobs, timeout_s=TIMEOUT_S):
         one = outcome
         if isinstance(outcome, pool.Lost):

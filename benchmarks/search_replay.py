@@ -44,11 +44,13 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import Priced, select
-from weft.pipeline import USES_AT_ONCE, choose, limits_of
+from weft.pipeline import choose
+from weft.pipeline.candidates import USES_AT_ONCE
 from weft.pipeline.finish import reserve_s
 from weft.pipeline.problems import Entry, Problems, collect, take_kernels
 from weft.pipeline.search.loop import search
 from weft.pipeline.search.prices import Known
+from weft.pipeline.setting import limits_of
 
 T = TypeVar("T")
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}

@@ -37,10 +37,13 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.types import Array, TensorType
 from weft.kernels.record import CompileRecord
 from weft.options import Options
-from weft.pipeline import Compilation, compile_imported, record_eager, survey
 from weft.pipeline.collector import put_off
+from weft.pipeline.compile import compile_imported
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
+from weft.pipeline.framework import record_eager
+from weft.pipeline.job import Compilation
+from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable

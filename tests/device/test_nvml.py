@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.device.cuda.nvml import sm_clock_of
-from weft.pipeline import at_clocks
+from weft.pipeline.search.measure import at_clocks
 
 STAND_IN = """
 #include <string.h>

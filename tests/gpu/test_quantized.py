@@ -23,7 +23,7 @@ from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CudaSource
-from weft.pipeline import compile_imported
+from weft.pipeline.compile import compile_imported
 from weft.pipeline.untuned import WAYS, build
 
 pytestmark = pytest.mark.gpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import threading
 import time
 import warnings
@@ -18,7 +20,7 @@ from tests.orchestrate.graphs import residual_net
 from torch import nn
 
 import weft
-from weft import api, pipeline
+from weft import api
 from weft.api import Compiled
 from weft.device.facts import CpuFacts
 from weft.device.toolchain import HostCompiler
@@ -37,12 +39,17 @@ from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
-from weft.pipeline import choose, finish, reference, repro, search_line, warm
+from weft.pipeline import candidates, choose, finish, reference, repro, warm
+from weft.pipeline import compile as compiling
+from weft.pipeline import link as linking
+from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
 from weft.pipeline.problems import collect, make_kernels
 from weft.pipeline.search.loop import Learning
+from weft.pipeline.search.measure import search_line
 from weft.pipeline.search.prices import Known
+from weft.pipeline.setting import survey
 from weft.pipeline.stages import Stages
 from weft.pipeline.verdict import judged
 from weft.report import render
@@ -71,6 +78,13 @@ class Net(nn.Module):
 @pytest.fixture
 def x() -> torch.Tensor:
     return torch.randn(8, 32, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """Nor is the first search for garbage among all that was imported: a quarter of a second of a core."""
+    importlib.import_module("scipy.optimize")
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +204,7 @@ def test_a_compiler_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pyt
 def test_a_solver_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
     worker(monkeypatch, FakeTransport({}))
     monkeypatch.setenv("WEFT_CXX", "none")  # calls alone, so that something is measured at once
-    monkeypatch.setattr(pipeline, "select_plans", hang)
+    monkeypatch.setattr(planning, "select_plans", hang)
     compiled, _ = in_time(x, tmp_path)
     assert hang.calls == 1 and compiled.record.measured > 0
     assert {p.name.partition("/")[0] for p in compiled.record.plans} <= {"library", "eager"}
@@ -219,7 +233,7 @@ def test_an_export_that_takes_longer_than_the_budget_is_given_up(x: torch.Tensor
     seconds = time.monotonic() - began
     assert seconds < BUDGET_S + BUSY_S and 0 < SlowToExport.steps < 1200
     said = [str(w.message) for w in caught]
-    assert any("too short" in text for text in said) and any(pipeline.TOO_LATE in text for text in said)
+    assert any("too short" in text for text in said) and any(compiling.TOO_LATE in text for text in said)
     assert "export" in {s.name for s in compiled.record.stages} and compiled.record.chosen == "eager"
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
@@ -233,7 +247,7 @@ def test_a_clean_up_that_would_end_with_the_budget_is_not_begun(tmp_path: Path) 
     """Beside other work that of VGG-16, whose weights are 550 MB, took 4.6 s of a budget of 5."""
     stages = Stages(Options(budget_s=5.0, cache_dir=tmp_path))
     stages.records.append(StageRecord("import", 0.4, ""))
-    made = pipeline.compile_imported(
+    made = compiling.compile_imported(
         Imported(residual_net(1), operators=1), stages.options, eager=lambda *x: x, stages=stages,
         clock=Deadline(0.0, 5.0, lambda: 4.0),
     )  # fmt: skip
@@ -250,9 +264,9 @@ def test_nothing_is_selected_after_the_budget(tmp_path: Path, monkeypatch: pytes
         now[0] = 5.1
         return collect(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "collect", late)
+    monkeypatch.setattr(candidates, "collect", late)
     options = Options(budget_s=5.0, cache_dir=tmp_path, keep_worker=False)
-    made = pipeline.compile_imported(
+    made = compiling.compile_imported(
         Imported(residual_net(1), operators=1), options, eager=lambda *x: x, clock=Deadline(0.0, 5.0, lambda: now[0])
     )
     names = {s.name for s in made.record.stages}
@@ -301,7 +315,7 @@ def test_a_reference_that_is_slow(
 def test_a_plan_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang) -> None:
     worker(monkeypatch, FakeTransport({}))
     monkeypatch.setenv("WEFT_CXX", "none")  # calls alone, so that plans are measured at once
-    real = pipeline.link
+    real = linking.link
 
     class Executable:
         def __init__(self, inner: object) -> None:
@@ -313,7 +327,7 @@ def test_a_plan_that_hangs(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.
         def __call__(self, *inputs: torch.Tensor) -> object:
             return hang(*inputs)
 
-    monkeypatch.setattr(pipeline, "link", lambda *args: Executable(real(*args)))
+    monkeypatch.setattr(linking, "link", lambda *args: Executable(real(*args)))
     compiled, _ = in_time(x, tmp_path, budget_s=9.0)  # else there may be no time to verify it
     assert compiled.record.chosen == "eager" and hang.calls >= 1
 
@@ -326,13 +340,13 @@ def test_stages_that_take_their_time_leave_the_rest_out(
     seen: dict[str, float] = {}
     clock = Deadline.of(BUDGET_S)
     for name in ("enumerate_candidates", "collect"):
-        real = getattr(pipeline, name)
+        real = getattr(candidates, name)
 
         def watched(*args: object, name: str = name, real: Callable[..., object] = real, **named: object) -> object:
             seen[name] = named["stop"]._moment  # type: ignore[attr-defined]
             return real(*args, **named)
 
-        monkeypatch.setattr(pipeline, name, watched)
+        monkeypatch.setattr(candidates, name, watched)
     in_time(x, tmp_path)
     assert clock.began < seen["enumerate_candidates"] < seen["collect"] < clock.end + BUSY_S
 
@@ -569,13 +583,13 @@ def test_plans_that_would_not_be_linked_in_time_are_left_out(
         now[0] += slow_s
         return made
 
-    monkeypatch.setattr(pipeline, "link", link)
-    setting = pipeline.survey(Options(budget_s=600.0, cache_dir=tmp_path))
+    monkeypatch.setattr(linking, "link", link)
+    setting = survey(Options(budget_s=600.0, cache_dir=tmp_path))
     plans = [replace(made.plan, name=f"solution-{k}", threads=k) for k in range(1, 6)]
     lost: list[str] = []
     clock = Deadline(now[0] - 11.2, 20.0, lambda: now[0])
     assert clock.last - now[0] == pytest.approx(10.0)
-    found = pipeline.link_all(made.graph, plans, setting, [x], lambda *_: [x], lost, clock=clock)
+    found = linking.link_all(made.graph, plans, setting, [x], lambda *_: [x], lost, clock=clock)
     assert [c.name for c in found] == [p.name for p in plans[: {0.1: 5, 4.0: 1, 9.0: 1}[slow_s]]] + ["eager"]
     assert len(lost) == len(plans) - (len(found) - 1)
     assert now[0] - 100.0 <= max(slow_s, 5.0)
@@ -637,10 +651,10 @@ def test_a_plan_that_only_float64_can_decide_is_not_bisected(
 def test_operators_that_are_not_cut_out_in_time_are_left_to_the_framework(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "UNTUNED_SHARE", 0.0)  # the time for it is up at once
+    monkeypatch.setattr(candidates, "UNTUNED_SHARE", 0.0)  # the time for it is up at once
     small = weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path / "small"))
     assert small.executable.plan.steps, "a few are cut out all the same"
-    monkeypatch.setattr(pipeline, "FEW_CANDIDATES", 0)
+    monkeypatch.setattr(candidates, "FEW_CANDIDATES", 0)
     compiled, said = in_time(x, tmp_path, budget_s=0.0)
     stages = {s.name for s in compiled.record.stages}
     assert compiled.record.chosen == "eager" and said == [] and "extract" in stages
@@ -655,9 +669,9 @@ def test_operators_that_are_not_cut_out_in_time_are_left_to_the_framework(
 def test_a_plan_whose_weights_take_too_long_to_pack_is_not_linked(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_s: float
 ) -> None:
-    monkeypatch.setattr(pipeline, "judged_in_time", lambda graph, clock, run_s=None: reference_s > 0 and run_s is None)
+    monkeypatch.setattr(compiling, "judged_in_time", lambda graph, clock, run_s=None: reference_s > 0 and run_s is None)
     linked: list[object] = []
-    monkeypatch.setattr(pipeline, "link", lambda *args: linked.append(args))
+    monkeypatch.setattr(linking, "link", lambda *args: linked.append(args))
     compiled, said = in_time(x, tmp_path, budget_s=0.0)
     assert compiled.record.chosen == "eager" and said == [] and linked == []
     assert ("reference" in {s.name for s in compiled.record.stages}) == (reference_s > 0)
@@ -671,12 +685,12 @@ def test_whether_a_plan_can_be_judged_in_time(monkeypatch: pytest.MonkeyPatch) -
     now = [0.0]
     clock = Deadline(0.0, 0.0, lambda: now[0])
     monkeypatch.setattr(finish, "PACKED_BYTES", 4e6)  # a second for its weights
-    assert pipeline.judged_in_time(graph, clock) and pipeline.judged_in_time(graph, clock, 0.6)
-    assert not pipeline.judged_in_time(graph, clock, 0.8)
+    assert linking.judged_in_time(graph, clock) and linking.judged_in_time(graph, clock, 0.6)
+    assert not linking.judged_in_time(graph, clock, 0.8)
     now[0] = 1.5
-    assert not pipeline.judged_in_time(graph, clock)
+    assert not linking.judged_in_time(graph, clock)
     monkeypatch.setattr(finish, "PACKED_BYTES", 4e9)  # next to no time: it is made to be saved
-    assert pipeline.judged_in_time(graph, clock, 9.0)
+    assert linking.judged_in_time(graph, clock, 9.0)
 
 
 @pytest.mark.parametrize(("stops", "starts"), [(False, 3), (True, 1)])

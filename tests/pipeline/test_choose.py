@@ -16,9 +16,11 @@ from weft.kernels.source import CallStep, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline import Setting, choose, select_plans
+from weft.pipeline import choose
+from weft.pipeline.plans import select_plans
 from weft.pipeline.problems import collect, make_kernels
 from weft.pipeline.search.prices import Known
+from weft.pipeline.setting import Setting
 
 FACTS = CpuFacts()
 

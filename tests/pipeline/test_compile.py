@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
-from weft import pipeline
 from weft.api import Compiled
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, DeviceError, NoPlanError, OptionError, UnsupportedError
@@ -26,6 +25,9 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, LibraryCall
+from weft.pipeline import compile as compiling
+from weft.pipeline import link as linking
+from weft.pipeline.setting import Setting, survey
 from weft.runtime.executable import InputError
 
 WARM = ["imports", "copy", "export", "import", "preflight", "survey", "clean up", "alternatives", "recall", "link"]
@@ -149,14 +151,14 @@ def test_a_remembered_plan_that_is_refused_is_made_anew(
 ) -> None:
     options = weft.Options(budget_s=0, cache_dir=tmp_path)
     weft.compile(model, x, options=options)
-    real, refusals = pipeline.link, [ArtifactError(problem="an algorithm of another library", remedy="")]
+    real, refusals = linking.link, [ArtifactError(problem="an algorithm of another library", remedy="")]
 
     def link(*given: object, **named: object) -> object:
         if refusals:
             raise refusals.pop()
         return real(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "link", link)
+    monkeypatch.setattr(linking, "link", link)
     with pytest.warns(UserWarning, match="tunes anew, the plan it remembers does not run: an algorithm of another"):
         again = weft.compile(model, x, options=options)
     assert len(again.record.stages) > len(WARM)
@@ -343,22 +345,22 @@ def test_a_plan_that_does_not_run_is_left_out(
 ) -> None:
     """An operator of the framework may refuse what was never measured; if nothing runs, eager is left."""
     plan, graph = compiled.executable.plan, compiled.executable.graph
-    setting = pipeline.survey(weft.Options(cache_dir=compiled._options.cache_dir))
-    link = pipeline.link
+    setting = survey(weft.Options(cache_dir=compiled._options.cache_dir))
+    link = linking.link
 
-    def refuse(graph: Graph, plan: Plan, setting: pipeline.Setting, left_s: float) -> object:
+    def refuse(graph: Graph, plan: Plan, setting: Setting, left_s: float) -> object:
         if plan.name.startswith("bad"):
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type\nmore")
         return link(graph, plan, setting, left_s)
 
-    monkeypatch.setattr(pipeline, "link", refuse)
+    monkeypatch.setattr(linking, "link", refuse)
     bad = replace(plan, name="bad", steps=plan.steps[:-1])
     with pytest.warns(UserWarning, match="leaves out the plan bad.*, which does not run: FlashAttention.*type$"):
-        found = pipeline.link_all(graph, [bad, plan], setting, [x], None, [])
+        found = linking.link_all(graph, [bad, plan], setting, [x], None, [])
     assert {c.name.partition("/")[0] for c in found} == {plan.name.partition("/")[0]}
     lost: list[str] = []
     with pytest.warns(UserWarning, match="leaves out"):
-        (left,) = pipeline.link_all(graph, [bad], setting, [x], lambda *_: [model(x)], lost)
+        (left,) = linking.link_all(graph, [bad], setting, [x], lambda *_: [model(x)], lost)
     assert left.name == "eager" and left.executable is None
     assert lost[0] == "the plan bad does not run: FlashAttention only support fp16 and bf16 data type"
 
@@ -370,7 +372,7 @@ def _refuse(*_: object) -> object:
 def test_without_any_plan_the_framework_answers(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "link", _refuse)
+    monkeypatch.setattr(linking, "link", _refuse)
     options = weft.Options(budget_s=0, cache_dir=tmp_path)
     with pytest.warns(UserWarning, match="leaves out|has no plan .* framework's own execution runs it: .* refuses it"):
         compiled = weft.compile(model, x, options=options)
@@ -393,7 +395,7 @@ def test_without_any_plan_the_framework_answers(
 def test_an_exported_program_without_a_plan_refuses_other_shapes(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "link", _refuse)
+    monkeypatch.setattr(linking, "link", _refuse)
     with pytest.warns(UserWarning, match="leaves out|has no plan"):
         compiled = weft.compile(
             torch.export.export(model, (x,)), x, options=weft.Options(budget_s=0, cache_dir=tmp_path)
@@ -408,10 +410,10 @@ def test_an_exported_program_without_a_plan_refuses_other_shapes(
 def test_a_file_without_any_plan_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     b = GraphBuilder()
     v = b.input(TensorType(DType.F32, (4,)))
-    monkeypatch.setattr(pipeline, "link", _refuse)
+    monkeypatch.setattr(linking, "link", _refuse)
     imported = Imported(b.build([b.add(Prim.EXP, v)]), 1)
     with pytest.warns(UserWarning, match="leaves out"), pytest.raises(NoPlanError, match=r"refuses it \[W303\]"):
-        pipeline.compile_imported(imported, weft.Options(budget_s=0, cache_dir=tmp_path))
+        compiling.compile_imported(imported, weft.Options(budget_s=0, cache_dir=tmp_path))
 
 
 def test_what_is_no_tensor_is_an_input_error(compiled: Compiled, x: torch.Tensor) -> None:

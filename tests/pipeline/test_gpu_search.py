@@ -14,7 +14,6 @@ import torch
 from tests.orchestrate.graphs import residual_net
 from tests.pipeline.test_search import OPTIONS, Machine
 
-from weft import pipeline
 from weft.device.cuda.facts import profile
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
@@ -22,10 +21,13 @@ from weft.kernels.source import LibraryCall
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
+from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
 from weft.pipeline.search.loop import LATE_PRICE, PRICES, Learning, Pace, search
+from weft.pipeline.setting import Setting
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
@@ -162,17 +164,17 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     alternatives, problems = posed
     options = Options(device="cuda", budget_s=600.0)
     tuner = OneAhead()
-    setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", 0))
+    setting = Setting(options, FACTS, None, {}, torch.device("cuda", 0))
     emission = Emission(generators(device="cuda"), FACTS, options, count=0)
-    bench = pipeline.Bench(cast("Tuner", tuner), emission)
+    bench = measuring.Bench(cast("Tuner", tuner), emission)
     lines: list[str] = []
     clock = Deadline.of(600.0)
-    known = pipeline.measure(bench, alternatives, problems, setting, clock, lambda stage, line: lines.append(line))
+    known = measuring.measure(bench, alternatives, problems, setting, clock, lambda stage, line: lines.append(line))
     assert known.complete
     assert [line for line in lines if line.startswith("batch 1: ")]
     kernels = [(t.problem.key, s) for t in tuner.trials for s, _, _ in t.kernels]
     assert len(kernels) == len(set(kernels)) == len(known.measurements)
-    plans = pipeline.select_plans(alternatives, problems, known, setting)
+    plans = planning.select_plans(alternatives, problems, known, setting)
     assert plans[0].name == "solution-1"
     assert all(step.measured for step in plans[0].steps)
     assert plans[-1].name == "library"
@@ -186,9 +188,9 @@ def test_libraries_are_asked_for_the_gpu_that_runs_them(
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     options = Options(device=f"cuda:{index}", budget_s=600.0)
-    setting = pipeline.Setting(options, FACTS, None, {}, torch.device("cuda", index))
-    bench = pipeline.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
-    pipeline.measure(bench, *posed, setting, Deadline.of(600.0), lambda stage, line: None)
+    setting = Setting(options, FACTS, None, {}, torch.device("cuda", index))
+    bench = measuring.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
+    measuring.measure(bench, *posed, setting, Deadline.of(600.0), lambda stage, line: None)
     assert set(current) == set(named)
 
 

@@ -18,7 +18,7 @@ from weft.device.files import private_directory
 from weft.frontends.torch import import_exported
 from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
-from weft.pipeline import Setting
+from weft.pipeline.setting import Setting
 from weft.pipeline.untuned import build
 from weft.runtime.any import AnyExecutable
 
@@ -27,7 +27,7 @@ from weft.runtime.any import AnyExecutable
 def stated_facts() -> Iterator[None]:
     """Nothing is timed here: what the system says about the processor is enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.pipeline.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+        patch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
         yield
 
 

@@ -20,8 +20,11 @@ from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
 from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref
 from weft.orchestrate.alternatives import find_alternatives
-from weft.pipeline import finish, link, reference, repro, survey, untuned, working_dtype
+from weft.pipeline import finish, reference, repro, untuned
 from weft.pipeline.layers import check_steps, compare
+from weft.pipeline.link import link
+from weft.pipeline.reference import working_dtype
+from weft.pipeline.setting import survey
 from weft.runtime.any import AnyExecutable
 
 

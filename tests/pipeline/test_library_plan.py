@@ -25,10 +25,11 @@ from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import Extracted
-from weft.pipeline import Setting, choose, limits_of
+from weft.pipeline import choose
 from weft.pipeline.choose import Ranked
 from weft.pipeline.problems import Entry, collect
 from weft.pipeline.search.prices import Known, priced_offers
+from weft.pipeline.setting import Setting, limits_of
 from weft.pipeline.untuned import plan_in
 
 VIEWS = ("permute", "reshape", "expand", "slice")

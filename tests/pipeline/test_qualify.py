@@ -13,7 +13,6 @@ import torch
 from tests.orchestrate.graphs import residual_net
 
 import weft
-from weft import pipeline
 from weft.device.facts import CpuFacts
 from weft.errors import ArtifactError, DeviceError, NoPlanError, NoWorkerError
 from weft.generate.registry import generators
@@ -25,11 +24,15 @@ from weft.kernels.source import Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline import choose, finish, qualify
+from weft.pipeline import choose, finish, qualify, recall
+from weft.pipeline import link as linking
+from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.problems import Problems, collect, make_kernels
+from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
 from weft.pipeline.search.prices import Known
+from weft.pipeline.setting import Setting
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = CpuFacts()
@@ -87,8 +90,8 @@ def run(
     covered: Callable[[Step], bool] = lambda step: False,
 ) -> tuple[list[Plan], list[str]]:
     lost: list[str] = []
-    setting = pipeline.Setting(Options(budget_s=9.0), FACTS, None, {})
-    of_verified = partial(pipeline.plans_of_verified, *posed, known, setting, Deadline.of(9.0))
+    setting = Setting(Options(budget_s=9.0), FACTS, None, {})
+    of_verified = partial(planning.plans_of_verified, *posed, known, setting, Deadline.of(9.0))
     found = qualify.qualify(
         planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), of_verified, lambda: False,
         has_baseline=has_baseline, lost=lost, covered=covered,
@@ -227,9 +230,9 @@ def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tupl
         assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
     assert sizes == sorted(sizes) and len(sizes) == len(known.right) > 3
     assert all(e.kernels is None for e in posed[1].entries.values()), "generators are asked for these later"
-    setting = pipeline.Setting(Options(budget_s=9.0), FACTS, None, {})
-    pipeline._library_calls(posed[1], known, setting)
-    (plan,) = pipeline.plans_of_verified(*posed, known, setting, Deadline.of(9.0))
+    setting = Setting(Options(budget_s=9.0), FACTS, None, {})
+    planning._library_calls(posed[1], known, setting)
+    (plan,) = planning.plans_of_verified(*posed, known, setting, Deadline.of(9.0))
     assert qualify.is_verified(plan, known)
 
 
@@ -322,21 +325,21 @@ class Sick:
 def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems]) -> None:
     alternatives, problems = posed
     options = Options(budget_s=30.0)
-    setting = pipeline.Setting(options, FACTS, None, {})
+    setting = Setting(options, FACTS, None, {})
     emission = Emission(generators(), FACTS, options, count=0)
-    bench = pipeline.Bench(cast("Tuner", Sick()), emission)
-    known = pipeline.measure(bench, alternatives, problems, setting, Deadline.of(30.0), lambda stage, line: None)
+    bench = measuring.Bench(cast("Tuner", Sick()), emission)
+    known = measuring.measure(bench, alternatives, problems, setting, Deadline.of(30.0), lambda stage, line: None)
     assert known.failed == "the measuring worker does not start: exit status 1"
     lost: list[str] = []
-    plans = pipeline.select_plans(alternatives, problems, known, setting, lost)
+    plans = planning.select_plans(alternatives, problems, known, setting, lost)
     clock = Deadline.of(30.0)
     others = [p for p in plans if p.name != "library"]
-    found = pipeline.qualified(bench, others, problems, known, lambda: others, list, clock, True, lost)
+    found = planning.qualified(bench, others, problems, known, lambda: others, list, clock, True, lost)
     assert found == [] and known.failed in lost
-    (library,) = pipeline.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
+    (library,) = planning.qualified(bench, plans, problems, known, lambda: plans, list, clock, True, lost)
     assert library.name == "library" and not known.right, "as without a budget"
     late = Deadline(0.0, 30.0, lambda: 29.0)
-    assert pipeline.qualified(bench, plans, problems, known, lambda: plans, list, late, True, lost) == []
+    assert planning.qualified(bench, plans, problems, known, lambda: plans, list, late, True, lost) == []
 
 
 class Block(torch.nn.Module):
@@ -361,7 +364,7 @@ def test_nothing_is_linked_that_no_worker_has_verified_but_covered_calls_for_wan
     """Through the whole pipeline, with time for everything and for next to nothing."""
     right: set[Key] = set()
     linked: list[tuple[str, Key]] = []
-    measure, link = Tuner.measure, pipeline.link
+    measure, link = Tuner.measure, linking.link
 
     def listening(self: Tuner, trials: object, **given: object) -> Iterator[Measurement]:
         for found in measure(self, trials, **given):  # type: ignore[arg-type]
@@ -369,12 +372,12 @@ def test_nothing_is_linked_that_no_worker_has_verified_but_covered_calls_for_wan
                 right.add((found.problem_key, found.schedule))
             yield found
 
-    def linking(graph: Graph, plan: Plan, setting: pipeline.Setting, left_s: float = 60.0) -> object:
+    def watched(graph: Graph, plan: Plan, setting: Setting, left_s: float = 60.0) -> object:
         linked.extend((plan.name, (s.problem_key, s.kernel.schedule)) for s in plan.steps)
         return link(graph, plan, setting, left_s)
 
     monkeypatch.setattr(Tuner, "measure", listening)
-    monkeypatch.setattr(pipeline, "link", linking)
+    monkeypatch.setattr(linking, "link", watched)
     chance = torch.Generator().manual_seed(1)
     model, x = Block().eval(), torch.randn(2, 3, 8, 8, generator=chance)
     options = weft.Options(budget_s=budget_s, cache_dir=tmp_path, keep_per_problem=1)
@@ -402,12 +405,12 @@ def test_a_plan_that_raises_here_is_dropped(fault: Exception, tmp_path: Path, mo
     def refusing(*_: object) -> object:
         raise fault
 
-    monkeypatch.setattr(pipeline, "link", refusing)
-    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    monkeypatch.setattr(linking, "link", refusing)
+    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
     lost: list[str] = []
     graph, plan, x = residual_net(1), Plan("bad", ()), torch.ones(3)
     with pytest.warns(UserWarning, match="leaves out the plan bad"):
-        (left,) = pipeline.link_all(graph, [plan], setting, [x], lambda x: [x], lost)
+        (left,) = linking.link_all(graph, [plan], setting, [x], lambda x: [x], lost)
     assert left.executable is None and "the plan bad does not run" in lost[0]
 
 
@@ -419,14 +422,14 @@ def test_a_plan_that_ends_the_use_of_the_gpu_is_reported_as_that(
     def killing(*_: object) -> object:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
-    monkeypatch.setattr(pipeline, "link", killing)
-    monkeypatch.setattr(pipeline.Setting, "is_sound", lambda self: False)
-    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    monkeypatch.setattr(linking, "link", killing)
+    monkeypatch.setattr(Setting, "is_sound", lambda self: False)
+    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
     plans = [Plan("bad", ()), Plan("next", ())]
     with pytest.raises(
         DeviceError, match=r"the plan bad ended this process's use of the GPU: .*access was enc.* \[W301"
     ):
-        pipeline.link_all(residual_net(1), plans, setting, [torch.ones(3)], None, [])
+        linking.link_all(residual_net(1), plans, setting, [torch.ones(3)], None, [])
 
 
 @pytest.mark.parametrize("sound", [True, False])
@@ -450,7 +453,7 @@ def test_a_plan_that_raises_while_it_is_judged(sound: bool) -> None:
 def test_with_a_limit_on_memory_and_no_plan_the_limit_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "is_covered", lambda problem, call, device: False)
+    monkeypatch.setattr(planning, "is_covered", lambda problem, call, device: False)
     options = Options(budget_s=0, cache_dir=tmp_path, memory_limit_bytes=1 << 24)
     with pytest.raises(NoPlanError, match=r"no plan is left for this model: .*no kernel.* \[W303\]"):
         weft.compile(Block().eval(), torch.ones(2, 3, 8, 8), options=options)
@@ -463,21 +466,21 @@ def test_a_remembered_plan_that_raises_is_made_anew(
     def raising(*_: object) -> object:
         raise RuntimeError("CUDA error: out of resources\nmore")
 
-    monkeypatch.setattr(pipeline, "link", raising)
-    monkeypatch.setattr(pipeline.Setting, "is_sound", lambda self: sound)
-    setting = pipeline.Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    monkeypatch.setattr(linking, "link", raising)
+    monkeypatch.setattr(Setting, "is_sound", lambda self: sound)
+    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
     if sound:
         with pytest.warns(UserWarning, match=r"tunes anew, .* does not run: CUDA error: out of resources$"):
-            assert pipeline._link_stored(residual_net(1), Plan("old", ()), setting) is None
+            assert recall.link_stored(residual_net(1), Plan("old", ()), setting) is None
         return
     with pytest.raises(DeviceError, match="chosen before ended this process's use of the GPU"):
-        pipeline._link_stored(residual_net(1), Plan("old", ()), setting)
+        recall.link_stored(residual_net(1), Plan("old", ()), setting)
 
 
 def test_without_a_budget_only_covered_calls_stand_in_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Block().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     options = weft.Options(budget_s=0, cache_dir=tmp_path)
-    monkeypatch.setattr(pipeline, "is_covered", lambda problem, call, device: False)
+    monkeypatch.setattr(planning, "is_covered", lambda problem, call, device: False)
     with pytest.warns(UserWarning, match="has no plan for this model"):
         compiled = weft.compile(model, x, options=options)
     with pytest.raises(ArtifactError):

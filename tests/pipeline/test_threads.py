@@ -16,7 +16,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CallStep, LibraryCall, Ref
-from weft.pipeline import ALONE_US, alone
+from weft.pipeline.link import ALONE_US, alone
 from weft.runtime.artifact import plan_from_json, plan_to_json
 from weft.runtime.executable import Executable, Linked
 

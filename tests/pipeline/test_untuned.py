@@ -18,7 +18,7 @@ from weft.frontends.torch import import_exported
 from weft.kernels.candidate import Kind
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.options import Options
-from weft.pipeline import Setting
+from weft.pipeline.setting import Setting
 from weft.pipeline.untuned import WAYS, Untuned, build
 
 
@@ -26,7 +26,7 @@ from weft.pipeline.untuned import WAYS, Untuned, build
 def stated_facts() -> Iterator[None]:
     """Nothing is timed here: what the system says about the processor is enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.pipeline.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+        patch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
         yield
 
 

@@ -19,6 +19,7 @@ import torch
 
 from weft.errors import ArtifactError, DeviceError, OptionError
 from weft.frontends.torch.dtypes import HELD
+from weft.ir.graph import Graph
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
@@ -57,6 +58,11 @@ def reserve_s(budget_s: float, run_us: float = 0.0, weight_bytes: int = 0) -> fl
     """
     needed_s = RESERVED_RUNS * run_us / 1e6 + RESERVED_PLANS * weight_bytes / PACKED_BYTES
     return max(min(20.0, 0.15 * budget_s), min(RESERVED_SHARE * budget_s, needed_s))
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Of all constants, as each plan packs them."""
+    return sum(x.nbytes for x in graph.constants.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
-from weft.ir.types import Array
+from weft.ir.types import Array, DType
 from weft.kernels.source import Schedule
 from weft.pipeline.deadline import OutOfTime
 from weft.pipeline.finish import Expected, as_array
@@ -148,3 +148,12 @@ def primitive_by_primitive(
     call = program.finish(Schedule("library", (("form", "primitives"),)))
     with plain_math(allow_tf32=allow_tf32):
         return BoundCall(call, weights, device=device).run(list(inputs), check=check)
+
+
+def working_dtype(graph: Graph) -> DType:
+    """The lowest floating type that the model computes in: it decides the tolerance."""
+    order = (DType.BF16, DType.F16, DType.F32, DType.F64)
+    used = {n.type.dtype for n in graph.nodes}
+    if any(d.is_float8 for d in used):
+        return DType.BF16  # a value that is rounded to 8 bits may fall either way
+    return next((d for d in order if d in used), DType.F32)

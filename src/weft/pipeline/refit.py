@@ -23,8 +23,9 @@ from weft.ir.prims import FREE, Prim
 from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
-from weft.pipeline import finish, reference, working_dtype
+from weft.pipeline import finish, reference
 from weft.pipeline.indices import with_checks
+from weft.pipeline.reference import working_dtype
 from weft.runtime.any import AnyExecutable, place_of, with_graph
 
 Tensors = Sequence[torch.Tensor]

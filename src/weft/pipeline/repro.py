@@ -37,6 +37,9 @@ from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
 from weft.pipeline import finish, reference
 from weft.pipeline.layers import Classes, StepCheck, check_steps
+from weft.pipeline.link import link
+from weft.pipeline.reference import working_dtype
+from weft.pipeline.setting import survey
 from weft.pipeline.summary import call_text
 from weft.runtime.any import AnyExecutable
 from weft.runtime.artifact import plan_from_json, plan_to_json
@@ -180,8 +183,6 @@ def replay(path: Path, options: Options, *, trust: str | None = None) -> Replay:
         ArtifactError: no bundle, damaged, of another version, or not trusted [W401].
         DeviceError: it was made for a device that is not here [W301].
     """
-    from weft.pipeline import link, survey, working_dtype
-
     body, files = _read(path, options.cache, trust)
     try:
         case, drawn = _case(body, files)

@@ -29,8 +29,10 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
-from weft.pipeline import Setting, choose, limits_of, link, survey
+from weft.pipeline import choose
+from weft.pipeline.link import link
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
+from weft.pipeline.setting import Setting, limits_of, survey
 from weft.runtime.any import AnyExecutable
 
 WAYS = ("fused", "single", "mixed", "library")

@@ -56,7 +56,7 @@ def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
         WeftError: whatever the compiler says.
     """
     # the compiler is loaded when the first graph is compiled: registering a backend must stay cheap
-    from weft.pipeline import compile_imported
+    from weft.pipeline.compile import compile_imported
 
     compilation = compile_imported(imported, options, eager=lambda *tensors: eager(tensors))
     if compilation.eager is not None:

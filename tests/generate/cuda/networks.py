@@ -16,8 +16,8 @@ from weft.kernels.source import CudaSource
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline import Setting, limits_of
 from weft.pipeline.problems import collect
+from weft.pipeline.setting import Setting, limits_of
 from weft.pipeline.untuned import plan_in
 
 

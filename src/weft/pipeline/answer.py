@@ -1,0 +1,192 @@
+"""The last stages: whole plans are judged and timed, a refused one is explained, the best is kept."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from weft.errors import NoPlanError
+from weft.kernels.dataclass_json import to_json
+from weft.kernels.record import CompileRecord, PlanRecord
+from weft.orchestrate.alternatives import Alternatives
+from weft.pipeline import finish, reference, summary, warm
+from weft.pipeline.finish import Contender, Expected
+from weft.pipeline.framework import NO_PLAN, record_eager, why
+from weft.pipeline.job import Job, Searched
+from weft.pipeline.link import link_all
+from weft.pipeline.reference import working_dtype
+from weft.runtime.any import AnyExecutable
+
+Tensors = Sequence[torch.Tensor]
+REFERENCE_SHARE = 0.35
+"""Of the time that is left until what runs is given up: what the reference may take before it ends with what it has."""
+BLAME_S = 1.5
+"""At least so long the steps of a plan that was refused are looked at, if that ends before all is given up."""
+
+
+def expected_outputs(job: Job, inputs: Tensors) -> Expected | None:
+    """What plans are judged by, see `reference.outputs_in_time`."""
+    options, clock, eager = job.setting.options, job.clock, job.framework.run
+    return job.stages.run(
+        "reference",
+        reference.outputs_in_time,
+        job.imported.graph,
+        inputs,
+        None if eager is None else job.setting.bounded(eager, clock),
+        allow_tf32=options.allow_tf32,
+        stop=clock.until(clock.at_last(REFERENCE_SHARE)),
+        precise=job.tunes,
+    )
+
+
+def linked(
+    job: Job, searched: Searched, inputs: Tensors, baseline: Callable[..., Tensors] | None, lost: list[str]
+) -> list[Contender]:
+    """The plans and the baseline as what can be run; `lost` is told of the others, see `link_all`.
+
+    Raises:
+        DeviceError: a plan took the GPU's context with it [W301].
+        NoPlanError: there is nothing that may be the answer [W303].
+    """
+    contenders = job.stages.run(
+        "link", link_all, job.graph, searched.plans, job.setting, inputs, baseline, lost, job.framework.name, job.clock
+    )
+    if not job.tunes:  # nothing was run: what its primitives took, a plan does about
+        contenders = [replace(c, first_s=job.stages.seconds("reference")) for c in contenders]
+    if not any(c.eligible for c in contenders):  # with a limit on memory, the framework's own is only compared with
+        raise NoPlanError(reason=why(lost))
+    return contenders
+
+
+def decided(
+    job: Job, contenders: Sequence[Contender], expected: Expected | None
+) -> tuple[Contender, tuple[PlanRecord, ...]]:
+    """The fastest verified contender, and what was found of each, see `finish.decide`."""
+    clock, setting = job.clock, job.setting
+    return job.stages.run(
+        "time",
+        finish.decide,
+        contenders,
+        expected,
+        working_dtype(job.graph),
+        seed=setting.options.seed,
+        budget_s=min(20.0, max(1.0, clock.left_s)) if job.tunes else 0.0,
+        sample=setting.sample,
+        lives=setting.is_sound,
+        left_s=lambda: clock.seconds_to(clock.last),
+    )
+
+
+def explained(
+    job: Job,
+    timed: tuple[PlanRecord, ...],
+    contenders: Sequence[Contender],
+    alternatives: Alternatives,
+    inputs: Tensors,
+) -> tuple[PlanRecord, ...]:
+    """The records of plans, the first that was refused with what is wrong with it, while there is time for that."""
+    if job.clock.passed(job.clock.last):
+        return timed
+    return job.stages.run("blame", _blamed, job, timed, contenders, alternatives, inputs)
+
+
+def _blamed(
+    job: Job,
+    timed: Sequence[PlanRecord],
+    contenders: Sequence[Contender],
+    alternatives: Alternatives,
+    inputs: Tensors,
+) -> tuple[PlanRecord, ...]:
+    from weft.pipeline.repro import Case, blame
+
+    setting, clock = job.setting, job.clock
+    drawn = job.example_inputs is None and not job.imported.integers
+    found = list(timed)
+    for k, (about, contender) in enumerate(zip(timed, contenders, strict=True)):
+        executable = contender.executable
+        if about.verified or not finish.is_judged(about.note) or executable is None or not setting.is_sound():
+            continue
+        case = Case(job.imported.graph, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
+        seconds = min(max(clock.left_s, BLAME_S), clock.seconds_to(clock.last))
+        warn = partial(warnings.warn, stacklevel=2)
+        try:
+            note = blame(executable, case, about.note, setting.options, setting.environment, warn, seconds=seconds)
+        except (RuntimeError, IndexError) as error:  # what was refused may also fail
+            note = f"{about.note}; {type(error).__name__} while it was looked at"
+        found[k] = replace(about, note=note)
+        break
+    return tuple(found)
+
+
+def best_plan(
+    job: Job, chosen: Contender, contenders: Sequence[Contender], timed: Sequence[PlanRecord], lost: list[str]
+) -> AnyExecutable | None:
+    """The chosen plan, or beside the framework's own execution the fastest one that is right; None: there is none."""
+    # without a budget the calls of the library's plan may stand as they are, where the framework answers for it
+    executable = chosen.executable or finish.fastest(contenders, timed, unjudged=not job.tunes)
+    if executable is None:
+        lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != job.framework.name and not p.verified]
+        warnings.warn(f"{NO_PLAN}: {why(lost)}", stacklevel=3)
+    else:
+        executable.check_indices = True
+    return executable
+
+
+def walked(job: Job, executable: AnyExecutable | None, timed: Sequence[PlanRecord], inputs: Tensors) -> Sequence[float]:
+    """Microseconds of each step where it stands, while there is time for that, see `finish.walk`."""
+    if executable is None or not job.tunes or job.clock.passed():
+        return ()
+    plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
+    return job.stages.run("walk", finish.walk, executable, inputs, plan_us)
+
+
+def recorded(
+    job: Job,
+    searched: Searched,
+    executable: AnyExecutable | None,
+    chosen: Contender,
+    timed: tuple[PlanRecord, ...],
+    in_place_us: Sequence[float],
+) -> CompileRecord:
+    """Everything that the command line and the report show."""
+    assert searched.verdict is not None
+    parts = summary.Parts(
+        job.imported, job.cleaned, searched.found, searched.problems, searched.known, searched.plans, timed,
+        chosen.name, job.graph, executable, in_place_us, searched.verdict,
+    )  # fmt: skip
+    records = tuple(job.stages.records)
+    return job.stages.run("record", summary.record, parts, job.model, job.setting.environment, records)
+
+
+def remembered(job: Job, key: str, executable: AnyExecutable | None, record: CompileRecord, searched: Searched) -> None:
+    """Keep the plan for who compiles the same again; one that hangs on guesses as having had no budget."""
+    if executable is None:
+        return
+    options = job.setting.options
+    assert searched.verdict is not None
+    spent_s = 0.0 if searched.verdict.again else options.budget_s
+    with job.stages.timed("remember"):
+        kept = to_json(record)
+        warm.remember(options.cache, key, executable.plan, kept, complete=searched.known.complete, budget_s=spent_s)
+
+
+def settled(job: Job, *, won: bool, inputs: Tensors) -> Callable[..., Tensors] | None:
+    """The framework's own execution where it has won, independent of what others hold; the others' memory is freed.
+
+    Nobody may hold a plan but the best one any more.
+    """
+    eager, setting = job.framework.run if won else None, job.setting
+    with job.stages.timed("settle"):
+        if eager is not None and job.framework.settle is not None:
+            job.framework.settle()
+        if setting.on_gpu:
+            if eager is not None:
+                eager = record_eager(eager, inputs, setting, alone=True)
+            gc.collect()  # plans hold themselves by their launches
+            torch.cuda.empty_cache()
+    return eager

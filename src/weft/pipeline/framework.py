@@ -1,0 +1,113 @@
+"""The framework's own execution: a baseline of every compilation, and the answer where no plan is left."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from weft.errors import BudgetWarning
+from weft.ir.declined import Declined
+from weft.kernels.record import PlanRecord
+from weft.pipeline import finish, summary
+from weft.pipeline.job import Compilation, Job, Searched
+from weft.pipeline.link import takes
+from weft.pipeline.search.measure import Bench
+from weft.pipeline.setting import Setting
+from weft.pipeline.verdict import judged
+
+Tensors = Sequence[torch.Tensor]
+STARTS_S, START_SHARE = 5.0, 0.2
+"""A framework that must be started is, with a budget of so many seconds, in this share of it."""
+
+
+def started(job: Job) -> Job:
+    """With the framework's own execution, where it must be started and there is a budget for that."""
+    budget_s = job.setting.options.budget_s
+    return _started(job, budget_s) if job.framework.start is not None and budget_s >= STARTS_S else job
+
+
+def started_late(job: Job, plans: Sequence[object]) -> Job:
+    """Where no plan is left, with the framework's own execution, if it was not asked for before."""
+    framework = job.framework
+    if plans or framework.run is not None or framework.start is None or job.setting.options.budget_s >= STARTS_S:
+        return job
+    return _started(job, STARTS_S)
+
+
+def started_again(job: Job) -> Job:
+    """With the framework's own execution, which is known to win."""
+    return _started(job, max(job.setting.options.budget_s, STARTS_S)) if job.framework.start is not None else job
+
+
+def _started(job: Job, budget_s: float) -> Job:
+    assert job.framework.start is not None
+    run = job.stages.run("framework", job.framework.start, START_SHARE * budget_s)
+    return replace(job, framework=replace(job.framework, run=run))
+
+
+def first_run(job: Job, bench: Bench | None, inputs: Tensors) -> None:
+    """On a GPU: what the framework's first run loads, for seconds, is loaded while the worker is."""
+    eager = job.framework.run
+    if bench is not None and job.setting.on_gpu and eager is not None:
+        job.stages.run("first run", run_once, eager, inputs, job.setting)
+
+
+def run_once(eager: Callable[..., Tensors], inputs: Tensors, setting: Setting) -> None:
+    """Run the framework's own execution once on a GPU, and leave the memory to who measures."""
+    with setting.aside(), torch.no_grad():
+        takes(eager, inputs)
+    torch.cuda.empty_cache()
+
+
+def record_eager(
+    eager: Callable[..., Tensors] | None, inputs: Tensors, setting: Setting, *, alone: bool = False
+) -> Callable[..., Tensors] | None:
+    """The framework's own model as a baseline: on a GPU recorded into a CUDA graph, where that is possible.
+
+    `alone`: on streams of its own, because it may run beside a plan.
+    """
+    if eager is None or not setting.on_gpu:
+        return eager
+    from weft.pipeline import gpu
+
+    captured = gpu.capture(eager, inputs, setting.options, None if alone else setting.lease)
+    return eager if isinstance(captured, Declined) else captured
+
+
+def by_framework(
+    job: Job, lost: Sequence[str], searched: Searched | None = None, *, inputs: Tensors | None
+) -> Compilation:
+    """The framework's own execution, where no plan is left: there is nothing to compare it with, nor to judge it by.
+
+    `inputs`: on a GPU it is recorded with them; None: there is no time for that.
+    """
+    searched, stages, framework = searched or Searched(), job.stages, job.framework
+    verdict = searched.verdict
+    if verdict is None:
+        verdict = judged(searched.known, (), job.setting.options)
+        if verdict.warning:
+            warnings.warn(verdict.warning, BudgetWarning, stacklevel=3)
+    warnings.warn(f"{NO_PLAN}: {why(lost)}", stacklevel=3)
+    own = PlanRecord(framework.name, 0, 0.0, (), math.inf, verified=False, worst_error=math.inf, note=finish.ALONE)
+    parts = summary.Parts(
+        job.imported, job.cleaned, searched.found, searched.problems, searched.known, (), (own,), framework.name,
+        job.graph, None, verdict=verdict,
+    )  # fmt: skip
+    record = stages.run("record", summary.record, parts, job.model, job.setting.environment, tuple(stages.records))
+    with stages.timed("settle"):
+        if framework.settle is not None:
+            framework.settle()
+        answer = framework.run if inputs is None else record_eager(framework.run, inputs, job.setting, alone=True)
+    return Compilation(job.graph, None, stages.close(record), answer)
+
+
+NO_PLAN = "Weft has no plan for this model, so the framework's own execution runs it"
+
+
+def why(lost: Sequence[str]) -> str:
+    """Why no plan is left, in one line."""
+    return "; ".join(dict.fromkeys(lost))[:1000] or "nothing that all plans need was found right in time"

@@ -1,0 +1,143 @@
+"""What one compilation is asked for, what it has come to, and what it gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.errors import ArtifactError
+from weft.frontends.imported import Imported
+from weft.ir.graph import Graph
+from weft.kernels.plan import IndexCheck, Plan
+from weft.kernels.record import CompileRecord
+from weft.orchestrate.enumerate import Enumeration
+from weft.pipeline import reference
+from weft.pipeline.deadline import Deadline
+from weft.pipeline.indices import with_checks
+from weft.pipeline.problems import Problems
+from weft.pipeline.search.prices import Known
+from weft.pipeline.setting import Setting
+from weft.pipeline.stages import Stages
+from weft.pipeline.verdict import Judged
+from weft.runtime.any import AnyExecutable
+
+Tensors = Sequence[torch.Tensor]
+Start = Callable[[float], Callable[..., Tensors] | None]
+"""Makes the framework's own execution within so many seconds; None where there is none."""
+NOTHING_FOUND = Enumeration((), 0, 0, Counter(), True, 0.0)
+"""What is found where there was no time to look."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What answers calls and how it came about."""
+
+    graph: Graph
+    """What is computed."""
+    plan: AnyExecutable | None
+    """The best plan; None: none is left."""
+    record: CompileRecord
+    eager: Callable[..., Tensors] | None = None
+    """The framework's own execution, where that is the answer; on a GPU recorded into a CUDA graph where possible."""
+
+    @property
+    def run(self) -> Callable[..., Tensors]:
+        """What a call should run."""
+        return self.eager or self.executable
+
+    @property
+    def executable(self) -> AnyExecutable:
+        """The best plan, whether or not the framework's own execution beats it.
+
+        Raises:
+            ArtifactError: there is none [W401].
+        """
+        if self.plan is None:
+            problem = "no plan of this model is left: the framework's own execution answers its calls"
+            remedy = "compile it again with a larger budget, without other load on the machine"
+            raise ArtifactError(problem=problem, remedy=remedy)
+        return self.plan
+
+
+@dataclass(frozen=True)
+class Framework:
+    """The framework's own execution of a model: a baseline, and the answer where no plan is left."""
+
+    name: str
+    """In the record."""
+    run: Callable[..., Tensors] | None
+    settle: Callable[[], None] | None
+    """Called when it has won: from then on it must not depend on what others hold."""
+    start: Start | None
+    """Makes `run` where that takes time."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one compilation is asked for, and what it works with."""
+
+    imported: Imported
+    checks: tuple[IndexCheck, ...]
+    """Of indices, whose values are further outputs of `cleaned` and `graph`."""
+    cleaned: Graph
+    """The model as primitives, once it is cleaned up; as it was imported before."""
+    graph: Graph
+    """With the alternatives: what plans are made of."""
+    example_inputs: Tensors | None
+    framework: Framework
+    model: str
+    """The model's name in the record."""
+    setting: Setting
+    stages: Stages
+    clock: Deadline
+
+    @classmethod
+    def of(
+        cls,
+        imported: Imported,
+        example_inputs: Tensors | None,
+        framework: Framework,
+        model: str,
+        setting: Setting,
+        stages: Stages,
+        clock: Deadline,
+    ) -> Job:
+        """The job as it is given, nothing done yet."""
+        given, checks = with_checks(imported) if setting.options.check_indices else (imported, ())
+        if checks:  # the framework gives no indices out, and on a GPU dies of one outside
+            framework = Framework(framework.name, None, None, None)
+        graph = given.graph
+        return cls(imported, checks, graph, graph, example_inputs, framework, model, setting, stages, clock)
+
+    def inputs(self) -> list[torch.Tensor]:
+        """What plans are judged and timed on, on the device: the example inputs, or else drawn ones."""
+        given = self.example_inputs
+        if given is None:
+            given = reference.example_inputs(self.cleaned, self.setting.options.seed, self.imported.integers)
+        return [x.to(self.setting.device) for x in given]
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything is measured."""
+        return self.setting.options.budget_s > 0
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the framework's own execution may answer; nothing is known of the memory that it takes."""
+        return self.framework.run is not None and not self.setting.options.memory_limit_bytes
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search has come to, as far as it came."""
+
+    found: Enumeration = NOTHING_FOUND
+    problems: Problems = field(default_factory=lambda: Problems({}))
+    known: Known = field(default_factory=Known)
+    plans: Sequence[Plan] = ()
+    """Those that may run, the best first."""
+    verdict: Judged | None = None
+    """None: there was no search."""
