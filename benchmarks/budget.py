@@ -43,7 +43,8 @@ from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.api import flat
 from weft.kernels.record import CompileRecord
-from weft.pipeline.finish import Sample, host_sample, interleave
+from weft.pipeline.finish import Sample, interleave
+from weft.platform.cpu import host_sample
 
 LOADS = ("idle", "load")
 AROUND_S = 240.0
@@ -158,7 +159,7 @@ def compiled_in(case: Case, device: str) -> dict[str, object]:
         record = compiled.record
         sample: Sample = host_sample
         if device == "cuda":
-            from weft.pipeline.gpu import sample_us as sample
+            from weft.platform.cuda.platform import sample_us as sample
         about = _about(case, record, inside_s, [str(w.message) for w in said])
         _tell(about)  # so much is known, whatever takes too long from here on
         with torch.no_grad():

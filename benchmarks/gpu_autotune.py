@@ -48,8 +48,8 @@ from benchmarks.gpu_networks import error_of, peer, posed
 from benchmarks.harness import record
 from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from benchmarks.models import NETWORKS
-from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
+from weft.platform.cuda import platform as gpu
 
 LONGEST_FIRST = (
     "yolov4", "inception_v3", "resnet50", "efficientvit_b1", "yolox_nano",

@@ -79,7 +79,7 @@ def child(arguments: Sequence[str]) -> None:
     from weft.gemm.search import search
     from weft.gemm.spec import Gemm, layout_of, read_tokens, typed
     from weft.options import Options
-    from weft.pipeline.gpu import survey
+    from weft.platform.cuda.platform import survey
     from weft.tune.store import Database
     from weft.tune.tuner import Tuner
 

@@ -31,8 +31,9 @@ from weft.api import flat
 from weft.ir.attrs import ConstantAttrs
 from weft.ir.work import node_flops
 from weft.kernels.measurement import Verdict
-from weft.pipeline import gpu
 from weft.pipeline.finish import interleave
+from weft.platform.cuda import captured as capturing
+from weft.platform.cuda import platform as gpu
 from weft.report.timeline import chrome_trace
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.timeline import timeline
@@ -44,7 +45,7 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "t
 
 def peer(
     name: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, channels_last: bool
-) -> tuple[gpu.Captured, float, int, int]:
+) -> tuple[capturing.Captured, float, int, int]:
     """A contender of another maker in a CUDA graph; seconds to compile; with its copy of the weights, the most bytes in
     tensors, and what it keeps from the device afterwards."""
     before = taken()
@@ -64,7 +65,7 @@ def peer(
         model = torch.compile(module, mode="max-autotune-no-cudagraphs")
     start = time.perf_counter()
     with torch.no_grad():
-        captured = gpu.Captured(lambda *x: flat(model(*x)), inputs)
+        captured = capturing.Captured(lambda *x: flat(model(*x)), inputs)
     torch.cuda.synchronize()
     seconds, most = time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
     return captured, seconds, most, taken() - before

@@ -266,14 +266,15 @@ def timed(compiled: Any, model: nn.Module, inputs: Sequence[torch.Tensor]) -> di
     import statistics
 
     from weft.options import Options
-    from weft.pipeline import gpu
     from weft.pipeline.finish import interleave
+    from weft.platform.cuda import captured as capturing
+    from weft.platform.cuda import platform as gpu
 
     def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
             return [model(*tensors)]
 
-    captured = gpu.capture(eager, inputs, Options(device="cuda"))
+    captured = capturing.capture(eager, inputs, Options(device="cuda"))
     runs: dict[str, Callable[[], object]] = {
         "weft_ms": getattr(compiled.run, "replay", lambda: compiled(*inputs)),
         "weft_call_ms": lambda: compiled(*inputs),
@@ -517,14 +518,14 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
     from weft.pipeline import reference
     from weft.pipeline.reference import working_dtype
     from weft.pipeline.setting import survey
-    from weft.runtime.streams import Lease
 
     model, given = made("causal", 1, 64)
     model, inputs = model.cuda().half(), [x.cuda() for x in as_type(given, torch.float16)]
     options = Options(device="cuda", budget_s=0.0, cache_dir=cache)
     compiled = compile_model(model, inputs, options=options)
     graph, plan = compiled.graph, compiled.executable.plan
-    setting = replace(survey(options), lease=Lease(torch.device("cuda", torch.cuda.current_device())))
+    found = survey(options)
+    setting = replace(found, platform=found.platform.lending())
     expected = reference.outputs(graph, inputs, None)
 
     def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -543,8 +544,8 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
                 warnings.simplefilter("ignore", UserWarning)  # that it is left out
                 contenders = linking.link_all(graph, [bad], setting, inputs, eager, [])
                 won, _ = judge.decide(
-                    contenders, expected, working_dtype(graph), seed=0, budget_s=0.01, sample=setting.sample,
-                    lives=lives,
+                    contenders, expected, working_dtype(graph), seed=0, budget_s=0.01,
+                    sample=setting.platform.sample_us, lives=lives,
                 )  # fmt: skip
             chosen[won.name.partition("-")[0]] += 1
             told(f"faults in plans: {kind}", number + 1, count)

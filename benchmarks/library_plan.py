@@ -21,9 +21,11 @@ from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.frontends.torch import import_exported
 from weft.options import Options
-from weft.pipeline import gpu
-from weft.pipeline.finish import host_sample, interleave
+from weft.pipeline.finish import interleave
 from weft.pipeline.untuned import build
+from weft.platform.cpu import host_sample
+from weft.platform.cuda import captured
+from weft.platform.cuda import platform as gpu
 from weft.runtime.cuda_executable import CudaExecutable
 
 LIMIT = 1.1
@@ -63,7 +65,7 @@ def run_case(name: str, batch: int, record: Record, *, on_gpu: bool, rounds: int
         eager: Callable[[], object] = lambda: module(*inputs)  # noqa: E731
         weft: Callable[[], object] = lambda: plan(*inputs)  # noqa: E731
         if isinstance(plan, CudaExecutable):
-            eager, weft = gpu.Captured(lambda *x: flat(module(*x)), list(inputs)).replay, plan.replay
+            eager, weft = captured.Captured(lambda *x: flat(module(*x)), list(inputs)).replay, plan.replay
         runs = {"weft": weft, "eager": eager}
         samples = interleave(runs, rounds=rounds, seed=1, budget_s=60, sample=gpu.sample_us if on_gpu else host_sample)
     ms = {k: statistics.median(v) / 1e3 for k, v in samples.items()}

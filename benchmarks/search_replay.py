@@ -45,12 +45,12 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import Priced, select
 from weft.pipeline import choose
-from weft.pipeline.candidates import USES_AT_ONCE
 from weft.pipeline.finish import reserve_s
 from weft.pipeline.problems import Entry, Problems, collect, take_kernels
 from weft.pipeline.search.loop import search
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import limits_of
+from weft.platform.cuda.platform import Cuda
 
 T = TypeVar("T")
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -288,7 +288,7 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
     facts = profile("h200")
     found = enumerate_candidates(graph, limits_of(options, facts), alternatives)
     enumerated = time.process_time()
-    problems = collect(graph, found.candidates, alternatives, facts, most_at_once=USES_AT_ONCE)
+    problems = collect(graph, found.candidates, alternatives, facts, most_at_once=Cuda.policy.uses_at_once)
     extracted = time.process_time()
     if log:
         print(f"  enumerate {enumerated - began:.2f} s, extract {extracted - enumerated:.2f} s", end=", ")
@@ -325,6 +325,7 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
         out_of_time=lambda: machine.now > machine.deadline,
         spent=lambda: (machine.now - extracted + began) / (machine.deadline - extracted + began),
         say=say,
+        policy=Cuda.policy,
         solver=aside,
     )
     plans = {t: plan_us(alternatives, problems, truth, [m for at, m in seen if at <= t], options) for t in moments}

@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.networks:
         return
     from weft.options import Options
-    from weft.pipeline.gpu import survey
+    from weft.platform.cuda.platform import survey
 
     with tempfile.TemporaryDirectory(prefix="weft-lt-") as cache:
         options = Options(device="cuda", cache_dir=Path(cache))

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
-from weft.pipeline import gpu
+from weft.platform.cuda import platform as gpu
 from weft.runtime.cuda_executable import CudaExecutable
 
 PATIENCE_S = 60

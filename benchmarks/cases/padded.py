@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def compiled(module: nn.Module, x: torch.Tensor, options: weft.Options, *, padded: bool) -> weft.Compiled:
     """Compiled with padded tensors among the alternatives, or without."""
-    with mock.patch("weft.pipeline.compile.find_alternatives", partial(_found, allowed=padded)):
+    with mock.patch("weft.platform.cuda.platform.find_alternatives", partial(_found, allowed=padded)):
         return weft.compile(module, (x,), options=options)
 
 

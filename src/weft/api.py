@@ -41,10 +41,11 @@ from weft.pipeline.collector import put_off
 from weft.pipeline.compile import compile_imported
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
-from weft.pipeline.framework import record_eager
+from weft.pipeline.framework import captured
 from weft.pipeline.job import Compilation
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
+from weft.platform.table import PLATFORMS, platform_of
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
@@ -304,7 +305,7 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
     if eager is not None:
         eager.settle()
         setting = survey(options)
-        answer = record_eager(eager, [x.to(setting.device) for x in inputs], setting, alone=True)
+        answer = captured(eager, [x.to(setting.platform.device) for x in inputs], setting, alone=True)
     else:
         answer = None
     record = replace(before.record, notes=tuple(dict.fromkeys((*before.record.notes, REFITTED))))
@@ -362,7 +363,7 @@ def compile(
     options = options or Options()
     if device is not None:
         options = replace(options, device=str(device))
-    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", options.device):
+    if not re.fullmatch(rf"({'|'.join(PLATFORMS)})(:[0-9]+)?", options.device):
         raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
     by_name = None
     if isinstance(example_inputs, Mapping):
@@ -472,10 +473,7 @@ def _compile_torch(
         raise OptionError(option="model", problem=problem)
     if isinstance(model, torch.nn.Module) and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
-    if options.device.startswith("cuda"):
-        from weft.pipeline.gpu import device_of
-
-        device_of(options)  # told before the weights go there
+    platform_of(options.device).device_of(options)  # what is not there is told before the weights go there
     watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
     program = model if isinstance(model, torch.export.ExportedProgram) else None
     placed, owned = run.stages.run("copy", _own, model, options.device)

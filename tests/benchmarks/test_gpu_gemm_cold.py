@@ -84,7 +84,7 @@ def test_without_the_command_line_a_process_takes_its_steps(
         def __exit__(self, *args: object) -> None:
             pass
 
-    monkeypatch.setattr("weft.pipeline.gpu.survey", lambda options: (profile("h200"), find_nvrtc(), {}))
+    monkeypatch.setattr("weft.platform.cuda.platform.survey", lambda options: (profile("h200"), find_nvrtc(), {}))
     monkeypatch.setattr("weft.tune.tuner.Tuner", Tuner)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
     gpu_gemm_cold.main(["--child", *gpu_gemm_cold.SHAPES[0], "--format", "json", "-o", str(tmp_path)])

@@ -129,7 +129,7 @@ def test_a_problem_that_fails_does_not_end_the_list(run: Any, tmp_path: Path, mo
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200 whose kernels take invented times, in place of the real thing."""
     from weft.gemm import again
-    from weft.pipeline import gpu
+    from weft.platform.cuda import platform as gpu
     from weft.tune import tuner
 
     class Tuner(Invented):

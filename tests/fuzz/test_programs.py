@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(private_directory(tmp_path / "cache")))
     # nothing is timed here: what the system says about the processor is enough
-    monkeypatch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+    monkeypatch.setattr("weft.platform.cpu.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
     return tmp_path
 
 

@@ -21,8 +21,8 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CudaSource
-from weft.pipeline import gpu
 from weft.pipeline.untuned import build
+from weft.platform.cuda import captured as capturing
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import InputError
 
@@ -73,8 +73,8 @@ def test_several_executables_from_several_threads_and_streams(compiled: Compile)
 def test_the_frameworks_model_in_a_graph_is_as_safe(compiled: Compile) -> None:
     """What is returned where eager beats every plan: threads and streams, a caller's capture, wrong devices."""
     case = compiled("transformer", "f16")
-    captured = gpu.capture(lambda *x: [case.module(*x)], case.inputs, case.options)
-    assert isinstance(captured, gpu.Captured)
+    captured = capturing.capture(lambda *x: [case.module(*x)], case.inputs, case.options)
+    assert isinstance(captured, capturing.Captured)
     given = [network("transformer", DTYPES["f16"], seed)[1] for seed in range(3)]
     expected = [captured(*x)[0] for x in given]
     torch.cuda.synchronize()

@@ -245,7 +245,7 @@ def test_calibration_is_plausible(stated: GpuFacts, nvrtc: Nvrtc, tmp_path: Path
 
 def test_the_survey_measures_the_frameworks_products_once(tmp_path: Path) -> None:
     from weft.options import Options
-    from weft.pipeline.gpu import survey
+    from weft.platform.cuda.platform import survey
 
     options = Options(device="cuda", cache_dir=tmp_path)
     facts, _, _ = survey(options)

@@ -21,10 +21,11 @@ from weft.kernels.plan import Plan
 from weft.orchestrate.alternatives import Alternatives, find_alternatives, padded
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import select
-from weft.pipeline import choose, finish, gpu, reference, untuned
+from weft.pipeline import choose, finish, reference, untuned
 from weft.pipeline.link import link
 from weft.pipeline.problems import collect
 from weft.pipeline.setting import Setting, limits_of, survey
+from weft.platform.cuda import platform as gpu
 from weft.runtime.cuda_executable import CudaExecutable
 
 pytestmark = pytest.mark.gpu

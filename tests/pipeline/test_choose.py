@@ -21,6 +21,7 @@ from weft.pipeline.plans import select_plans
 from weft.pipeline.problems import collect, make_kernels
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
+from weft.platform.cpu import Cpu
 
 FACTS = CpuFacts()
 
@@ -88,7 +89,7 @@ def test_without_a_right_operator_of_the_framework_there_is_no_library_plan(tmp_
             measured[entry.problem.key, schedule] = Measurement(entry.problem.key, schedule, verdict, (1.0,) * 6)
     options = Options(cache_dir=tmp_path)
     known = Known(measured, {}, complete=True)
-    setting = Setting(options, FACTS, None, {})
+    setting = Setting(options, Cpu(FACTS))
     plans = select_plans(alternatives, problems, known, setting)
     assert plans
     assert "library" not in [p.name for p in plans]

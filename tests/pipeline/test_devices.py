@@ -15,8 +15,9 @@ from weft import api
 from weft.device.cuda.facts import GpuFacts
 from weft.errors import DeviceError, OptionError
 from weft.options import Options
-from weft.pipeline import gpu
-from weft.pipeline.setting import limits_of, room_bytes, survey
+from weft.pipeline.setting import limits_of, survey
+from weft.platform.cuda import platform as gpu
+from weft.platform.cuda.platform import Cuda
 
 
 @pytest.mark.parametrize(("device", "looked_for"), [("cpu", False), ("cuda", True), ("cuda:0", True), ("cuda:1", True)])
@@ -34,7 +35,7 @@ def test_kernels_are_measured_on_the_gpu_that_runs_them(
     monkeypatch.setattr(gpu, "survey", lambda options, calibrate: (GpuFacts(), None, {}))
     monkeypatch.setattr(gpu, "device_of", lambda options: torch.device("cuda", index))
     setting = survey(Options(device=device, cache_dir=tmp_path))
-    assert setting.device == torch.device("cuda", index)
+    assert setting.platform.device == torch.device("cuda", index)
     assert setting.options.device == named
 
 
@@ -50,9 +51,9 @@ def test_a_gpu_that_is_not_there_has_no_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    assert [room_bytes(Options(device=d)) for d in ("cuda", "cuda:1")] == [0, 1]
+    assert [Cuda.room_bytes(Options(device=d)) for d in ("cuda", "cuda:1")] == [0, 1]
     with pytest.raises(DeviceError, match=r"device='cuda:77', but there are 2 GPUs .*W301"):
-        room_bytes(Options(device="cuda:77"))
+        Cuda.room_bytes(Options(device="cuda:77"))
 
 
 @pytest.mark.parametrize("device", ["cuda:", "cuda:x", "cuda:-1", "cpu:x", "tpu", "cuda:1\n"])

@@ -23,11 +23,13 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.problems import FIRST_ON_GPU, LIBRARY_FROM_US, Entry, Problems, collect
+from weft.pipeline.problems import LIBRARY_FROM_US, Entry, Problems, collect
 from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
-from weft.pipeline.search.loop import LATE_PRICE, PRICES, Learning, Pace, search
+from weft.pipeline.search.loop import LATE_PRICE, PRICES, Learning, search
 from weft.pipeline.setting import Setting
+from weft.platform.cuda.platform import Cuda
+from weft.platform.policy import SearchPolicy
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
@@ -72,7 +74,7 @@ def run(posed: tuple[Alternatives, Problems], machine: Machine, *, rounds: int =
         out_of_time=lambda: next(left, None) is None,
         spent=lambda: 0.5,
         say=lambda line: None,
-        pace=Pace(batch=6, late=0.8),
+        policy=SearchPolicy(batch=6, late=0.8),
     )
     assert isinstance(known, Learning)
     return known
@@ -110,7 +112,7 @@ def test_first_kernels_are_few_and_the_library_is_tried_where_it_may_win(
     for entry in posed[1].entries.values():
         list(machine.measured(entry))
         calls = sum(isinstance(kernel, LibraryCall) for _, kernel in entry.asked)
-        assert entry.first - calls <= FIRST_ON_GPU
+        assert entry.first - calls <= Cuda.policy.first
         if entry.first > calls:
             assert calls == 0 or (calls == 1 and entry.estimate_us >= LIBRARY_FROM_US)
 
@@ -164,7 +166,7 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     alternatives, problems = posed
     options = Options(device="cuda", budget_s=600.0)
     tuner = OneAhead()
-    setting = Setting(options, FACTS, None, {}, torch.device("cuda", 0))
+    setting = Setting(options, Cuda(FACTS))
     emission = Emission(generators(device="cuda"), FACTS, options, count=0)
     bench = measuring.Bench(cast("Tuner", tuner), emission)
     lines: list[str] = []
@@ -188,7 +190,7 @@ def test_libraries_are_asked_for_the_gpu_that_runs_them(
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     options = Options(device=f"cuda:{index}", budget_s=600.0)
-    setting = Setting(options, FACTS, None, {}, torch.device("cuda", index))
+    setting = Setting(options, Cuda(FACTS, device=torch.device("cuda", index)))
     bench = measuring.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
     measuring.measure(bench, *posed, setting, Deadline.of(600.0), lambda stage, line: None)
     assert set(current) == set(named)
@@ -216,7 +218,7 @@ def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float)
         out_of_time=lambda: False,
         spent=lambda: 0.0,
         say=lambda line: None,
-        pace=Pace(batch=100, late=0.8, overlaps=True),
+        policy=SearchPolicy(batch=100, late=0.8, overlaps=True),
     )
     assert isinstance(known, Learning)
     return known, asked
@@ -233,7 +235,7 @@ def test_in_a_hurry_one_kernel_of_everything_in_the_plan_goes_first(posed: tuple
 
 def test_with_time_the_first_few_kernels_go_together(posed: tuple[Alternatives, Problems]) -> None:
     _, asked = hurried(posed, Gpu(posed[1]), budget_s=1e4)
-    assert max(asked[0]) >= FIRST_ON_GPU
+    assert max(asked[0]) >= Cuda.policy.first
 
 
 def test_a_problem_whose_one_kernel_is_wrong_gets_the_next_ones(posed: tuple[Alternatives, Problems]) -> None:
@@ -259,7 +261,7 @@ def test_what_is_left_out_at_first_is_taken_in(posed: tuple[Alternatives, Proble
     assert first.entries.keys() == whole.entries.keys()
     for key, entry in first.entries.items():
         same = whole.entries[key]
-        assert (entry.estimate_us, entry.bound_us, entry.on_gpu) == (same.estimate_us, same.bound_us, same.on_gpu)
+        assert (entry.estimate_us, entry.bound_us, entry.policy) == (same.estimate_us, same.bound_us, same.policy)
         assert len(entry.uses) == len(same.uses)
         assert {(c.members, i, o) for c, i, o in entry.formats} == {(c.members, i, o) for c, i, o in same.formats}
 

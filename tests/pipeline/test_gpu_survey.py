@@ -11,7 +11,7 @@ import torch
 from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
 from weft.options import Options
-from weft.pipeline import gpu
+from weft.platform.cuda import platform as gpu
 from weft.runtime import streams
 
 

@@ -20,6 +20,7 @@ from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
 from weft.pipeline.setting import Setting
 from weft.pipeline.untuned import build
+from weft.platform.cuda.platform import Cuda
 from weft.runtime.any import AnyExecutable
 
 
@@ -27,7 +28,7 @@ from weft.runtime.any import AnyExecutable
 def stated_facts() -> Iterator[None]:
     """Nothing is timed here: what the system says about the processor is enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+        patch.setattr("weft.platform.cpu.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
         yield
 
 
@@ -66,7 +67,7 @@ def test_plans_for_a_gpu_have_few_kernels(name: str, tmp_path: Path, monkeypatch
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
     options = Options(device="cuda", cache_dir=private_directory(tmp_path))
-    setting = Setting(options, GpuFacts(), nvrtc, {}, torch.device("cuda", 0))
+    setting = Setting(options, Cuda(GpuFacts(), nvrtc))
     monkeypatch.setattr("weft.pipeline.untuned.survey", lambda _: setting)
     monkeypatch.setattr("weft.pipeline.untuned.link", lambda graph, plan, _: SimpleNamespace(plan=plan))
     module, x = grown(name, torch.float16, "cpu")

@@ -31,6 +31,7 @@ from weft.pipeline.problems import Entry, collect
 from weft.pipeline.search.prices import Known, priced_offers
 from weft.pipeline.setting import Setting, limits_of
 from weft.pipeline.untuned import plan_in
+from weft.platform.cuda.platform import Cuda
 
 VIEWS = ("permute", "reshape", "expand", "slice")
 
@@ -43,7 +44,7 @@ def planned(module: nn.Module, *shape: int, dtype: torch.dtype = torch.float16) 
     options, facts = Options(device="cuda", budget_s=0), profile("h200")
     found = find_alternatives(clean_up(imported.graph, strict=False).graph, strict=False, on_gpu=True)
     candidates = enumerate_candidates(found.graph, limits_of(options, facts), found, stop=lambda: True).candidates
-    setting = Setting(options, facts, None, {}, torch.device("cuda", 0))
+    setting = Setting(options, Cuda(facts))
     return found.graph, plan_in("library", collect(found.graph, candidates, found, facts), found, setting)
 
 

@@ -24,6 +24,7 @@ from weft.pipeline import choose, finish
 from weft.pipeline.problems import Entry, Problems, collect
 from weft.pipeline.search.loop import Inline, search
 from weft.pipeline.warm import plan_key
+from weft.platform.cuda.platform import Cuda
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,7 @@ def found(posed: tuple[Alternatives, Problems], options: Options) -> list[Plan]:
         out_of_time=lambda: False,
         spent=lambda: 0.0,
         say=lambda line: None,
+        policy=Cuda.policy,
         solver=Inline(),
     )
     assert known.complete

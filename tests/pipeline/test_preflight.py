@@ -121,7 +121,7 @@ def test_bombs_are_refused_by_name(name, tmp_path):
 
 
 def test_what_is_free_is_the_limit(monkeypatch, tmp_path):
-    monkeypatch.setattr("weft.pipeline.setting.free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("weft.platform.cpu.free_bytes", lambda: 1 << 20)
     with pytest.raises(LimitError, match="free"):
         weft.compile(files.raw(BOMBS["Tile"]()), options=weft.Options(budget_s=0, cache_dir=tmp_path))
 

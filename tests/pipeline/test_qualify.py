@@ -33,6 +33,7 @@ from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
+from weft.platform.cpu import Cpu
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = CpuFacts()
@@ -90,7 +91,7 @@ def run(
     covered: Callable[[Step], bool] = lambda step: False,
 ) -> tuple[list[Plan], list[str]]:
     lost: list[str] = []
-    setting = Setting(Options(budget_s=9.0), FACTS, None, {})
+    setting = Setting(Options(budget_s=9.0), Cpu(FACTS))
     of_verified = partial(planning.plans_of_verified, *posed, known, setting, Deadline.of(9.0))
     found = qualify.qualify(
         planned(posed, known), posed[1], known, worker, lambda: planned(posed, known), of_verified, lambda: False,
@@ -230,7 +231,7 @@ def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tupl
         assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
     assert sizes == sorted(sizes) and len(sizes) == len(known.right) > 3
     assert all(e.kernels is None for e in posed[1].entries.values()), "generators are asked for these later"
-    setting = Setting(Options(budget_s=9.0), FACTS, None, {})
+    setting = Setting(Options(budget_s=9.0), Cpu(FACTS))
     planning._library_calls(posed[1], known, setting)
     (plan,) = planning.plans_of_verified(*posed, known, setting, Deadline.of(9.0))
     assert qualify.is_verified(plan, known)
@@ -325,7 +326,7 @@ class Sick:
 def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems]) -> None:
     alternatives, problems = posed
     options = Options(budget_s=30.0)
-    setting = Setting(options, FACTS, None, {})
+    setting = Setting(options, Cpu(FACTS))
     emission = Emission(generators(), FACTS, options, count=0)
     bench = measuring.Bench(cast("Tuner", Sick()), emission)
     known = measuring.measure(bench, alternatives, problems, setting, Deadline.of(30.0), lambda stage, line: None)
@@ -406,7 +407,7 @@ def test_a_plan_that_raises_here_is_dropped(fault: Exception, tmp_path: Path, mo
         raise fault
 
     monkeypatch.setattr(linking, "link", refusing)
-    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    setting = Setting(Options(cache_dir=tmp_path), Cpu(FACTS))
     lost: list[str] = []
     graph, plan, x = residual_net(1), Plan("bad", ()), torch.ones(3)
     with pytest.warns(UserWarning, match="leaves out the plan bad"):
@@ -423,8 +424,8 @@ def test_a_plan_that_ends_the_use_of_the_gpu_is_reported_as_that(
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(linking, "link", killing)
-    monkeypatch.setattr(Setting, "is_sound", lambda self: False)
-    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    monkeypatch.setattr(Cpu, "is_sound", lambda self: False)
+    setting = Setting(Options(cache_dir=tmp_path), Cpu(FACTS))
     plans = [Plan("bad", ()), Plan("next", ())]
     with pytest.raises(
         DeviceError, match=r"the plan bad ended this process's use of the GPU: .*access was enc.* \[W301"
@@ -467,8 +468,8 @@ def test_a_remembered_plan_that_raises_is_made_anew(
         raise RuntimeError("CUDA error: out of resources\nmore")
 
     monkeypatch.setattr(linking, "link", raising)
-    monkeypatch.setattr(Setting, "is_sound", lambda self: sound)
-    setting = Setting(Options(cache_dir=tmp_path), FACTS, None, {})
+    monkeypatch.setattr(Cpu, "is_sound", lambda self: sound)
+    setting = Setting(Options(cache_dir=tmp_path), Cpu(FACTS))
     if sound:
         with pytest.warns(UserWarning, match=r"tunes anew, .* does not run: CUDA error: out of resources$"):
             assert recall.link_stored(residual_net(1), Plan("old", ()), setting) is None

@@ -20,8 +20,9 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import FIRST, LIBRARY_NEAR, Entry, Problems, collect, make_kernels
-from weft.pipeline.search.loop import Inline, Learning, Pace, search
+from weft.pipeline.search.loop import Inline, Learning, search
 from weft.pipeline.search.prices import Known
+from weft.platform.policy import SearchPolicy
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
 FACTS = CpuFacts(threads=2, frequency_ghz=3.0, peak_flops_f32=3.84e11, bandwidth=TABLE, read_bandwidth=TABLE)
@@ -77,7 +78,7 @@ def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 10
         out_of_time=lambda: next(left, None) is None,
         spent=lambda: spent,
         say=lambda line: None,
-        pace=Pace(batch=BATCH, late=0.8, last=0.5),
+        policy=SearchPolicy(batch=BATCH, late=0.8, last=0.5),
         solver=Inline(),
     )
 

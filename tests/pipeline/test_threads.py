@@ -16,7 +16,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CallStep, LibraryCall, Ref
-from weft.pipeline.link import ALONE_US, alone
+from weft.platform.cpu import ALONE_US, Cpu
 from weft.runtime.artifact import plan_from_json, plan_to_json
 from weft.runtime.executable import Executable, Linked
 
@@ -29,9 +29,10 @@ def small() -> Graph:
 def test_small_plans_are_also_tried_on_one_thread() -> None:
     plan = library_plan(small())
     large = replace(plan, name="large", steps=tuple(replace(s, cost_us=2 * ALONE_US) for s in plan.steps))
-    found = alone([plan, large], replace(CpuFacts(), threads=4))
+    found = Cpu(replace(CpuFacts(), threads=4)).variants(small(), [plan, large], timed=True)
     assert [(p.name, p.threads) for p in found] == [("library", 0), ("large", 0), ("library/1 thread", 1)]
-    assert alone([plan], replace(CpuFacts(), threads=1)) == [plan]
+    assert Cpu(replace(CpuFacts(), threads=1)).variants(small(), [plan], timed=True) == [plan]
+    assert Cpu(replace(CpuFacts(), threads=4)).variants(small(), [plan], timed=False) == [plan]
 
 
 def test_a_plan_keeps_its_number_of_threads() -> None:

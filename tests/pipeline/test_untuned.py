@@ -20,13 +20,14 @@ from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.options import Options
 from weft.pipeline.setting import Setting
 from weft.pipeline.untuned import WAYS, Untuned, build
+from weft.platform.cuda.platform import Cuda
 
 
 @pytest.fixture(scope="module", autouse=True)
 def stated_facts() -> Iterator[None]:
     """Nothing is timed here: what the system says about the processor is enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+        patch.setattr("weft.platform.cpu.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
         yield
 
 
@@ -98,7 +99,7 @@ def test_plans_for_a_gpu_have_kernels_for_it(
     """No GPU is needed to plan for one; the linker is given the plans as they are."""
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
-    setting = Setting(replace(options, device="cuda"), GpuFacts(), nvrtc, {}, torch.device("cuda", 0))
+    setting = Setting(replace(options, device="cuda"), Cuda(GpuFacts(), nvrtc))
     monkeypatch.setattr("weft.pipeline.untuned.survey", lambda _: setting)
     monkeypatch.setattr("weft.pipeline.untuned.link", lambda graph, plan, _: SimpleNamespace(plan=plan))
     made = build(import_exported(torch.export.export(block, (x,))), setting.options)

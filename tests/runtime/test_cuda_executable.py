@@ -19,7 +19,7 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CallStep, CudaSource, Launch, LibraryCall, Pointer, Ref, Schedule
-from weft.pipeline import gpu
+from weft.platform.cuda import captured as capturing
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import InputError, Linked
@@ -145,7 +145,7 @@ def test_a_call_on_another_stream_waits_for_the_last(cuda: FakeCuda) -> None:
     assert buffers >= 3 and cuda.kept_for == ["default"] * buffers + ["other"] * buffers, "once for each stream"
 
 
-def captured(cuda: FakeCuda, calls: list[tuple[torch.Tensor, ...]]) -> gpu.Captured:
+def captured(cuda: FakeCuda, calls: list[tuple[torch.Tensor, ...]]) -> capturing.Captured:
     def model(*given: torch.Tensor) -> list[torch.Tensor]:
         calls.append(given)
         out = expected(*given)
@@ -153,7 +153,7 @@ def captured(cuda: FakeCuda, calls: list[tuple[torch.Tensor, ...]]) -> gpu.Captu
             cuda.recording.add(lambda: out.copy_(expected(*given)), cuda.current)
         return [out]
 
-    return gpu.Captured(model, inputs())
+    return capturing.Captured(model, inputs())
 
 
 def test_the_frameworks_own_model_keeps_the_same_order(cuda: FakeCuda) -> None:

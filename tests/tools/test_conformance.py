@@ -34,7 +34,7 @@ def engines(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conformance, "CACHE", private_directory(tmp_path_factory.mktemp("cache")))
         # nothing is timed here: what the system says about the processor is enough
-        patch.setattr("weft.pipeline.setting.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
+        patch.setattr("weft.platform.cpu.cpu_facts", lambda cache, **_: cpu_facts(cache, calibrate=False))
         patch.setitem(ENGINES, "fused", partial(compiled, ways=("fused",)))
         yield patch
 

@@ -328,7 +328,7 @@ def _sample(place: torch.device) -> Sample | None:
     """How a run on this device is timed; None: by the host's clock."""
     if place.type == "cpu":
         return None
-    from weft.pipeline.gpu import sample_us
+    from weft.platform.cuda.platform import sample_us
 
     return sample_us
 

@@ -134,8 +134,9 @@ def _dry(problems: list[Gemm], limit: int, options: Options) -> Iterator[Result]
 
 
 def _measured(problems: list[Gemm], limit: int, against: str, options: Options, screen: Screen) -> Iterator[Result]:
-    from weft.pipeline.gpu import device_of, survey
     from weft.pipeline.search.measure import progress_line
+    from weft.platform.cuda.device import device_of
+    from weft.platform.cuda.platform import survey
     from weft.tune.ahead import Ahead
     from weft.tune.store import Database
     from weft.tune.tuner import ProblemTrial, Progress, Tuner, make_site

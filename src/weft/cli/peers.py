@@ -95,7 +95,7 @@ def _tried(module: Callable[..., Tensors], inputs: Tensors, note: str) -> Peer:
         return Peer(None, f"fails: {type(error).__name__}: {visible(_first_line(error), 200)}")
     if not any(x.is_cuda for x in inputs):
         return Peer(run, note)
-    from weft.pipeline.gpu import capture
+    from weft.platform.cuda.captured import capture
 
     captured = capture(module, inputs, Options.from_environment(os.environ))
     if isinstance(captured, Declined):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, reference, summary, warm
 from weft.pipeline.finish import Contender, Expected
-from weft.pipeline.framework import NO_PLAN, record_eager, why
+from weft.pipeline.framework import NO_PLAN, captured, why
 from weft.pipeline.job import Job, Searched
 from weft.pipeline.link import link_all
 from weft.pipeline.reference import working_dtype
@@ -76,8 +75,8 @@ def decided(
         working_dtype(job.graph),
         seed=setting.options.seed,
         budget_s=min(20.0, max(1.0, clock.left_s)) if job.tunes else 0.0,
-        sample=setting.sample,
-        lives=setting.is_sound,
+        sample=setting.platform.sample_us,
+        lives=setting.platform.is_sound,
         left_s=lambda: clock.seconds_to(clock.last),
     )
 
@@ -105,17 +104,18 @@ def _blamed(
     from weft.pipeline.repro import Case, blame
 
     setting, clock = job.setting, job.clock
+    environment = setting.platform.environment
     drawn = job.example_inputs is None and not job.imported.integers
     found = list(timed)
     for k, (about, contender) in enumerate(zip(timed, contenders, strict=True)):
         executable = contender.executable
-        if about.verified or not finish.is_judged(about.note) or executable is None or not setting.is_sound():
+        if about.verified or not finish.is_judged(about.note) or executable is None or not setting.platform.is_sound():
             continue
         case = Case(job.imported.graph, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
         seconds = min(max(clock.left_s, BLAME_S), clock.seconds_to(clock.last))
         warn = partial(warnings.warn, stacklevel=2)
         try:
-            note = blame(executable, case, about.note, setting.options, setting.environment, warn, seconds=seconds)
+            note = blame(executable, case, about.note, setting.options, environment, warn, seconds=seconds)
         except (RuntimeError, IndexError) as error:  # what was refused may also fail
             note = f"{about.note}; {type(error).__name__} while it was looked at"
         found[k] = replace(about, note=note)
@@ -160,7 +160,7 @@ def recorded(
         chosen.name, job.graph, executable, in_place_us, searched.verdict,
     )  # fmt: skip
     records = tuple(job.stages.records)
-    return job.stages.run("record", summary.record, parts, job.model, job.setting.environment, records)
+    return job.stages.run("record", summary.record, parts, job.model, job.setting.platform.environment, records)
 
 
 def remembered(job: Job, key: str, executable: AnyExecutable | None, record: CompileRecord, searched: Searched) -> None:
@@ -184,9 +184,6 @@ def settled(job: Job, *, won: bool, inputs: Tensors) -> Callable[..., Tensors] |
     with job.stages.timed("settle"):
         if eager is not None and job.framework.settle is not None:
             job.framework.settle()
-        if setting.on_gpu:
-            if eager is not None:
-                eager = record_eager(eager, inputs, setting, alone=True)
-            gc.collect()  # plans hold themselves by their launches
-            torch.cuda.empty_cache()
+        eager = captured(eager, inputs, setting, alone=True)
+        setting.platform.free_memory(garbage=True)
     return eager

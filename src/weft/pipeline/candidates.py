@@ -8,7 +8,6 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
 from weft.pipeline.job import Job
 from weft.pipeline.problems import Problems, collect
-from weft.pipeline.setting import limits_of
 
 ENUMERATE_SHARE, EXTRACT_SHARE = 0.15, 0.2
 """Of the time that is left when a stage begins: what it may take before it ends with what it has."""
@@ -16,16 +15,13 @@ UNTUNED_SHARE = 0.35
 """Without a budget, of the time that is left: what cutting the model's operators out may take before it is given up."""
 FEW_CANDIDATES = 500
 """So many are always cut out (0.1 s), so that there is a plan which can be saved."""
-USES_AT_ONCE = 4000
-"""On a GPU, places of kernels in formats of which all are cut out before the first plan is made (0.2 ms each); where
-there are more, that plan is made with channels-last images alone. With a limit on memory it might not exist."""
 
 
 def enumerated(job: Job, alternatives: Alternatives) -> tuple[Enumeration, bool]:
     """Candidates, and whether there was time for all."""
     stages, setting = job.stages, job.setting
     enough = job.clock.until(job.clock.within(ENUMERATE_SHARE))
-    limits = limits_of(setting.options, setting.facts)
+    limits = setting.platform.limits(setting.options, setting.platform.facts)
     found = stages.run("enumerate", enumerate_candidates, job.graph, limits, alternatives, stop=enough)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     return found, not enough.fired
@@ -34,12 +30,12 @@ def enumerated(job: Job, alternatives: Alternatives) -> tuple[Enumeration, bool]
 def extracted(job: Job, alternatives: Alternatives, found: Enumeration) -> tuple[Problems | None, bool]:
     """Distinct problems, and whether there was time for all; None: without a budget there was no time for any plan."""
     stages, setting, clock = job.stages, job.setting, job.clock
-    most = USES_AT_ONCE if setting.on_gpu and not setting.options.memory_limit_bytes else math.inf
+    most = math.inf if setting.options.memory_limit_bytes else setting.platform.policy.uses_at_once
     cut = clock.until(clock.within(EXTRACT_SHARE))
     hurried = job.stands_in and not job.tunes and len(found.candidates) > FEW_CANDIDATES
     given_up = clock.until(clock.at_last(UNTUNED_SHARE) if hurried else math.inf)
     problems = stages.run(
-        "extract", collect, job.graph, found.candidates, alternatives, setting.facts,
+        "extract", collect, job.graph, found.candidates, alternatives, setting.platform.facts,
         most_at_once=most, stop=cut, give_up=given_up,
     )  # fmt: skip
     if hurried and given_up.fired:

@@ -24,18 +24,14 @@ from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, heuristic, is_within, select
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search.prices import Known
+from weft.platform.table import platform_of
 
 UNMEASURED_FACTOR = 4.0
 """An estimate stands in for a missing time only to keep the program feasible: it is made unattractive."""
 UNVERIFIED_FACTOR = 1.25
 """Calls that were verified without being timed are taken before those that must be verified still."""
-UNMEASURED_CALL_US = 12.0
-"""Added on a GPU, where a small operator is often several kernels, none of them launched early. Inferred from one plan
-with 24 such calls: it took 400 us longer than predicted, some 16 for each."""
-WORTH_TIMING = 1.05
-"""On a GPU, the heuristic plan is made where it is predicted to be at most so many times as slow as the best."""
 SOLVER_S, SOLVER_SHARE = 3.0, 0.05
-"""On a GPU, the final plans are solved for in this share of the budget, at least so many seconds."""
+"""Where programs are large, the final plans are solved for in this share of the budget, at least so many seconds."""
 
 
 TURNED = 2.0
@@ -103,7 +99,7 @@ def rank(
             continue
         fresh = [x for x in stand_ins(entry, known) if stands is None or stands(entry, x[1])]
         if (entry.called if library_only else entry.essential) and fresh:
-            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + (UNMEASURED_CALL_US if entry.on_gpu else 0.0)
+            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + entry.policy.unmeasured_call_us
             if not known.is_right(entry.problem.key, fresh[0][0]):
                 cost *= UNVERIFIED_FACTOR
             found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
@@ -166,7 +162,8 @@ def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, 
     solutions = _solve(graph, priced, alternatives, options, plans=3)
     found = [assemble(f"solution-{i + 1}", available, s.chosen, alternatives, s) for i, s in enumerate(solutions)]
     quick = heuristic(graph, priced, alternatives=alternatives)
-    slow = _on_gpu(options) and sum(priced[i].cost_us for i in quick) > WORTH_TIMING * solutions[0].cost_us
+    within = platform_of(options.device).policy.heuristic_within
+    slow = sum(priced[i].cost_us for i in quick) > within * solutions[0].cost_us
     if not slow and is_within(graph, priced, quick, options.memory_limit_bytes, alternatives=alternatives):
         found.append(assemble("heuristic", available, quick, alternatives, None))
     return found
@@ -175,21 +172,17 @@ def plans(graph: Graph, available: Sequence[Offer], alternatives: Alternatives, 
 def _solve(
     graph: Graph, priced: Sequence[Priced], alternatives: Alternatives, options: Options, *, plans: int
 ) -> list[Solution]:
-    on_gpu = _on_gpu(options)
+    large = platform_of(options.device).policy.large_programs
     return select(
         graph,
         priced,
         alternatives=alternatives,
         gap=options.solver_gap,
-        seconds=min(options.solver_s, max(SOLVER_S, SOLVER_SHARE * options.budget_s)) if on_gpu else options.solver_s,
+        seconds=min(options.solver_s, max(SOLVER_S, SOLVER_SHARE * options.budget_s)) if large else options.solver_s,
         plans=plans,
         memory_limit=options.memory_limit_bytes,
-        core=on_gpu,
+        core=large,
     )
-
-
-def _on_gpu(options: Options) -> bool:
-    return options.device != "cpu"
 
 
 def library_plan(
@@ -213,10 +206,10 @@ def library_plan(
     """
     calls = [x for r in ranked if (x := _of_the_framework(r)) is not None]
     available = [o for o in offers(calls, kinds=_CALLED) if not (o.candidate.members & alternatives.extra)]
-    on_gpu = _on_gpu(options)
-    price = _Overheads() if on_gpu else _calls
+    launches = platform_of(options.device).policy.counts_launches
+    price = _Overheads() if launches else _calls
     priced = [replace(o.priced, cost_us=price(o)) for o in available]
-    if (on_gpu or options.budget_s <= 0) and not options.memory_limit_bytes:
+    if (launches or options.budget_s <= 0) and not options.memory_limit_bytes:
         return assemble("library", available, _cheapest(graph, priced, alternatives, stop), alternatives, None)
     fewest = _solve(graph, priced, alternatives, replace(options, solver_gap=0.0), plans=1)[0]
     return assemble("library", available, fewest.chosen, alternatives, None)

@@ -12,19 +12,19 @@ from weft.errors import BudgetWarning
 from weft.frontends.imported import Imported
 from weft.ir.passes import clean_up
 from weft.options import Options
-from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import answer, collector, preflight, warm
 from weft.pipeline.candidates import enumerated, extracted
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.framework import by_framework, first_run, record_eager, started, started_late
+from weft.pipeline.framework import by_framework, captured, first_run, started, started_late
 from weft.pipeline.job import Compilation, Framework, Job, Searched, Start
 from weft.pipeline.link import judged_in_time
 from weft.pipeline.plans import qualified_plans, select_in_time
 from weft.pipeline.recall import recalled
 from weft.pipeline.search.measure import measured, opened
-from weft.pipeline.setting import room_bytes, survey
+from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
 from weft.pipeline.verdict import judged
+from weft.platform.table import platform_of
 
 Tensors = Sequence[torch.Tensor]
 CLEAN_UP_RATIO = 4.0
@@ -59,18 +59,18 @@ def compile_imported(
     `framework` names it in the record.
     """
     stages, clock = stages or Stages(options, say), clock or Deadline.of(options.budget_s)
-    stages.run("preflight", preflight.check, imported.graph, options, room_bytes(options))
-    setting = stages.run("survey", survey, options).with_lease()
+    stages.run("preflight", preflight.check, imported.graph, options, platform_of(options.device).room_bytes(options))
+    setting = stages.run("survey", survey, options)
+    platform = setting.platform.lending()
+    setting = replace(setting, platform=platform)
     job = Job.of(imported, example_inputs, Framework(framework, eager, settle, start), model, setting, stages, clock)
     if job.stands_in and job.tunes and clock.clock() + CLEAN_UP_RATIO * stages.seconds("import") >= clock.end:
         return by_framework(job, [TOO_LATE], inputs=None)
     with collector.put_off():
         cleaned = stages.run("clean up", clean_up, job.graph, strict=options.strict).graph
-        alternatives = stages.run(
-            "alternatives", find_alternatives, cleaned, strict=options.strict, on_gpu=setting.on_gpu
-        )
+        alternatives = stages.run("alternatives", platform.find_alternatives, cleaned, strict=options.strict)
         job = replace(job, cleaned=cleaned, graph=alternatives.graph)
-        key = warm.plan_key(job.graph, options, setting.environment)
+        key = warm.plan_key(job.graph, options, platform.environment)
         stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
     if (before := recalled(job, stored)) is not None:
         return before
@@ -101,11 +101,11 @@ def compile_imported(
     job = started_late(job, plans)
     if untuned and not judged_in_time(job.graph, clock):
         return by_framework(job, [UNTUNED_LATE], searched, inputs=inputs)
-    with setting.aside():
+    with platform.aside():
         expected = answer.expected_outputs(job, inputs)
         if untuned and not judged_in_time(job.graph, clock, stages.seconds("reference")):
             return by_framework(job, [UNTUNED_LATE], searched, inputs=inputs)
-        baseline = stages.run("baseline", record_eager, job.framework.run, inputs, setting)
+        baseline = stages.run("baseline", captured, job.framework.run, inputs, setting)
         contenders = answer.linked(job, searched, inputs, baseline, lost)
         chosen, timed = answer.decided(job, contenders, expected)
         timed = answer.explained(job, timed, contenders, alternatives, inputs)

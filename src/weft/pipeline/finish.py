@@ -23,6 +23,7 @@ from weft.ir.graph import Graph
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
+from weft.platform.cpu import host_sample
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable
 from weft.tune.tolerance import TOLERANCES, ModelCheck, gate_b
@@ -271,14 +272,6 @@ def interleave(
         for name in order:
             samples[name].append(sample(runs[name], repeats[name]))
     return samples if any(samples.values()) or not rounds else {n: [first[n]] if n in first else [] for n in runs}
-
-
-def host_sample(run: Callable[[], object], repeats: int) -> float:
-    """Microseconds per call by the host's clock."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats * 1e6
 
 
 def wins(challenger: Sequence[float], incumbent: Sequence[float]) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 
 from weft.errors import BudgetWarning
-from weft.ir.declined import Declined
 from weft.kernels.record import PlanRecord
 from weft.pipeline import finish, summary
 from weft.pipeline.job import Compilation, Job, Searched
@@ -50,32 +49,24 @@ def _started(job: Job, budget_s: float) -> Job:
 
 
 def first_run(job: Job, bench: Bench | None, inputs: Tensors) -> None:
-    """On a GPU: what the framework's first run loads, for seconds, is loaded while the worker is."""
+    """What the framework's first run on another device loads, for seconds, is loaded while the worker is."""
     eager = job.framework.run
-    if bench is not None and job.setting.on_gpu and eager is not None:
+    if bench is not None and job.setting.platform.asynchronous and eager is not None:
         job.stages.run("first run", run_once, eager, inputs, job.setting)
 
 
 def run_once(eager: Callable[..., Tensors], inputs: Tensors, setting: Setting) -> None:
-    """Run the framework's own execution once on a GPU, and leave the memory to who measures."""
-    with setting.aside(), torch.no_grad():
+    """Run the framework's own execution once, and leave the memory to who measures."""
+    with setting.platform.aside(), torch.no_grad():
         takes(eager, inputs)
-    torch.cuda.empty_cache()
+    setting.platform.free_memory()
 
 
-def record_eager(
+def captured(
     eager: Callable[..., Tensors] | None, inputs: Tensors, setting: Setting, *, alone: bool = False
 ) -> Callable[..., Tensors] | None:
-    """The framework's own model as a baseline: on a GPU recorded into a CUDA graph, where that is possible.
-
-    `alone`: on streams of its own, because it may run beside a plan.
-    """
-    if eager is None or not setting.on_gpu:
-        return eager
-    from weft.pipeline import gpu
-
-    captured = gpu.capture(eager, inputs, setting.options, None if alone else setting.lease)
-    return eager if isinstance(captured, Declined) else captured
+    """The framework's own model as a baseline, see `Platform.capture`."""
+    return None if eager is None else setting.platform.capture(eager, inputs, setting.options, alone=alone)
 
 
 def by_framework(
@@ -83,7 +74,7 @@ def by_framework(
 ) -> Compilation:
     """The framework's own execution, where no plan is left: there is nothing to compare it with, nor to judge it by.
 
-    `inputs`: on a GPU it is recorded with them; None: there is no time for that.
+    `inputs`: it is captured with them; None: there is no time for that.
     """
     searched, stages, framework = searched or Searched(), job.stages, job.framework
     verdict = searched.verdict
@@ -97,11 +88,12 @@ def by_framework(
         job.imported, job.cleaned, searched.found, searched.problems, searched.known, (), (own,), framework.name,
         job.graph, None, verdict=verdict,
     )  # fmt: skip
-    record = stages.run("record", summary.record, parts, job.model, job.setting.environment, tuple(stages.records))
+    environment = job.setting.platform.environment
+    record = stages.run("record", summary.record, parts, job.model, environment, tuple(stages.records))
     with stages.timed("settle"):
         if framework.settle is not None:
             framework.settle()
-        answer = framework.run if inputs is None else record_eager(framework.run, inputs, job.setting, alone=True)
+        answer = framework.run if inputs is None else captured(framework.run, inputs, job.setting, alone=True)
     return Compilation(job.graph, None, stages.close(record), answer)
 
 

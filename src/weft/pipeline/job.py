@@ -117,7 +117,7 @@ class Job:
         given = self.example_inputs
         if given is None:
             given = reference.example_inputs(self.cleaned, self.setting.options.seed, self.imported.integers)
-        return [x.to(self.setting.device) for x in given]
+        return [x.to(self.setting.platform.device) for x in given]
 
     @property
     def tunes(self) -> bool:

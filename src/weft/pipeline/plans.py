@@ -101,7 +101,7 @@ def select_plans(
 
 def _stands(setting: Setting) -> Callable[[Entry, LibraryCall], bool] | None:
     """Without a budget: which calls may stand though nobody will measure them; None: see `choose.rank`."""
-    return partial(_is_covered, device=setting.device.type) if setting.options.budget_s <= 0 else None
+    return partial(_is_covered, device=setting.platform.kind) if setting.options.budget_s <= 0 else None
 
 
 def _is_covered(entry: Entry, call: LibraryCall, *, device: str) -> bool:
@@ -110,10 +110,10 @@ def _is_covered(entry: Entry, call: LibraryCall, *, device: str) -> bool:
 
 def _library_calls(problems: Problems, known: Known, setting: Setting) -> None:
     """Make the calls that no plan can do without, where that was not done; each is made once."""
-    makers = generators(library=True, generated=False, device=setting.device.type)
+    makers = generators(library=True, generated=False, device=setting.platform.kind)
     for entry in problems.entries.values():
         if entry.called and entry.kernels is None:
-            make_kernels(entry, problems, makers, setting.facts, setting.options)
+            make_kernels(entry, problems, makers, setting.platform.facts, setting.options)
     if not setting.options.allow_library:
         _stand_in(problems, known, makers, setting)
 
@@ -124,7 +124,7 @@ def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], set
     for entry in problems.entries.values():
         if entry.essential and entry.problem.key not in right:
             most = setting.options.keep_per_problem
-            for offer in (kernels_of(maker, entry.problem, setting.facts, most) for maker in makers):
+            for offer in (kernels_of(maker, entry.problem, setting.platform.facts, most) for maker in makers):
                 new = [pair for pair in offer.kernels if pair not in (entry.kernels or ())]
                 entry.kernels = [*(entry.kernels or ()), *new]
 
@@ -174,6 +174,7 @@ def qualified(
             known.failed = str(error.details["problem"])
             lost.append(known.failed)
 
+    stands_unverified = partial(_stands_unverified, problems=problems, suspects=bench.tuner.suspects, device=bench.kind)
     return qualify.qualify(
         plans,
         problems,
@@ -184,18 +185,18 @@ def qualified(
         lambda: clock.passed(until),
         has_baseline=has_baseline,
         lost=lost,
-        covered=lambda step: (
-            clock.spent <= UNVERIFIED_BY and _stands_unverified(step, problems=problems, suspects=bench.tuner.suspects)
-        ),
+        covered=lambda step: clock.spent <= UNVERIFIED_BY and stands_unverified(step),
     )
 
 
-def _stands_unverified(step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]]) -> bool:
+def _stands_unverified(
+    step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]], device: str
+) -> bool:
     """Whether a step may be taken as it may without a budget: not if a worker was lost with it."""
     entry, call = problems.entries[step.problem_key], step.kernel
     if not isinstance(call, LibraryCall) or (step.problem_key, call.schedule) in suspects:
         return False
-    return _is_covered(entry, call, device="cuda" if entry.on_gpu else "cpu")
+    return _is_covered(entry, call, device=device)
 
 
 def plans_of_verified(

@@ -14,6 +14,7 @@ from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import TensorType
 from weft.options import Options
+from weft.platform.table import platform_of
 
 _RENAMES = frozenset({Prim.BROADCAST, Prim.TRANSPOSE, Prim.SLICE})
 """Views of their operand, whatever its strides."""
@@ -93,8 +94,8 @@ def check(graph: Graph, options: Options, free_bytes: int) -> None:
             problem=f"the model has {working} primitives, the limit is {options.max_primitives}",
             remedy="compile it in parts, or allow more with WEFT_MAX_PRIMITIVES or Options.max_primitives",
         )
-    # no float64 where an operator has none; a GPU that has no room for it does without
-    wide = options.device == "cpu" and all(n.prim is not Prim.OPAQUE for n in graph.nodes)
+    # no float64 where an operator has none
+    wide = platform_of(options.device).judges_in_float64 and all(n.prim is not Prim.OPAQUE for n in graph.nodes)
     need = needed(graph, wide=wide)
     room = options.compile_memory_bytes or max(free_bytes, _LEAST_BYTES)
     if need.peak_bytes <= room:

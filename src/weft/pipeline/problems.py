@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.device.any import DeviceFacts
-from weft.device.cuda.record import GpuFacts
 from weft.generate.library.algorithm import names_algorithm
 from weft.generate.library.operators import TABLED
 from weft.generate.offer import Offer, kernels_of
@@ -29,13 +28,16 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
 from weft.orchestrate.extract import Extracted, FormatChoice, extract, format_choices
+from weft.platform.cpu import Cpu
+from weft.platform.policy import SearchPolicy
+from weft.platform.table import policy_for
 
 FIRST = 1
-"""Kernels of each generator that are made and measured before it is known whether the problem matters."""
-FIRST_ON_GPU, FIRST_CALLS_ON_GPU = 2, 3
-"""The same on a GPU, of generated kernels and of library calls where nothing is generated."""
+"""Kernels of each generator that are made first at least, and in a hurry at most."""
+FIRST_CALLS = 3
+"""Library calls that are made first where they are spared and nothing is generated."""
 LIBRARY_FROM_US = 7.0
-"""On a GPU, products whose estimate is below this are first tried without the library: it seldom won there."""
+"""Where calls are spared, products whose estimate is below this are first tried without the library: it seldom won."""
 LIBRARY_NEAR = 1.15
 """Further algorithms of a library are measured where its best call took at most so many times the best kernel: of
 twelve products measured on an NVIDIA H200 the best algorithm took 0.87 of the heuristic's first at least."""
@@ -63,7 +65,8 @@ class Entry:
     """Whether a library's further algorithms are worth a trial."""
     more: bool = False
     """Whether a generator may make more than `kernels` for the asking."""
-    on_gpu: bool = False
+    policy: SearchPolicy = Cpu.policy
+    """Of the kind of device that it is for."""
     hurried: bool = False
     """Whether one kernel is enough for now, because time is short."""
     made: int = 0
@@ -79,7 +82,7 @@ class Entry:
     @property
     def first_few(self) -> int:
         """Kernels of each generator that are measured first, at most."""
-        return FIRST_ON_GPU if self.on_gpu and not self.hurried else FIRST
+        return FIRST if self.hurried else self.policy.first
 
     def most(self, options: Options) -> int:
         """Kernels to ask each generator for."""
@@ -280,9 +283,9 @@ def _collect(
 
 def _entry(problem: Problem, same: Entry | None, facts: DeviceFacts) -> Entry:
     if same is not None:
-        return Entry(problem, [], same.estimate_us, same.bound_us, on_gpu=same.on_gpu)
+        return Entry(problem, [], same.estimate_us, same.bound_us, policy=same.policy)
     bound, estimate = lower_bound_us(problem, facts), estimate_us(problem, facts)
-    return Entry(problem, [], estimate, bound, on_gpu=isinstance(facts, GpuFacts))
+    return Entry(problem, [], estimate, bound, policy=policy_for(facts))
 
 
 @contextmanager
@@ -325,12 +328,12 @@ def take_kernels(entry: Entry, problems: Problems, found: Sequence[Offer]) -> No
 
 def _first_of(entry: Entry, found: Sequence[Offer]) -> list[int]:
     """How many kernels of each offer are measured first."""
-    if not entry.on_gpu:
-        return [FIRST] * len(found)
+    if not entry.policy.spares_calls:
+        return [entry.first_few] * len(found)
     library = [any(isinstance(kernel, LibraryCall) for _, kernel in offer.kernels) for offer in found]
     generated = any(offer.kernels for offer, its in zip(found, library, strict=True) if not its)
     if entry.hurried:
         return [0 if its and generated else FIRST for its in library]
     worth = entry.sort.startswith("product") and entry.estimate_us >= LIBRARY_FROM_US
-    calls = 1 if worth else 0 if generated else FIRST_CALLS_ON_GPU
-    return [calls if its else FIRST_ON_GPU for its in library]
+    calls = 1 if worth else 0 if generated else FIRST_CALLS
+    return [calls if its else entry.policy.first for its in library]

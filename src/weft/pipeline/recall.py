@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import torch
-
 from weft.errors import DeviceError
 from weft.ir.graph import Graph
 from weft.kernels.codec import Json
@@ -13,7 +11,7 @@ from weft.kernels.dataclass_json import from_json
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.pipeline import finish, link, summary
-from weft.pipeline.framework import record_eager, started_again
+from weft.pipeline.framework import captured, started_again
 from weft.pipeline.job import Compilation, Job
 from weft.pipeline.setting import Setting
 from weft.runtime.any import AnyExecutable
@@ -33,8 +31,7 @@ def recalled(job: Job, stored: tuple[Plan, Json] | None) -> Compilation | None:
     if executable is None:
         return None
     stages.note("a plan that was chosen before: nothing is measured")
-    if setting.on_gpu:
-        torch.cuda.empty_cache()  # weights that were packed
+    setting.platform.free_memory()  # weights that were packed
     record = from_json(CompileRecord, old)
     record = summary.renamed(record, job.model, job.imported, executable, tuple(stages.records))
     won = None
@@ -46,7 +43,7 @@ def recalled(job: Job, stored: tuple[Plan, Json] | None) -> Compilation | None:
                 if framework.settle is not None:
                     framework.settle()
                 if job.example_inputs is not None:
-                    won = record_eager(won, [x.to(setting.device) for x in job.example_inputs], setting, alone=True)
+                    won = captured(won, job.inputs(), setting, alone=True)
     return Compilation(executable.graph, executable, stages.close(record), won)
 
 
@@ -60,7 +57,7 @@ def link_stored(graph: Graph, plan: Plan, setting: Setting) -> AnyExecutable | N
         return link.link(graph, plan, setting)
     except finish.FAULTS as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        if not setting.is_sound():
+        if not setting.platform.is_sound():
             problem = f"the plan that was chosen before ended this process's use of the GPU: {said}"
             raise DeviceError(problem=problem) from error
         text = f"Weft tunes anew, the plan it remembers does not run: {said}"

@@ -8,7 +8,6 @@ of a kernel) make another graph or other kernels, and are refused.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -22,10 +21,10 @@ from weft.ir.passes import clean_up
 from weft.ir.prims import FREE, Prim
 from weft.kernels.plan import Plan
 from weft.options import Options
-from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import finish, reference
 from weft.pipeline.indices import with_checks
 from weft.pipeline.reference import working_dtype
+from weft.platform.table import platform_of
 from weft.runtime.any import AnyExecutable, place_of, with_graph
 
 Tensors = Sequence[torch.Tensor]
@@ -44,8 +43,7 @@ def refitted(
     """
     given, _ = with_checks(imported) if options.check_indices else (imported, ())
     cleaned = clean_up(given.graph, strict=options.strict)
-    on_gpu = options.device != "cpu"
-    graph = find_alternatives(cleaned.graph, strict=options.strict, on_gpu=on_gpu).graph
+    graph = platform_of(options.device).find_alternatives(cleaned.graph, strict=options.strict).graph
     place = difference(old.graph, graph)
     if place is not None:
         problem = f"with these weights the model becomes another graph{place}: their values decide what is computed"
@@ -64,9 +62,7 @@ def refitted(
     if not check.ok:
         problem = f"the plan is not right with these weights: {check.note}"
         raise RefitError(problem=problem, remedy=RECOMPILE)
-    if on_gpu:
-        gc.collect()
-        torch.cuda.empty_cache()  # weights that were packed
+    platform_of(options.device).free_memory(garbage=True)  # weights that were packed
     return executable
 
 
@@ -79,8 +75,7 @@ def graph_of(plan: AnyExecutable, imported: Imported) -> tuple[Graph, int] | Dec
     for strict in (False, True):
         for given in (imported, with_checks(imported)[0]):
             cleaned = clean_up(given.graph, strict=strict)
-            on_gpu = place_of(plan).type == "cuda"
-            graph = find_alternatives(cleaned.graph, strict=strict, on_gpu=on_gpu).graph
+            graph = platform_of(place_of(plan).type).find_alternatives(cleaned.graph, strict=strict).graph
             place = difference(plan.graph, graph, names=graph)
             if place is None:
                 pairs = zip(plan.graph.nodes, graph.nodes, strict=True)

@@ -192,7 +192,7 @@ def replay(path: Path, options: Options, *, trust: str | None = None) -> Replay:
     setting = survey(chosen)
     executable = link(case.graph, case.plan, setting)
     executable.check_indices = False
-    inputs = [x.to(setting.device) for x in case.inputs]
+    inputs = [x.to(setting.platform.device) for x in case.inputs]
     expected = reference.outputs(case.model, inputs, None, allow_tf32=chosen.allow_tf32)
     contender = finish.Contender(
         case.plan.name, lambda: executable(*inputs), executable.kernels, 0.0, False, executable

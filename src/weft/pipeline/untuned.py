@@ -26,13 +26,13 @@ from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource, Kernel, KernelSource, LibraryCall, Schedule
 from weft.options import Options
-from weft.orchestrate.alternatives import Alternatives, find_alternatives
+from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
 from weft.pipeline import choose
 from weft.pipeline.link import link
 from weft.pipeline.problems import Entry, Problems, collect, make_kernels
-from weft.pipeline.setting import Setting, limits_of, survey
+from weft.pipeline.setting import Setting, survey
 from weft.runtime.any import AnyExecutable
 
 WAYS = ("fused", "single", "mixed", "library")
@@ -66,9 +66,10 @@ def build(imported: Imported, options: Options, ways: Sequence[str] = WAYS) -> U
     """
     setting = survey(options)
     cleaned = clean_up(imported.graph, strict=options.strict)
-    alternatives = find_alternatives(cleaned.graph, strict=options.strict, on_gpu=setting.on_gpu)
-    found = enumerate_candidates(alternatives.graph, limits_of(options, setting.facts), alternatives)
-    problems = collect(alternatives.graph, found.candidates, alternatives, setting.facts)
+    platform = setting.platform
+    alternatives = platform.find_alternatives(cleaned.graph, strict=options.strict)
+    found = enumerate_candidates(alternatives.graph, platform.limits(options, platform.facts), alternatives)
+    problems = collect(alternatives.graph, found.candidates, alternatives, platform.facts)
     built: dict[str, AnyExecutable] = {}
     seen: set[object] = set()
     for way in ways:
@@ -120,8 +121,8 @@ class _Maker:
         self._problems = problems
         self._setting = setting
         self._way = way
-        self._device = setting.device.type
-        self._generators = generators(library=False, generated=setting.compiler is not None, device=self._device)
+        platform, self._device = setting.platform, setting.platform.kind
+        self._generators = generators(library=False, generated=platform.compiler is not None, device=self._device)
 
     def price(self, entry: Entry) -> float:
         """What the plan is charged: the estimate, or a random number; library calls only where nothing else is."""
@@ -152,7 +153,7 @@ class _Maker:
         alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
         makers = generators(generated=False, device=self._device)
-        return tuple(make_kernels(alone, self._problems, makers, setting.facts, setting.options))
+        return tuple(make_kernels(alone, self._problems, makers, setting.platform.facts, setting.options))
 
     def covered(self, entry: Entry) -> Kernels:
         """As a plan that nobody measured takes them: the forms that a test covers; others where there is none."""
@@ -164,7 +165,7 @@ class _Maker:
         alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
         options = setting.options if self._way == "mixed" else replace(setting.options, keep_per_problem=1)
-        return make_kernels(alone, self._problems, self._generators, setting.facts, options)
+        return make_kernels(alone, self._problems, self._generators, setting.platform.facts, options)
 
     def _chance(self, entry: Entry) -> random.Random:
         seed = f"{self._setting.options.seed}|{entry.problem.key}"

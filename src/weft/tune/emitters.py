@@ -12,8 +12,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Self, cast, final
 
+from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
+from weft.generate.cuda import CudaGenerator
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.kernels.candidate import Problem
@@ -37,6 +39,22 @@ def processes() -> int:
     """How many processes pay for themselves on this machine; 0 on a small one."""
     cores = len(os.sched_getaffinity(0))
     return min(MOST, cores - SPARE) if cores > SPARE + 1 else 0
+
+
+def writes(generator: Generator) -> bool:
+    """Whether a generator is one whose kernels other processes may write."""
+    return isinstance(generator, CudaGenerator)
+
+
+def emitters_for(generators: Sequence[Generator], facts: DeviceFacts, count: int | None = None) -> Emitters | None:
+    """So many processes, not started, that may write some generator's kernels; None: all are written here.
+
+    `count`: None: as many as the machine has cores for.
+    """
+    count = processes() if count is None else count
+    if not count or not isinstance(facts, GpuFacts) or not any(writes(g) for g in generators):
+        return None
+    return Emitters(facts, count)
 
 
 @final

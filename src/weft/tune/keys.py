@@ -49,7 +49,7 @@ MEASURING_PARTS = (
 """Their sources decide how any kernel is verified and timed, and how library calls run."""
 HASHED_PARTS = (*MEASURING_PARTS, "device/launch.py", "device/toolchain.py", "tune/site.py")
 """Their sources decide what a verdict or a time on a CPU means."""
-PLAN_PARTS = ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "pipeline")
+PLAN_PARTS = ("ir", "kernels", "fission", "generate", "orchestrate", "tune", "platform", "pipeline")
 """Their sources decide which plan is found."""
 GPU_WORDS = frozenset({"cuda", "gpu", "nvrtc"})
 """A file with one of these in its name, or in a folder's above it, cannot matter to a CPU."""

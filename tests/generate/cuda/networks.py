@@ -19,6 +19,7 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import collect
 from weft.pipeline.setting import Setting, limits_of
 from weft.pipeline.untuned import plan_in
+from weft.platform.cuda.platform import Cuda
 
 
 def graph_of(name: str, batch: int = 1, dtype: torch.dtype = torch.float16) -> Alternatives:
@@ -32,7 +33,7 @@ def graph_of(name: str, batch: int = 1, dtype: torch.dtype = torch.float16) -> A
 
 def plan_of(found: Alternatives, facts: GpuFacts, nvrtc: Nvrtc, way: str = "fused") -> Plan:
     """The plan of few large kernels by estimates, for a GPU of these facts."""
-    setting = Setting(Options(device="cuda"), facts, nvrtc, {}, torch.device("cuda", 0))
+    setting = Setting(Options(device="cuda"), Cuda(facts, nvrtc))
     candidates = enumerate_candidates(found.graph, limits_of(setting.options), found).candidates
     return plan_in(way, collect(found.graph, candidates, found, facts), found, setting)
 

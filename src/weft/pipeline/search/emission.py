@@ -8,13 +8,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import final
 
 from weft.device.any import DeviceFacts
-from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import CudaGenerator
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.options import Options
 from weft.pipeline.problems import Entry, Problems, take_kernels
-from weft.tune.emitters import Emitters, processes
+from weft.tune.emitters import emitters_for, writes
 
 LOOK_S = 0.02
 """How long something is waited for before the clock is looked at again."""
@@ -42,10 +40,8 @@ class Emission:
     ) -> None:
         """`count`: processes, which begin to load; None: as many as the machine has cores for."""
         self._generators, self._facts, self._options = generators, facts, options
-        self._emitters: Emitters | None = None
-        count = processes() if count is None else count
-        if count and isinstance(facts, GpuFacts) and any(isinstance(g, CudaGenerator) for g in generators):
-            self._emitters = Emitters(facts, count)
+        self._emitters = emitters_for(generators, facts, count)
+        if self._emitters is not None:
             self._emitters.start()
 
     def close(self) -> None:
@@ -88,11 +84,7 @@ class Emission:
         if self._emitters is None:
             return {}
         most = entry.most(self._options)
-        return {
-            g.name: self._emitters.submit(g, entry.problem, most)
-            for g in self._generators
-            if isinstance(g, CudaGenerator)
-        }
+        return {g.name: self._emitters.submit(g, entry.problem, most) for g in self._generators if writes(g)}
 
     def _offer(self, entry: Entry, generator: Generator, written: dict[str, Future[Offer]]) -> Offer:
         future = written.get(generator.name)

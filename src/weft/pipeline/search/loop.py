@@ -30,6 +30,7 @@ from weft.orchestrate.select import Priced, select
 from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Entry, Problems
 from weft.pipeline.search.prices import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
+from weft.platform.policy import SearchPolicy
 from weft.tune.thread_pool import DaemonThreadPool
 
 PRIOR_WEIGHT = 4.0
@@ -52,31 +53,12 @@ LATE_PRICE, LAST_PRICE = 1.4, math.inf
 """Factors of plans made first when time gets short; with the second, groups that nobody measured are out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How a search spends its budget."""
+def prices(policy: SearchPolicy, spent: float) -> tuple[float, ...]:
+    """Factors on predictions in their order, when that share of the budget is gone."""
+    last = (LAST_PRICE,) if spent >= policy.last else ()
+    late = (LATE_PRICE,) if spent >= policy.late else ()
+    return (*last, *late, *PRICES)
 
-    batch: int
-    """Problems that are asked for at a time."""
-    late: float
-    """Share of the budget after which plans are first made of what is known, with `LATE_PRICE` on the rest."""
-    last: float = math.inf
-    """Share after which they are first made as they are in the end: of what was measured, and of library calls whose
-    guesses are dear. Then the dearest of these calls are measured."""
-    overlaps: bool = False
-    """Whether batches are asked for while those before are measured. Then one kernel of each problem is measured first
-    where time is short, see `HURRIED`."""
-
-    def prices(self, spent: float) -> tuple[float, ...]:
-        """Factors on predictions in their order, when that share of the budget is gone."""
-        last = (LAST_PRICE,) if spent >= self.last else ()
-        late = (LATE_PRICE,) if spent >= self.late else ()
-        return (*last, *late, *PRICES)
-
-
-ON_GPU = Pace(batch=24, late=0.8, overlaps=True)
-ON_CPU = Pace(batch=12, late=0.4, last=0.75)
-"""A CPU measures some three problems a second, and large networks have hundreds in their plans."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -157,7 +139,7 @@ def search(
     out_of_time: Callable[[], bool],
     spent: Callable[[], float],
     say: Callable[[str], None],
-    pace: Pace = ON_GPU,
+    policy: SearchPolicy,
     solver: Executor | None = None,
     left_s: Callable[[], float] = lambda: math.inf,
     known: Learning | None = None,
@@ -172,7 +154,7 @@ def search(
     """
     with DaemonThreadPool(1, left_s) as thread:
         asking = Asking(
-            graph, problems, alternatives, options, out_of_time, spent, say, pace, solver or thread, left_s, known
+            graph, problems, alternatives, options, out_of_time, spent, say, policy, solver or thread, left_s, known
         )
         while not out_of_time():
             before = asking.number
@@ -222,7 +204,7 @@ class Asking:
         out_of_time: Callable[[], bool],
         spent: Callable[[], float],
         say: Callable[[str], None],
-        pace: Pace,
+        policy: SearchPolicy,
         solver: Executor,
         left_s: Callable[[], float] = lambda: math.inf,
         known: Learning | None = None,
@@ -232,7 +214,7 @@ class Asking:
         self.number = 0
         """Batches so far."""
         self._graph, self._problems, self._alternatives = graph, problems, alternatives
-        self._options, self._pace, self._solver = options, pace, solver
+        self._options, self._policy, self._solver = options, policy, solver
         self._out_of_time, self._spent, self._say = out_of_time, spent, say
         self._flying: dict[str, Entry] = {}
         self._asked: set[tuple[str, int]] = set()
@@ -266,11 +248,11 @@ class Asking:
             if self._solving is None and self._all_known() and self._stale and not self._held:
                 self._begin()
             wishes = self._ready()
-            if len(wishes) < (1 if self._covering else self._pace.batch) and self._solving is not None:
+            if len(wishes) < (1 if self._covering else self._policy.batch) and self._solving is not None:
                 self._plan()
                 wishes = self._ready()
             if wishes:
-                yield self._take(wishes[: self._pace.batch])
+                yield self._take(wishes[: self._policy.batch])
             elif self._flying and self._covering:
                 yield ()  # what is on its way decides
             elif not self._stale and not self._collect_rest() and not self._dare():
@@ -279,7 +261,7 @@ class Asking:
     @property
     def _held(self) -> bool:
         """Whether another plan is worth its time only when more is known, or what the last one has no kernel for."""
-        return self._covering and len(self._flying) > self._pace.batch and not self._refused
+        return self._covering and len(self._flying) > self._policy.batch and not self._refused
 
     def _collect_rest(self) -> bool:
         """Begin with the problems that were left out; False: there are none, or it was begun."""
@@ -322,9 +304,9 @@ class Asking:
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        prices = self._pace.prices(self._spent())
-        if len(prices) > self._late + len(PRICES):
-            self._prices, self._level, self._late = prices, 0, len(prices) - len(PRICES)
+        factors = prices(self._policy, self._spent())
+        if len(factors) > self._late + len(PRICES):
+            self._prices, self._level, self._late = factors, 0, len(factors) - len(PRICES)
         self.known.weight = self._prices[self._level]
         self.known.coming = frozenset(self._flying) if self._covering else frozenset()
         offers, owners = priced_offers(self._problems, self.known)
@@ -366,7 +348,7 @@ class Asking:
         saving = savings(known, offers, owners)
         dear = math.isinf(known.weight)
         first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
-        hurried = self._pace.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
+        hurried = self._policy.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
         self._queue = [_Wish(e, self._depth(e, hurried=hurried)) for e in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
@@ -384,7 +366,7 @@ class Asking:
         if hurried and not self._covering and not self._late:
             self._covering, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
         elif whole and self._covering:
-            self._covering, self._prices, self._level = False, self._pace.prices(self._spent()), 0
+            self._covering, self._prices, self._level = False, prices(self._policy, self._spent()), 0
 
     def _depth(self, entry: Entry, *, hurried: bool) -> int:
         if entry.widened:

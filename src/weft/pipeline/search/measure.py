@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from weft.errors import NoWorkerError
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement
@@ -22,7 +20,7 @@ from weft.pipeline.deadline import Deadline
 from weft.pipeline.job import Job
 from weft.pipeline.problems import Entry, Problems, make_kernels
 from weft.pipeline.search.emission import Emission
-from weft.pipeline.search.loop import ON_CPU, ON_GPU, Inline, Learning, search
+from weft.pipeline.search.loop import Inline, Learning, search
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
 from weft.pipeline.stages import Say, Stages
@@ -41,6 +39,8 @@ class Bench:
     emission: Emission
     ready_by: float = math.inf
     """When the tuner's worker, which was started, is not waited for any longer."""
+    kind: str = "cpu"
+    """Of the device that kernels are measured on, see `Platform.kind`."""
 
 
 @contextlib.contextmanager
@@ -49,27 +49,27 @@ def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench 
 
     Nobody waits for what is still at work when the block is left.
     """
-    options = setting.options
+    options, platform = setting.options, setting.platform
     if options.budget_s <= 0:
         yield None
         return
     makers = generators(
         library=options.allow_library,
-        generated=options.allow_generated and setting.compiler is not None,
-        device=setting.device.type,
+        generated=options.allow_generated and platform.compiler is not None,
+        device=platform.kind,
     )
     with contextlib.ExitStack() as open_:
         with stages.timed("open"):
             database = open_.enter_context(Database.open(options.cache))
             tuner = open_.enter_context(
-                Tuner(options, setting.facts, database, compiler=setting.compiler, keep=options.keep_worker)
+                Tuner(options, platform.facts, database, compiler=platform.compiler, keep=options.keep_worker)
             )
             tuner.start_early()
-            emission = open_.enter_context(contextlib.closing(Emission(makers, setting.facts, options)))
-        if setting.on_gpu:
+            emission = open_.enter_context(contextlib.closing(Emission(makers, platform.facts, options)))
+        if platform.policy.overlaps:
             # read from the disk meanwhile, where the caller has not: the first plan needs it
             threading.Thread(target=importlib.import_module, args=("scipy.optimize",), daemon=True).start()
-        yield Bench(tuner, emission, clock.ready_by)
+        yield Bench(tuner, emission, clock.ready_by, platform.kind)
         with stages.timed("close"):
             open_.close()
 
@@ -88,7 +88,7 @@ def measure(
     bench: Bench | None, alternatives: Alternatives, problems: Problems, setting: Setting, clock: Deadline, say: Say
 ) -> Known:
     """Build, verify and time what an optimal plan may need (see `search`), as long as the budget allows."""
-    options = setting.options
+    options, policy = setting.options, setting.platform.policy
     if bench is None:
         return _unmeasured(problems, setting)
     lookups = 0
@@ -100,7 +100,7 @@ def measure(
     grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
     learned = Learning()
     ahead = qualify.CallsAhead(
-        alternatives, problems, learned, setting.facts, options, lambda: bench.tuner.seconds["run"]
+        alternatives, problems, learned, setting.platform.facts, options, lambda: bench.tuner.seconds["run"]
     )
 
     failed: list[str] = []
@@ -129,15 +129,13 @@ def measure(
                 yield batch
 
         def trials() -> Iterator[ProblemTrial | None]:
-            if setting.device.index:
-                # the tuner takes these in a thread of its own; libraries are asked for the current GPU, there the first
-                torch.cuda.set_device(setting.device)
+            setting.platform.enter_thread()  # the tuner takes these in a thread of its own
             for entry in bench.emission.made(problems, asked(), out_of_time):
                 if entry is None:
                     yield None
                     continue
                 kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
-                if kernels and not setting.on_gpu and ahead.is_due(clock.seconds_to(deadline), deadline - began):
+                if kernels and policy.calls_in_time and ahead.is_due(clock.seconds_to(deadline), deadline - began):
                     yield from ahead
                 if kernels:
                     ahead.leave(entry.problem.key)
@@ -170,8 +168,8 @@ def measure(
         out_of_time=out_of_time,
         spent=spent,
         say=partial(say, "measure"),
-        pace=ON_GPU if setting.on_gpu else ON_CPU,
-        solver=None if setting.on_gpu else Inline(),
+        policy=policy,
+        solver=None if policy.overlaps else Inline(),
         left_s=left_s,
         known=learned,
     )
@@ -181,10 +179,10 @@ def measure(
 
 
 def _unmeasured(problems: Problems, setting: Setting) -> Known:
-    makers = generators(library=True, generated=False, device=setting.device.type)
+    makers = generators(library=True, generated=False, device=setting.platform.kind)
     for entry in problems.entries.values():
         if entry.called:
-            make_kernels(entry, problems, makers, setting.facts, setting.options)
+            make_kernels(entry, problems, makers, setting.platform.facts, setting.options)
     return Known()
 
 
