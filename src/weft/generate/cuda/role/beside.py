@@ -6,7 +6,6 @@ which is given the arguments of the member that it works for. Every function sta
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -64,23 +63,19 @@ class _Body:
 
 def side_by_side(schedule: Schedule, entry: str, found: Sequence[Member], cluster: int = 1) -> CudaSource | Declined:
     """The kernel `entry` of all members; `cluster`: blocks of a cluster; 1: the kernel has none."""
-    bodies: dict[str, _Body] = {}
+    bodies: dict[RoleSource, _Body] = {}
     for number, member in enumerate(found):
         if len(member.source.roles) > 1:
             return Declined("a product that takes two launches")
         role = member.source.roles[0]
         if any(isinstance(p.argument, Inside | Number) for p in role.parameters):
             return Declined("an argument that is neither a buffer nor a tensor map")
-        bodies.setdefault(_identity(member.source), _Body(member.source)).members.append(number)
+        same = replace(member.source, schedule=schedule)  # what runs does not depend on which schedule asked for it
+        bodies.setdefault(same, _Body(member.source)).members.append(number)
     ordered = sorted(bodies.values(), key=lambda b: -found[b.members[0]].length)
     if len({(bounds(b.role), b.role.threads) for b in ordered}) > 1:
         return Declined("products whose blocks differ in threads")
     return _whole(schedule, entry, found, ordered, cluster)
-
-
-def _identity(source: RoleSource) -> str:
-    """Of everything but the schedule that decides what runs."""
-    return hashlib.sha256(repr(replace(source, schedule=Schedule(""))).encode()).hexdigest()
 
 
 def _function(body: _Body, number: int) -> str:

@@ -16,7 +16,7 @@ from weft.generate.cpp.templates.match import Walk
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue
-from weft.generate.cuda.templates.pack import pack_vectors
+from weft.generate.cuda.templates.pack import pack_vectors, packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.generate.shape import Parameters
@@ -237,14 +237,12 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         grid=(-(-count // s.threads), 1, 1),
         globals=args.constants,
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=(packing.role,),
-        packed_bytes=packing.bytes,
-        replaces_weights=packing.replaces,
     )
+    return packed_by(source, [packing])
 
 
 def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:

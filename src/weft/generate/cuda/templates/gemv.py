@@ -15,7 +15,7 @@ from weft.device.cuda.model import gap_us
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, float8, narrow
-from weft.generate.cuda.templates.pack import pack_tiles
+from weft.generate.cuda.templates.pack import pack_tiles, packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, offset_of
 from weft.generate.shape import Parameters
@@ -222,11 +222,9 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         grid=(-(-p.n // block_cols), p.z, 1),
         globals=_DOT + own + args.constants,
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=tuple(x.role for x in packings),
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
     )
+    return packed_by(source, packings)

@@ -18,7 +18,7 @@ from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, mma, tf32
 from weft.generate.cuda.templates.loaders import each, tables
-from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
+from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments, packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product, image_steps
 from weft.generate.shape import Parameters
@@ -274,17 +274,15 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         shared_bytes=g.shared,
         cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=(packing.role,),
         workspace_bytes=tiles * w.groups * s.split * g.bm * s.bn * 4 if by_work else 0,
         state_bytes=tiles * w.groups * 4 if by_work else 0,
-        packed_bytes=packing.bytes,
-        replaces_weights=packing.replaces,
         capability=90 if s.cluster else 80,
     )
+    return packed_by(source, [packing])
 
 
 def opening(g: Geometry) -> list[str]:

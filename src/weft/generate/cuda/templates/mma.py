@@ -24,7 +24,7 @@ from weft.generate.cuda.templates.normed_text import (
     padded_length,
     rows_text,
 )
-from weft.generate.cuda.templates.pack import pack_tiles, swizzle
+from weft.generate.cuda.templates.pack import pack_tiles, packed_by, swizzle
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.shape import Parameters
@@ -203,18 +203,16 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         shared_bytes=shared,
         cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=tuple(x.role for x in packings),
         workspace_bytes=mt * nt * p.z * s.split * s.bm * s.bn * 4 if by_work else 0,
         state_bytes=mt * nt * p.z * 4 if by_work else 0,
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90 if s.cluster or s.group else 80,
         exact_arch=s.group,
     )
+    return packed_by(source, packings)
 
 
 def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue, tf32
 from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.templates.product import Product
@@ -153,3 +153,13 @@ def packing(p: Product, total: int, body: Callable[[str], str], name: str = "pac
     read = {step.source for _, step in epilogue.leaves(p.c)} | {p.c.a}
     replaces = (source.index,) if given and source not in read else ()
     return Packing(role, (total * p.dtype.itemsize,), replaces)
+
+
+def packed_by(source: RoleSource, packings: Sequence[Packing]) -> RoleSource:
+    """The source with weights that are repacked, each by its packing into the buffer of its number."""
+    return replace(
+        source,
+        pack=tuple(x.role for x in packings),
+        packed_bytes=tuple(n for x in packings for n in x.bytes),
+        replaces_weights=tuple(n for x in packings for n in x.replaces),
+    )

@@ -18,7 +18,7 @@ from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, mma, tf32
 from weft.generate.cuda.templates.loaders import tables
-from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
+from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments, packed_by
 from weft.generate.cuda.templates.pooled_match import Pool, Pooled
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
@@ -150,15 +150,13 @@ def roles(p: Pooled, schedule: Schedule) -> RoleSource | Declined:
         shared_bytes=g.shared,
         cluster=(1, s.split, 1),
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=(packing.role,),
-        packed_bytes=packing.bytes,
-        replaces_weights=packing.replaces,
         capability=90 if s.split > 1 else 80,
     )
+    return packed_by(source, [packing])
 
 
 def _arguments(p: Pooled) -> tuple[tuple[dict[Source, str], dict[Source, str]], str, tuple[Parameter, ...]]:

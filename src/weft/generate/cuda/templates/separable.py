@@ -17,7 +17,7 @@ from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, mma
 from weft.generate.cuda.templates.loaders import each
-from weft.generate.cuda.templates.pack import FragmentOrder, Packing, pack_fragments, pack_vectors
+from weft.generate.cuda.templates.pack import FragmentOrder, Packing, pack_fragments, pack_vectors, packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import image_steps
 from weft.generate.cuda.templates.separable_match import Separable
@@ -132,17 +132,15 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         shared_bytes=shared,
         cluster=(1, s.split, 1) if s.cluster else (1, 1, 1),
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=tuple(x.role for x in packings),
         workspace_bytes=tiles * s.split * g.bm * s.bn * 4 if by_work else 0,
         state_bytes=tiles * 4 if by_work else 0,
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90 if s.cluster else 80,
     )
+    return packed_by(source, packings)
 
 
 def _vector_copy(p: Separable, s: Shape) -> str:

@@ -18,7 +18,7 @@ from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.cuda.templates import epilogue, halo, halo_choose, mma
 from weft.generate.cuda.templates.halo import FEW
 from weft.generate.cuda.templates.loaders import each, tables
-from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments
+from weft.generate.cuda.templates.pack import FragmentOrder, pack_fragments, packed_by
 from weft.generate.cuda.templates.pooled import into_tile
 from weft.generate.cuda.templates.prelude import prelude
 from weft.generate.cuda.templates.separable import arguments, placed
@@ -180,14 +180,12 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         globals=halo.products(one.multiplied) + constants + places + taps_text,
         shared_bytes=g.shared,
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(),),
         roles=(role,),
-        pack=tuple(x.role for x in packings),
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
     )
+    return packed_by(source, packings)
 
 
 def _prefetch(p: Separable, *names: Mapping[Source, str]) -> list[str]:

@@ -16,6 +16,7 @@ from weft.generate.cpp.templates.match import Source
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.templates.pack import packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma import header, instruction, pair_header
@@ -180,16 +181,14 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         named_barriers=1,
         cluster=(s.cluster, 1, 1),
     )
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=(prelude(), header(), *((pair_header(),) if s.pair else ())),
         roles=(role,),
-        pack=tuple(x.role for x in packings),
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90,
         exact_arch=True,
     )
+    return packed_by(source, packings)
 
 
 def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:

@@ -20,6 +20,7 @@ from weft.generate.cuda.templates import epilogue, float8, narrow, tf32, tma_sto
 from weft.generate.cuda.templates import tma_apart as apart
 from weft.generate.cuda.templates import tma_normed as fixed
 from weft.generate.cuda.templates.normed_text import FEW
+from weft.generate.cuda.templates.pack import packed_by
 from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.templates.product import Product
 from weft.generate.cuda.templates.tma_align import Aligned, aligned, copies
@@ -212,19 +213,17 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         co_resident=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
     )
     copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
-    return RoleSource(
+    source = RoleSource(
         schedule=schedule,
         headers=tuple(headers),
         roles=(role, *copying),
         order=(1, 0) if copying else (),
-        pack=tuple(x.role for x in packings),
         workspace_bytes=before + (moved.bytes if isinstance(moved, Aligned) else 0),
         state_bytes=_state(p, rows, s, grid),
-        packed_bytes=tuple(n for x in packings for n in x.bytes),
-        replaces_weights=tuple(n for x in packings for n in x.replaces),
         capability=90,
         exact_arch=True,
     )
+    return packed_by(source, packings)
 
 
 def _workspace(p: Product, rows: Rows, s: Shape) -> int:
