@@ -153,6 +153,7 @@ MAP = TensorMap(Pointer("in", 0), "f16", (64, 64), (128,), (64, 64), (1, 1), 128
     ("other", "reason"),
     [
         (source(role(), role(name="copy")), "two launches"),
+        (source(role(co_resident=2)), "spin on each other"),
         (source(role(threads=64)), "differ in threads"),
         (source(role(min_ctas_per_sm=2)), "differ in threads"),
         (source(role(parameters=(Parameter("x", Inside(Pointer("in", 0), 8)),))), "neither a buffer nor a tensor map"),

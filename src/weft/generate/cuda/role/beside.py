@@ -68,6 +68,8 @@ def side_by_side(schedule: Schedule, entry: str, found: Sequence[Member], cluste
         if len(member.source.roles) > 1:
             return Declined("a product that takes two launches")
         role = member.source.roles[0]
+        if role.co_resident > 1:
+            return Declined("CTAs that spin on each other: beside others they may not be resident at once")
         if any(isinstance(p.argument, Inside | Number) for p in role.parameters):
             return Declined("an argument that is neither a buffer nor a tensor map")
         same = replace(member.source, schedule=schedule)  # what runs does not depend on which schedule asked for it
