@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 import torch
+from tests import goldens
 from tests.gemm.test_search import Tuner as Invented
 
 from weft.cli import app as cli
@@ -24,8 +25,6 @@ from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
 from weft.tune.tuner import ProblemTrial, Progress
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "gemm"
-UPDATE = bool(os.environ.get("WEFT_UPDATE_GOLDEN"))
 FILES = {"cuda.cu", "kernel.json", "parameters.json", "timings.jsonl", "search.svg", "script.py"}
 pytestmark = pytest.mark.skipif(isinstance(find_nvrtc(), Declined), reason="no NVRTC")
 
@@ -96,12 +95,7 @@ def test_a_dry_run_as_json_is_what_it_was(run: Any, tmp_path: Path) -> None:
         keys = {"best": sorted(x["best"]), "launches": sorted(x["launches"][0]), "timings": sorted(lines[0])}
         found.append({**stated, "keys": keys, "folder": Path(x["folder"]).name, "compiled": states.count("compiled")})
     text = json.dumps(found, indent=1, sort_keys=True) + "\n"
-    path = GOLDEN / "dry-run.json"
-    if UPDATE:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), "no golden text dry-run.json; look at it after WEFT_UPDATE_GOLDEN=1"
-    assert text == path.read_text()
+    goldens.check("gemm/dry-run.json", text)
 
 
 def test_a_problem_that_fails_does_not_end_the_list(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

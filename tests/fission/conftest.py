@@ -1,24 +1,17 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-GOLDEN = Path(__file__).parent.parent / "golden" / "fission"
+from tests import goldens
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Compare a text with `tests/golden/fission/<test>.txt`; WEFT_UPDATE_GOLDEN=1 writes it instead."""
+    """Compare a text with `tests/golden/fission/<test>.txt`."""
 
     def check(text: str) -> None:
         name = request.node.name.removeprefix("test_").replace("[", "-").replace("]", "").removeprefix("golden-")
-        path = GOLDEN / f"{name}.txt"
-        if os.environ.get("WEFT_UPDATE_GOLDEN") == "1":
-            path.write_text(text + "\n")
-        assert path.exists(), f"no golden text {path.name}; look at it after WEFT_UPDATE_GOLDEN=1"
-        assert text + "\n" == path.read_text()
+        goldens.check(f"fission/{name}.txt", text + "\n")
 
     return check

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests import goldens
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
 
@@ -311,17 +310,13 @@ def test_networks_compile_without_spills(arch: str):
 
 
 def test_text():
-    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
-    file = Path(__file__).parent / "golden" / "attention.cu"
     problem = block(Block(1, 197, 197, 12, 64))
     found = templates.schedules(problem, H200)
     assert not isinstance(found, Declined), found.reason
     source = templates.emit(problem, found[0])
     assert isinstance(source, CudaSource), source
     text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(source.entry, 'ENTRY')}"
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        file.write_text(text, encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == text
+    goldens.check("cuda/kernels/attention.cu", text)
 
 
 def declined(problem: Problem, facts: GpuFacts = H200) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests import goldens
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_attention import compare, inputs_of
@@ -369,13 +368,9 @@ def test_more_compiles_without_spills():
 
 
 def test_text():
-    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
-    file = Path(__file__).parent / "golden" / "attention_tma.cu"
     problem = plain((1, 16), 2048, 2048, 128, causal=True)
     source = templates.emit(problem, Shape(2, False, 128, 2, True, 1, 0).schedule())
     assert isinstance(source, CudaSource), source
     text = source.text.replace(prelude(), "").replace(tma.header(), "").replace(source.entry, "ENTRY")
     text = f"// {source.schedule}\n{text}"
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        file.write_text(text, encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == text
+    goldens.check("cuda/kernels/attention_tma.cu", text)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
+from tests import goldens
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_bytes import convolution, made, requantized, requantized_convolution
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
@@ -267,10 +265,6 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_text(name: str):
-    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
-    file = Path(__file__).parent / "golden" / f"{name}.cu"
     source = written(*GOLDEN[name], "ENTRY")
     text = f"// {source.schedule}\n" + source.text.replace(prelude(), "").replace(tma.header(), "")
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        file.write_text(text, encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == text
+    goldens.check(f"cuda/kernels/{name}.cu", text)

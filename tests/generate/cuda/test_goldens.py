@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import goldens
 
 import weft.generate.cuda
 from tools import replay_corpus
@@ -29,7 +29,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.codec import schedule_from_json, schedule_to_json
 from weft.kernels.source import CudaSource
 
-FOLDER = Path(__file__).parent.parent.parent / "golden" / "cuda" / "templates"
+FOLDER = goldens.FOLDER / "cuda" / "templates"
 PACKAGE = Path(weft.generate.cuda.__file__).parent
 TOLD = {"mma", "wgmma", "simt"}
 """Templates of one text, whose schedules are told which they are."""
@@ -84,9 +84,7 @@ def test_the_text_is_the_golden_one(name: str) -> None:
     path = FOLDER / f"{name}.cu"
     first, second = path.read_text(encoding="utf-8").split("\n")[:2]
     text = golden(first.removeprefix("// "), json.loads(second.removeprefix("// ")))
-    if os.environ.get("WEFT_UPDATE_GOLDEN") == "1":
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    goldens.check(f"cuda/templates/{name}.cu", text)
 
 
 def test_every_template_has_a_golden() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import goldens
 from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
 
@@ -302,13 +301,8 @@ def test_text(name: str):
 
 
 def golden(name: str, source: CudaSource) -> None:
-    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
-    file = Path(__file__).parent / "golden" / f"{name}.cu"
     text = source.text.replace(prelude(), "").replace(source.entry, "ENTRY")
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"// {source.schedule}\n{text}", encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == f"// {source.schedule}\n{text}"
+    goldens.check(f"cuda/kernels/{name}.cu", f"// {source.schedule}\n{text}")
 
 
 def test_what_is_declined_says_why():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import goldens
 from tests.generate.cpp.test_groups import NAMED, f32, problem
 from tests.generate.cuda.test_groups import LONG, mixed
 
@@ -28,7 +28,6 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
 
-GOLDEN = Path(__file__).parent.parent.parent / "golden" / "cuda"
 TEXTS: dict[str, tuple[Problem, Form]] = {
     "softmax": (NAMED["softmax(33, 100)/1"](), Form(threads=128)),
     "residual-norm": (NAMED["residual-norm"](), Form(threads=128)),
@@ -54,12 +53,7 @@ def test_text(name: str) -> None:
     launches = "".join(f"// {x.grid[0]} x {x.block[0]}, cluster {x.cluster[0]}\n" for x in source.launches)
     own = source.text.split(runtime_header().rstrip())[1].replace(role_header(), "")
     text = launches + own.replace(source.entry, "kernel").lstrip()
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("WEFT_UPDATE_GOLDEN") == "1":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"no golden text {path.name}; look at it after WEFT_UPDATE_GOLDEN=1"
-    assert text == path.read_text()
+    goldens.check(f"cuda/{name}.txt", text)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from tests import goldens
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 
@@ -395,13 +394,9 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_text(name: str):
-    """A change of the text is seen in review; WEFT_UPDATE_GOLDEN=1 writes it."""
-    file = Path(__file__).parent / "golden" / f"{name}.cu"
     source = made(*GOLDEN[name], "ENTRY")
     text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(tma.header(), '')}"
-    if os.environ.get("WEFT_UPDATE_GOLDEN"):
-        file.write_text(text, encoding="utf-8")
-    assert file.read_text(encoding="utf-8") == text
+    goldens.check(f"cuda/kernels/{name}.cu", text)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import goldens
 from tests.generate.templates.harness import LAST, ROW, Facts, conv, f32, problem
 
 from weft.generate.cpp import templates
@@ -160,9 +160,6 @@ def test_views_reshape(shape, strides, new, want):
     assert (None if got is None else got.strides) == want
 
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "templates"
-
-
 def golden_problems():
     b = GraphBuilder()
     x = b.input(f32(1, 3, 8, 8))
@@ -180,15 +177,9 @@ def golden_problems():
 
 @pytest.mark.parametrize(("name", "p"), list(golden_problems()), ids=lambda x: x if isinstance(x, str) else "")
 def test_text_of_the_first_schedule(name, p):
-    """To accept a change on purpose, delete the file and run the test twice."""
     found = templates.schedules(p, Facts(64, 1))
     assert not isinstance(found, Declined)
     source = templates.emit(p, found[0])
     assert isinstance(source, KernelSource)
     text = source.text[source.text.index("typedef w_f32v vf;") :].replace(source.entry, "ENTRY")
-    path = GOLDEN / f"{name}.txt"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        pytest.fail(f"{path.name} was missing and has been written")
-    assert text == path.read_text()
+    goldens.check(f"templates/{name}.txt", text)
