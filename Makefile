@@ -55,7 +55,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.networks
 	$(PY) tools/tables.py
 
-# every test marked `gpu`, wherever it stands under WHERE
+# every test marked `gpu` under WHERE: all of them stand in tests/gpu
 gpu-test:
 	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(WHERE)
 

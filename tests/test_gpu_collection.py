@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from tests.conftest import FOR_GPU, for_gpu_alone
 
 ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+MARK = r"^(@|pytestmark = \[?)pytest\.mark\.(multi)?gpu\b"
 ABSENT = ("ruff", "mypy", "importlinter", "expecttest", "playwright", "xdist", "onnxruntime", "onnxscript")
 WITHOUT = """
 import sys
@@ -50,13 +53,24 @@ def test_every_test_for_a_gpu_is_found_without_tools(request: pytest.FixtureRequ
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines() if ".py: " in line)
-    folders = {str(Path(path).parent) for path in counts}
-    assert folders >= {"tests/gpu", "tests/nn", "tests/examples", "tests/generate/cuda"}
+    assert sum(map(int, counts.values())) > 1600
     here: dict[str, int] = {}
     for test in request.config.stash[FOR_GPU]:
         path = test.partition("::")[0]
         here[path] = here.get(path, 0) + 1
     assert {p: int(counts.get(p, 0)) for p in here} == here
+
+
+def test_tests_for_a_gpu_have_one_home() -> None:
+    """`tests/gpu`, in folders named as the area: there all tests need one, elsewhere none does."""
+    marked = {p.relative_to(TESTS) for p in TESTS.rglob("test_*.py") if re.search(MARK, p.read_text(), re.MULTILINE)}
+    assert marked == {p.relative_to(TESTS) for p in (TESTS / "gpu").rglob("test_*.py")}
+    assert {p.parts[1] for p in marked if len(p.parts) > 2} <= {p.name for p in TESTS.iterdir() if p.is_dir()}
+
+
+def test_golden_texts_have_one_home() -> None:
+    found = {p.relative_to(TESTS).parent for p in TESTS.rglob("*") if "golden" in p.parent.parts and p.is_file()}
+    assert {p.parts[0] for p in found} == {"golden"} and len(found) > 5
 
 
 def test_the_makefile_names_no_folders() -> None:

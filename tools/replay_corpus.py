@@ -31,7 +31,8 @@ from types import ModuleType
 from typing import Any
 
 GPUS = ("h200", "a100")
-TESTS = "tests/generate/cuda"
+TESTS = {"tests/generate/cuda": "", "tests/gpu/generate/cuda": "_gpu"}
+"""Where tables of cases are, and what the names of a folder's files end in here."""
 MOST = 4
 """Schedules of a problem for each GPU, beside those that its test names."""
 _HASHED = re.compile(r"\b([a-z])[0-9a-f]{16}")
@@ -52,9 +53,12 @@ def collect(root: Path, limit: int) -> list[dict[str, Any]]:
 
     cases: list[dict[str, Any]] = []
     seen: set[str] = set()
-    files = sorted((root / TESTS).glob("*.py"), key=lambda p: ("_gpu" in p.stem, p.stem))  # a table's own file first
-    for file in files:
-        module = importlib.import_module(f"{TESTS.replace('/', '.')}.{file.stem}")
+    files = [  # a table's own file first
+        (path.stem + ending, importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts)))
+        for folder, ending in TESTS.items()
+        for path in sorted((root / folder).rglob("*.py"), key=lambda p: p.stem)
+    ]
+    for file, module in files:
         own = 0
         for name, problem, schedules in _tables(vars(module)):
             kind, data = ("problem", problem_to_json(problem)) if hasattr(problem, "graph") else (
@@ -66,7 +70,7 @@ def collect(root: Path, limit: int) -> list[dict[str, Any]]:
                 continue
             own += 1
             seen.add(key)
-            cases.append({"name": f"{file.stem} {name}", kind: data, "schedules": told})
+            cases.append({"name": f"{file} {name}", kind: data, "schedules": told})
     return cases
 
 

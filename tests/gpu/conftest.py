@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests import alone
+from tests.gpu.machine import Gpu
 from tests.gpu.small_networks import DTYPES, Case, network
 
 import weft
@@ -17,17 +19,23 @@ from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 
 BUDGET_S = 20.0
 LIMIT_S = 90
-"""Of one test; one that waits for the GPU for ever ends the process soon after."""
+"""Of one test, where its file has no `LIMIT_S`."""
 
 
 @pytest.fixture(autouse=True)
-def _time_limit() -> Iterator[None]:
+def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that takes longer fails; one that waits for ever, as for a kernel with wrong barriers, ends the run.
+
+    What is compiled in fixtures of modules is not counted.
+    """
+    limit_s: int = getattr(request.module, "LIMIT_S", LIMIT_S)
+
     def late(*_: object) -> None:
-        raise TimeoutError(f"not done after {LIMIT_S} s")
+        raise TimeoutError(f"not done after {limit_s} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT_S)
-    faulthandler.dump_traceback_later(2 * LIMIT_S, exit=True, file=sys.__stderr__)
+    signal.alarm(limit_s)
+    faulthandler.dump_traceback_later(2 * limit_s, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
@@ -56,20 +64,29 @@ def nvrtc() -> Nvrtc:
     return found
 
 
+@pytest.fixture(scope="module")
+def gpu(nvrtc: Nvrtc, stated: GpuFacts) -> Iterator[tuple[Gpu, GpuFacts]]:
+    """What runs kernels by themselves, and what the driver states about the GPU."""
+    torch.zeros(1, device="cuda")
+    with primary_context():
+        yield Gpu(nvrtc, stated.arch), stated
+
+
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for all tests of the session: a GPU is calibrated once, a network tuned once."""
     return tmp_path_factory.mktemp("shared")
 
 
-FIRST = ("test_calls", "test_networks", "test_surface", "test_faults")
+HERE = Path(__file__).parent
+FIRST = ("runtime/test_calls.py", "pipeline/test_networks.py", "test_surface.py", "tune/test_faults.py")
 """What users touch goes first; the parts beneath it follow."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [k for k, item in enumerate(items) if item.path.parent == Path(__file__).parent]
-    order = {name: k for k, name in enumerate(FIRST)}
-    moved = sorted((items[k] for k in here), key=lambda item: order.get(item.path.stem, len(order)))
+    here = [k for k, item in enumerate(items) if item.path.is_relative_to(HERE)]
+    order = {HERE / name: k for k, name in enumerate(FIRST)}
+    moved = sorted((items[k] for k in here), key=lambda item: order.get(item.path, len(order)))
     for k, item in zip(here, moved, strict=True):
         items[k] = item
 

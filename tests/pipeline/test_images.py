@@ -63,7 +63,7 @@ def test_transposed_convolutions_are_generated_kernels(
 
 @pytest.mark.parametrize("name", list(GROWN))
 def test_plans_for_a_gpu_have_few_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU is needed to plan for one; `tests/gpu/test_grown.py` runs them."""
+    """No GPU is needed to plan for one; `tests/gpu/pipeline/test_grown.py` runs them."""
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
     options = Options(device="cuda", cache_dir=private_directory(tmp_path))

@@ -156,8 +156,12 @@ def test_schedules_stand_beside_problems() -> None:
 
 @pytest.mark.slow
 def test_every_table_of_the_tests_is_replayed() -> None:
-    folder = replay.ROOT / replay_corpus.TESTS
-    files = {p.stem for p in folder.glob("test_*.py") if "\nCASES: dict[str, tuple[" in p.read_text()}
+    files = {
+        path.stem + ending
+        for folder, ending in replay_corpus.TESTS.items()
+        for path in (replay.ROOT / folder).rglob("test_*.py")
+        if "\nCASES: dict[str, tuple[" in path.read_text()
+    }
     cases = replay_corpus.collect(replay.ROOT, 0)
     found = {c["name"].split()[0] for c in cases}
     assert len(files) > 10 and files <= found

@@ -11,7 +11,7 @@ from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, 
 from tests.generate.cuda.test_attention import CASES, inputs_of
 from tests.generate.cuda.test_attention_linear import CASES as LINEAR
 from tests.generate.cuda.test_attention_tma import CASES as WARPGROUPS
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -27,6 +27,7 @@ from weft.tune.verify import build_reference, compare
 
 pytestmark = pytest.mark.gpu
 
+LIMIT_S = 300
 SHAPES: dict[str, Problem] = {
     **{name: problem for name, (problem, _) in CASES.items()},
     **{
@@ -69,7 +70,7 @@ def kernels_of(name: str, facts: GpuFacts) -> list[CudaSource]:
 @pytest.mark.parametrize(
     "name", [n for n, p in SHAPES.items() if not n.startswith("linear") and p.graph.type_of(0).dtype is F32]
 )
-def test_tf32(name: str, gpu):  # noqa: F811
+def test_tf32(name: str, gpu):
     machine, facts = gpu
     problem, sources = SHAPES[name], kernels_of(name, replace(facts, tf32=True))
     sources = [s for s in sources if s.schedule.param("template") == "attention_tf32"]
@@ -84,7 +85,7 @@ def test_tf32(name: str, gpu):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):  # noqa: F811
+def test_every_schedule(name: str, gpu):
     machine, facts = gpu
     judged(SHAPES[name], kernels_of(name, facts), machine)
 
@@ -96,7 +97,7 @@ GIVEN = {f"warpgroups, {name}": case for name, case in WARPGROUPS.items()} | {
 
 
 @pytest.mark.parametrize("name", list(GIVEN))
-def test_given_shapes(name: str, gpu):  # noqa: F811
+def test_given_shapes(name: str, gpu):
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("warpgroups and clusters are Hopper's")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.mlps import BF16, F16, Net, mlp
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 from torch.nn import functional
 
 from weft.device.cuda.facts import GpuFacts
@@ -22,6 +22,7 @@ from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 
+LIMIT_S = 300
 ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu, "silu": functional.silu, "gelu": functional.gelu, "tanh": torch.tanh,
     "gelu tanh": lambda x: functional.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "sin": torch.sin,
@@ -55,7 +56,7 @@ def test_the_sweep_holds_what_it_says() -> None:
 
 
 @pytest.fixture(scope="module")
-def sources(gpu) -> tuple[list[tuple[Net, Problem, CudaSource]], Gpu]:  # noqa: F811
+def sources(gpu) -> tuple[list[tuple[Net, Problem, CudaSource]], Gpu]:
     machine, facts = gpu
     made = [emitted(i, n, facts) for i, n in enumerate(nets())]
     return made, Gpu(Known(machine.nvrtc, machine.arch, [s for _, _, s in made]), machine.arch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 import torch
 from tests.generate.cuda.products import BF16, F16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, Known, normal
 from tests.generate.cuda.test_tma import CASES, contraction, made
 from tests.generate.cuda.test_tma_mutual import CASES as TOGETHER
+from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -28,7 +27,6 @@ from weft.kernels.source import CudaSource
 pytestmark = pytest.mark.gpu
 
 LIMIT_S = 60
-"""A kernel whose barriers are wrong never ends: the whole run ends instead, with the name of the test."""
 SHAPES: dict[str, Problem] = {
     **{
         f"512 x 768 x 1024, {d.value}": product((512, 1024), (768, 1024), turn_right=True, dtype=d) for d in (F16, BF16)
@@ -83,13 +81,6 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gpu, GpuFact
         ]
         sources += [source for problem in SHAPES.values() for source in chosen(problem, facts)]
         yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch), facts  # type: ignore[arg-type]
-
-
-@pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 def check(machine: Gpu, problem: Problem, sources: list[CudaSource], *, exact: bool = True) -> None:

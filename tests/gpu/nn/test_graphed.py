@@ -11,6 +11,7 @@ from torch import nn
 from weft.nn import FusedMLP, GraphedStep, Sine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+LIMIT_S = 300
 
 
 def network() -> nn.Sequential:

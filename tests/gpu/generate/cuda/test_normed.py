@@ -13,6 +13,7 @@ from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 
 pytestmark = pytest.mark.gpu
+LIMIT_S = 300
 
 
 @pytest.mark.parametrize("way", ["leave", "parts", "own"])

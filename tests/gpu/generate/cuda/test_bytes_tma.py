@@ -5,19 +5,16 @@ Also tiles of any 16 columns, clusters of eight and f32 columns in the order of 
 
 from __future__ import annotations
 
-import faulthandler
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_bytes import convolution
 from tests.generate.cuda.test_bytes import product as constant
 from tests.generate.cuda.test_bytes_tma import BF16, CASES, F16, F32, I8, I32, U8, operands, product, written
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
 from tests.generate.cuda.test_tma import made
 from tests.generate.cuda.test_tma_tiles import CASES as TILES
 from tests.generate.cuda.test_tma_tiles import INTEGERS
+from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -29,7 +26,6 @@ from weft.kernels.source import CudaSource
 pytestmark = pytest.mark.gpu
 
 LIMIT_S = 60
-"""A kernel whose barriers are wrong never ends: the whole run ends instead, with the name of the test."""
 SIZES = ((257, 203, 272), (1000, 392, 528), (64, 128, 4096), (1, 96, 1024))
 ENDS = {
     "sums": {},
@@ -57,15 +53,8 @@ GRID |= {
 }
 
 
-@pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
 @pytest.fixture(scope="module")
-def hopper(gpu: tuple[Gpu, GpuFacts]) -> tuple[Gpu, GpuFacts]:  # noqa: F811
+def hopper(gpu: tuple[Gpu, GpuFacts]) -> tuple[Gpu, GpuFacts]:
     if gpu[1].capability != 90:
         pytest.skip("the tma template is for compute capability 9.0")
     return gpu

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.test_mlp import CASES
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 
 import weft
 from weft.device.cuda.nvrtc import CompiledCubin
@@ -21,6 +21,7 @@ from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 
+LIMIT_S = 300
 SPILLED = 128
 """Bytes of a thread's registers in memory that a network may have which nobody chose."""
 RANDOM = 200
@@ -65,7 +66,7 @@ NETS: dict[str, Net] = {
 
 
 @pytest.fixture(scope="module")
-def compiled(gpu):  # noqa: F811
+def compiled(gpu):
     """All sources by net, their cubins by text, and what runs them without compiling them again."""
     machine, facts = gpu
     found: dict[str, list[CudaSource]] = {}
@@ -100,7 +101,7 @@ def test_every_schedule(name: str, compiled):
 
 
 @pytest.mark.parametrize("first", range(0, RANDOM, 50))
-def test_random_networks(first: int, gpu, record_property):  # noqa: F811
+def test_random_networks(first: int, gpu, record_property):
     """Any networks, one schedule of each that the gate takes: near float64, the same bits twice."""
     machine, facts = gpu
     cases: list[tuple[int, list[CudaSource]]] = []

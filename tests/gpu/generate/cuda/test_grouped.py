@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_grouped import CASES, GIVEN, network
-from tests.generate.cuda.test_templates_gpu import TF32_ERROR, Gpu, Known, gpu, normal
+from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.templates import grouped, grouped_tma
@@ -18,8 +18,9 @@ from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-__all__ = ["gpu"]
 pytestmark = pytest.mark.gpu
+
+LIMIT_S = 300
 PROBLEMS: dict[str, Problem] = {
     **{name: problem for name, (problem, _) in CASES.items()},
     **{name: network(name) for name in ("inception", "segformer", "heads", "experts")},

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from benchmarks.cases.radiance import BF16, Radiance, check, layers_of, prepared
-from tests.nn.test_fused_network_gpu import module_of
+from tests.gpu.nn.test_fused_network import module_of
 
 from weft.generate.cuda.training import layered as text
 from weft.ir.declined import Declined
@@ -17,6 +17,7 @@ from weft.nn import FusedNetwork, GraphedStep, fused_mlp, kernels
 
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+LIMIT_S = 300
 SEEDS = (0, 3, 4, 8, 9, 11, 12)
 
 

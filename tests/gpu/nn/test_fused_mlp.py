@@ -36,6 +36,7 @@ from weft.nn.kernels import kernels_of
 
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+LIMIT_S = 300
 
 ACTS = (
     "relu",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Iterator
 
 import pytest
 import torch
 from tests.generate.cuda.products import BF16, F16, product
 from tests.generate.cuda.test_swap import CASES, made, shape
-from tests.generate.cuda.test_templates_gpu import Gpu, Known
-from tests.generate.cuda.test_tma_gpu import LIMIT_S, check
+from tests.gpu.generate.cuda.test_tma import check
+from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts
@@ -20,6 +19,7 @@ from weft.kernels.candidate import Problem
 
 pytestmark = pytest.mark.gpu
 
+LIMIT_S = 60
 ROWS = (1, 7, 8, 9, 16, 23, 24, 32, 40, 50, 64)
 SIZES = ((72, 520), (1032, 4096), (4096, 1000))
 SWEEP: dict[str, tuple[Problem, Shape]] = {
@@ -47,13 +47,6 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
             pytest.skip("the transposed template is for compute capability 9.0")
         sources = [made(*case, "k0") for case in (*CASES.values(), *SWEEP.values())]
         yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch)  # type: ignore[arg-type]
-
-
-@pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("name", list(CASES))

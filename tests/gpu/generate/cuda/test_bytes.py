@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.generate.cuda.test_bytes import CASES, I8, U8, convolution, numbers, product, requantized
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
@@ -14,6 +14,7 @@ from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 
+LIMIT_S = 300
 SHAPES = CASES | {
     "1024^3": product(1024, 1024, 1024),
     "u8, 500 x 264 x 1040": product(500, 264, 1040, U8, I8),
@@ -23,7 +24,7 @@ SHAPES = CASES | {
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):  # noqa: F811
+def test_every_schedule(name: str, gpu):
     machine, facts = gpu
     problem = SHAPES[name]
     found = templates.schedules(problem, facts)

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_float8 import BF16, E4, E5, F16, F32, MMA, TMA, contraction, made, product, readings
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator, templates
@@ -28,7 +26,6 @@ from weft.kernels.source import CudaSource
 pytestmark = pytest.mark.gpu
 
 LIMIT_S = 60
-"""A kernel whose barriers are wrong never ends: the whole run ends instead, with the name of the test."""
 APART, FAST = 2e-4, 2e-3
 """Limits of the error over the root mean square of the result, where sums move to f32 and where they do not: an H200
 had 1.3e-4 at any length, and 1.2e-4 to 1.3e-3 for 128 to 32768 terms."""
@@ -41,13 +38,6 @@ SHAPES: dict[str, Problem] = {
     "batch": product(200, 136, 144, E5, E5, F32, batch=3),
     "deep": product(128, 128, 16384, out=F32),
 }
-
-
-@pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 def normal(problem: Problem) -> list[Array]:
@@ -75,7 +65,7 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], name: str) 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["apart", "fast"])
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
+def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]):
     machine, facts = gpu
     problem = SHAPES[name]
     found = templates.schedules(problem, replace(facts, fast_f8=fast))
@@ -86,7 +76,7 @@ def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]):  # no
 
 
 @pytest.mark.parametrize("name", list(TMA))
-def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
+def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("the tma template is for compute capability 9.0")
@@ -94,7 +84,7 @@ def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
     check(machine, problem, [made(problem, shape, "k0")], name)
 
 
-def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
+def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]):
     machine, facts = gpu
     for name, problem in MMA.items():
         found = templates.schedules(problem, replace(facts, capability=80))
@@ -106,7 +96,7 @@ def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "fast"])
 @pytest.mark.parametrize("k", [128, 512, 2048, 8192, 32768])
-def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
+def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]):
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("the tma template is for compute capability 9.0")
@@ -116,7 +106,7 @@ def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]):  # noqa: 
 
 
 @pytest.mark.parametrize("dtype", [E4, E5])
-def test_conversions(dtype: DType, gpu: tuple[Gpu, GpuFacts]):  # noqa: F811
+def test_conversions(dtype: DType, gpu: tuple[Gpu, GpuFacts]):
     machine, facts = gpu
     for problem, inputs in readings(dtype):
         generator = CudaGenerator()

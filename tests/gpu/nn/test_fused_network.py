@@ -14,7 +14,7 @@ from tests.generate.cuda.mlps import BF16 as KERNEL_BF16
 from tests.generate.cuda.mlps import normal
 from tests.generate.cuda.skips import nerf, random_skips, skips
 from tests.generate.cuda.test_mlp_skips import CASES, heads
-from tests.generate.cuda.test_templates_gpu import Gpu, Known, gpu  # noqa: F401 - one is a fixture
+from tests.gpu.machine import Gpu, Known
 from torch import nn
 
 import weft
@@ -29,6 +29,7 @@ from weft.orchestrate import mlp as groups
 
 # the first product of a thread for backward passes says that it has no context yet, whoever asks for it
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+LIMIT_S = 300
 
 SPILLED = 128
 """Bytes of a thread's registers in memory that a network may have which nobody chose."""
@@ -158,7 +159,7 @@ def test_a_radiance_field_is_trained(compiled: None):
 
 
 @pytest.mark.parametrize("half", range(2))
-def test_chains_of_several_inputs(half: int, gpu, record_property):  # noqa: F811
+def test_chains_of_several_inputs(half: int, gpu, record_property):
     """Any networks, two schedules of each that the gate takes: near float64, the same bits twice."""
     late()
     machine, facts = gpu
@@ -244,7 +245,7 @@ def test_inputs_that_need_no_gradient(compiled: None):
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_several_results(joined: bool, gpu):  # noqa: F811
+def test_several_results(joined: bool, gpu):
     late()
     machine, facts = gpu
     problems = [
