@@ -32,9 +32,9 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.fission.sdpa import sdpa
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import attention_tma
-from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import shapes
+from weft.generate.cuda.attention import tma as attention_tma
+from weft.generate.cuda.attention.match import attention
+from weft.generate.cuda.attention.shapes import shapes
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim

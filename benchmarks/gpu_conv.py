@@ -37,8 +37,8 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import halo_choose
-from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.gemm.common.product import Product, product
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

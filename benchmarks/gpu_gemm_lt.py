@@ -39,7 +39,7 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.space import Ranked, kind, pruned, space
+from weft.generate.cuda.space import Ranked, kind, pruned, space
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule

@@ -32,8 +32,9 @@ from weft.device.cuda.nvrtc import CompiledCubin
 from weft.fission.sdpa import sdpa
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
+from weft.generate.cuda.gemm.grouped import kernel as grouped
+from weft.generate.cuda.gemm.grouped import tma as grouped_tma
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import grouped, grouped_tma
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

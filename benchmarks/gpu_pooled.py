@@ -26,7 +26,10 @@ from weft.device.cuda.facts import GpuFacts
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import pooled_choose, pooled_match, separable_match, stacked
+from weft.generate.cuda.conv.pooled import choose as pooled_choose
+from weft.generate.cuda.conv.pooled import match as pooled_match
+from weft.generate.cuda.conv.separable import match as separable_match
+from weft.generate.cuda.conv.stacked import kernel as stacked
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

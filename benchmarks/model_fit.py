@@ -3,10 +3,10 @@
     python -m benchmarks.model_fit [FAMILY...]
 
 Every constant is one of a module that ranks kernels: `weft.device.cuda.blocks` (products),
-`weft.generate.cuda.pointwise`, and the models of the templates `tma`, `depthwise` and `halo`; each has a unit of time
-or bytes and a cause. Per model: the figures with the constants as they stand, with constants fitted to all networks,
-and for each network (at both batch sizes) with constants fitted to the others, all from the same first guesses. Needs
-scipy, and a quarter of an hour for all.
+`weft.generate.cuda.loops.pointwise`, and the models of the templates `tma`, `depthwise` and `halo`; each has a unit
+of time or bytes and a cause. Per model: the figures with the constants as they stand, with constants fitted to all
+networks, and for each network (at both batch sizes) with constants fitted to the others, all from the same first
+guesses. Needs scipy, and a quarter of an hour for all.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ from benchmarks.data.recorded import kernels_of_then
 from benchmarks.model_quality import LATER, NOTICED, RECORDED, TYPES, family, quantile
 from weft.device.cuda import blocks
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import pointwise
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import (
-    cost,
-    depthwise,
-    halo,
-    halo_choose,
-    mma,
-    tma_choose,
-    tma_cost,
-    tma_shape,
-)
-from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.conv.depthwise import kernel as depthwise
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.conv.halo import kernel as halo
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.mma import cost
+from weft.generate.cuda.gemm.mma import kernel as mma
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import cost as tma_cost
+from weft.generate.cuda.gemm.tma import shape as tma_shape
+from weft.generate.cuda.loops import pointwise
+from weft.generate.cuda.loops.forms import Form
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 

@@ -28,13 +28,13 @@ from benchmarks.gpu_gemm_lt import CONFIGURATIONS, EXHAUSTIVE, by_name, read_tim
 from benchmarks.model_quality import DOCUMENT, LATER, RECORDED, family, put
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.choose import forms
+from weft.generate.cuda.gemm.common.product import product
+from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.generator import CudaGenerator
+from weft.generate.cuda.loops.choose import forms
 from weft.generate.cuda.shipped import Place, Shipped, base_of, kind_of, loops_place, product_place, promoted
 from weft.generate.cuda.shipped.table import FILES, Tried
-from weft.generate.cuda.templates import cost
-from weft.generate.cuda.templates.product import product
-from weft.generate.cuda.templates.space import space
+from weft.generate.cuda.space import space
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem

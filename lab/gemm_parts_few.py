@@ -12,8 +12,8 @@ from benchmarks.harness.record import RESULTS
 from lab.gpu_gemm_parts import Variant, Written, tile
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import Gemm
-from weft.generate.cuda.templates import swap
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.swap_ab import kernel as swap
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.types import DType
 
 RECORDED = RESULTS / "nvidia-h200" / "gemm.jsonl"

@@ -22,8 +22,8 @@ from lab.gpu_gemm_parts import WRONG, Patch, Variant, built, tile
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.gemm.spec import Gemm
-from weft.generate.cuda.templates import swap
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.swap_ab import kernel as swap
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.gpu_gemm_parts import WRONG, Variant, tile
 from weft.gemm.spec import Gemm
-from weft.generate.cuda.templates.tma_shape import PAIRS, Shape
+from weft.generate.cuda.gemm.tma.shape import PAIRS, Shape
 from weft.ir.types import DType
 
 

@@ -27,9 +27,10 @@ from benchmarks.harness.gpu_time import Kernel
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import attention_shapes, attention_tma
-from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_tma_shapes import Shape, fits, tiles
+from weft.generate.cuda.attention import shapes as attention_shapes
+from weft.generate.cuda.attention import tma as attention_tma
+from weft.generate.cuda.attention.match import attention
+from weft.generate.cuda.attention.tma_shapes import Shape, fits, tiles
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource

@@ -22,11 +22,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CHANGES = {
-    "weft_cuda_machine.h": (
+    "intrinsics/weft_cuda_machine.h": (
         ("griddepcontrol.wait;", r"griddepcontrol.launch_dependents;\ngriddepcontrol.wait;"),
         ('  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");\n', ""),
     ),
-    "kernel.py": (
+    "loops/kernel.py": (
         ('settled = self.weights if first else {f"in{k}" for k in range(len(self.graph.inputs))}',
          "settled = self.weights"),
     ),

@@ -20,10 +20,10 @@ from pathlib import Path
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc, gate
 from weft.gemm.spec import Gemm, typed
-from weft.generate.cuda.templates import tma
-from weft.generate.cuda.templates.product import Product, product
-from weft.generate.cuda.templates.tma_choose import every
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.choose import every
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource
 

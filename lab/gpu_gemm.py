@@ -36,9 +36,9 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import tma_choose
-from weft.generate.cuda.templates.product import Product, product
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

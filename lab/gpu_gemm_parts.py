@@ -36,8 +36,9 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mma, swap
-from weft.generate.cuda.templates.tma_shape import PAIRS, Shape
+from weft.generate.cuda.gemm.mma import kernel as mma
+from weft.generate.cuda.gemm.swap_ab import kernel as swap
+from weft.generate.cuda.gemm.tma.shape import PAIRS, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Schedule

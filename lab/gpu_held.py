@@ -4,10 +4,10 @@
 
 The kernel (`lab/held_norm.cu`) is written by hand; the norms are those of `benchmarks.cases.memory`. A
 block reads its part once, into registers or shared memory, all of it before it needs any; blocks meet through the L2
-cache as those of `weft.generate.cuda.moments` do, and every element is stored to all places that show it. Per form the
-time of: nothing (the launch), a copy to all places, that with sums within blocks, with an exchange nobody waits for,
-and everything, which is verified. Of resizes: forms whose threads keep what they gathered, of several sizes. Times as
-in `benchmarks.gpu_memory`. Nothing is recorded. `--dry` compiles.
+cache as those of `weft.generate.cuda.loops.moments` do, and every element is stored to all places that show it. Per
+form the time of: nothing (the launch), a copy to all places, that with sums within blocks, with an exchange nobody
+waits for, and everything, which is verified. Of resizes: forms whose threads keep what they gathered, of several
+sizes. Times as in `benchmarks.gpu_memory`. Nothing is recorded. `--dry` compiles.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from lab import gpu_meet
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import WeftError
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.kernel import machine_header, runtime_header
-from weft.generate.cuda.moments import meet_header, moments_header
-from weft.generate.cuda.rough import rough_header
+from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
+from weft.generate.cuda.intrinsics.rough import rough_header
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.moments import meet_header, moments_header
 from weft.ir.declined import Declined
 
 STEPS = ("nothing", "copy", "sums", "no-wait", "all")

@@ -25,9 +25,9 @@ from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import WeftError
 from weft.gemm.spec import Gemm, typed
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import tma
-from weft.generate.cuda.templates.product import Product, product
-from weft.generate.cuda.templates.tma_choose import every
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.choose import every
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim

@@ -43,9 +43,9 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.outward import outward
-from weft.generate.cuda.parts import long_reductions
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.outward import outward
+from weft.generate.cuda.loops.parts import long_reductions
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule

@@ -38,11 +38,11 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp_pair
-from weft.generate.cuda.templates.mlp_shapes import Shape
-from weft.generate.cuda.templates.mlp_sums import CUBIC, sums_header
-from weft.generate.cuda.templates.mlp_text import mlp_header
-from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.cuda.intrinsics.prelude import prelude
+from weft.generate.cuda.mlp import pair as mlp_pair
+from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.sums import CUBIC, sums_header
+from weft.generate.cuda.mlp.text import mlp_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource

@@ -43,7 +43,7 @@ from torch.profiler import profile as profiled
 import weft
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.generate.cuda.templates import mlp
+from weft.generate.cuda.mlp import kernel as mlp
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem

@@ -23,7 +23,7 @@ from benchmarks.cases.norm_product import CASES, TOLERANCE, Bound, Case, Data, c
 from benchmarks.harness.kernel_cases import Kernel, opened, parser
 from torch.nn import functional as F
 
-from weft.generate.cuda.templates import tma_normed
+from weft.generate.cuda.gemm.tma import normed as tma_normed
 
 PATIENCE_S = 45
 """A case that takes longer ends the run: a kernel hangs."""

@@ -14,11 +14,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from weft.generate.cuda.templates import mlp, mlp_shapes, mlp_text
-from weft.generate.cuda.templates.mlp_image import Image
-from weft.generate.cuda.templates.mlp_match import Chain
-from weft.generate.cuda.templates.mlp_shapes import Shape
-from weft.generate.cuda.templates.mlp_text import Kernel
+from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import shapes as mlp_shapes
+from weft.generate.cuda.mlp import text as mlp_text
+from weft.generate.cuda.mlp.image import Image
+from weft.generate.cuda.mlp.match import Chain
+from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.text import Kernel
 
 COUNTED = ("turn", "products", "between", "ends")
 """Clocks that `clocks` counts: waiting for a turn, products, steps between them, storing and loading x."""

@@ -35,7 +35,7 @@ from weft.device.cuda.streams import Stream, device_memory, fill, write
 from weft.errors import ToolchainError
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.loops.forms import Form
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

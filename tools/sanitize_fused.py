@@ -12,19 +12,17 @@ from tools.sanitize_products import Case, blocks, gemm, posed, tma
 from weft.fission.gelu import gelu
 from weft.fission.quantize import quantize_linear
 from weft.fission.sdpa import sdpa
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import (
-    attention_shapes,
-    attention_tma_shapes,
-    grouped,
-    grouped_tma,
-    mlp_pair,
-    mlp_shapes,
-    mlp_wide,
-    stacked,
-)
-from weft.generate.cuda.templates import swap as few
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.attention import shapes as attention_shapes
+from weft.generate.cuda.attention import tma_shapes as attention_tma_shapes
+from weft.generate.cuda.conv.stacked import kernel as stacked
+from weft.generate.cuda.gemm.grouped import kernel as grouped
+from weft.generate.cuda.gemm.grouped import tma as grouped_tma
+from weft.generate.cuda.gemm.swap_ab import kernel as few
+from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.mlp import pair as mlp_pair
+from weft.generate.cuda.mlp import shapes as mlp_shapes
+from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

@@ -9,8 +9,8 @@ import numpy as np
 from weft.fission.quantize import matmul_integer
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import Gemm, typed
-from weft.generate.cuda.templates import mma
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.mma import kernel as mma
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

@@ -7,7 +7,7 @@ from typing import Literal
 from weft.fission.gelu import gelu
 from weft.fission.layer_norm import affine, layer_norm
 from weft.fission.rms_norm import rms_norm
-from weft.generate.cuda.templates.normed import PIECE, joined_sums, partial_sums
+from weft.generate.cuda.gemm.common.normed import PIECE, joined_sums, partial_sums
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim

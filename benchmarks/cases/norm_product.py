@@ -14,7 +14,7 @@ from benchmarks.cases.norm import EPS, leaving, norm, normed, plain
 from benchmarks.harness.gpu_time import median_us
 from benchmarks.harness.kernel_cases import Kernel
 from weft.generate.bind import Addresses, BoundCuda
-from weft.generate.cuda.templates.normed import PIECE
+from weft.generate.cuda.gemm.common.normed import PIECE
 from weft.kernels.candidate import Problem
 
 CHAINS = 24

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from weft.generate.cpp.templates.match import Contraction
+from weft.generate.contraction.match import Contraction
 from weft.generate.cuda import predict
-from weft.generate.cuda.rough import FUNCTIONS, JUMPS, may_be_rough
-from weft.generate.cuda.templates import epilogue
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.intrinsics.rough import FUNCTIONS, JUMPS, may_be_rough
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
 from weft.ir.types import DType

@@ -14,7 +14,7 @@ from benchmarks.cases.gemm import GROUPS
 
 from benchmarks import gpu_gemm_lt
 from weft.device.cuda.facts import profile
-from weft.generate.cuda.templates.space import kind, pruned, space
+from weft.generate.cuda.space import kind, pruned, space
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 

@@ -25,9 +25,11 @@ from benchmarks.model_fit import (
 from benchmarks.model_quality import LATER, RECORDED
 
 from weft.device.cuda import blocks
-from weft.generate.cuda import pointwise
+from weft.generate.cuda.conv.depthwise import kernel as depthwise
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.gemm.tma import cost as tma_cost
+from weft.generate.cuda.loops import pointwise
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import depthwise, halo_choose, tma_cost
 
 SOME = {"END": 500.0, "CHAIN.mma": 100.0, "ITEM": 40.0}
 

@@ -16,7 +16,7 @@ from weft.gemm.epilogue import epilogue
 from weft.gemm.search import KEEP, Found, chosen, dry_run, feasible, refusal, rejected, search
 from weft.gemm.spec import LAYOUTS, Gemm, Search, thirteen, typed
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.space import pruned, space
+from weft.generate.cuda.space import pruned, space
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.measurement import Measurement, Verdict

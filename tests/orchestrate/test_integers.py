@@ -14,7 +14,7 @@ from weft.fission.conv import conv
 from weft.fission.linear import matmul
 from weft.fission.quantize import dequantize_linear, quantize_linear
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.gemm.common.product import Product, product
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.passes import clean_up

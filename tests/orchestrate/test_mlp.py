@@ -10,7 +10,7 @@ import pytest
 
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.fission.softplus import softplus
-from weft.generate.cuda.templates.mlp_match import Chain, chain
+from weft.generate.cuda.mlp.match import Chain, chain
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Mask, NodeId, bits
 from weft.ir.prims import Prim

@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.frontends.torch import import_exported
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.pooled_match import Pooled, pooled
+from weft.generate.cuda.conv.pooled.match import Pooled, pooled
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, bits
 from weft.ir.passes import clean_up

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tests.generate.cuda.products import F32, LAST, ROW, convolution, pair
 
-from weft.generate.cuda.templates.separable_match import MOST_BETWEEN, Separable, separable, stacked
+from weft.generate.cuda.conv.separable.match import MOST_BETWEEN, Separable, separable, stacked
 from weft.ir.graph import Graph, GraphBuilder, NodeId, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType

@@ -9,7 +9,7 @@ import pytest
 from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cpp.templates.match import Contraction, match
+from weft.generate.contraction.match import Contraction, match
 from weft.generate.cuda import templates
 from weft.ir import attrs as a
 from weft.ir.declined import Declined

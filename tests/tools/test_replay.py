@@ -17,7 +17,7 @@ from tools import replay, replay_corpus
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.mma import Shape
+from weft.generate.cuda.gemm.mma.kernel import Shape
 from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -185,7 +185,7 @@ def test_two_trees(tmp_path: Path) -> None:
     }.items():
         trees[name] = tmp_path / name
         shutil.copytree(replay.ROOT / "src", trees[name] / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        header = trees[name] / "src/weft/generate/cuda/weft_cuda_machine.h"
+        header = trees[name] / "src/weft/generate/cuda/intrinsics/weft_cuda_machine.h"
         text = header.read_text()
         assert old_words in text
         header.write_text(text.replace(old_words, new_words, 1))

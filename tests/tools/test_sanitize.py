@@ -24,7 +24,7 @@ from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.bind import BoundCuda, CudaDriver
-from weft.generate.cuda.templates import attention
+from weft.generate.cuda.attention import kernel as attention
 from weft.ir.types import DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.source import Launch, Pointer

@@ -19,7 +19,7 @@ from weft.errors import DeviceError, NoTemplateError
 from weft.gemm.spec import Gemm, Search
 from weft.generate.cuda import templates
 from weft.generate.cuda.shipped import table_for
-from weft.generate.cuda.templates.space import Ranked, pruned, space
+from weft.generate.cuda.space import Ranked, pruned, space
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Measurement, Verdict

@@ -1,7 +1,7 @@
 """Products that need nothing of each other as one candidate, and a product whose results are slices of its columns.
 
 The first: at equal depth, counted in products from the inputs of the graph or to its results, no product needs another
-one. Those that are too small to fill the GPU alone may share a launch (`generate.cuda.templates.grouped`). The second:
+one. Those that are too small to fill the GPU alone may share a launch (`generate.cuda.gemm.grouped`). The second:
 queries, keys and values from one product, each stored where its reader wants it.
 """
 

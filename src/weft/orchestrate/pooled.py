@@ -1,7 +1,7 @@
 """A convolution, what is elementwise on it, and a maximum or average pool of that, as one candidate.
 
 Elsewhere nothing but elementwise primitives stands behind a contraction; here a kernel keeps the tile of results that
-its windows see in shared memory (`generate.cuda.templates.pooled`).
+its windows see in shared memory (`generate.cuda.conv.pooled`).
 """
 
 from __future__ import annotations

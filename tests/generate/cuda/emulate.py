@@ -14,7 +14,7 @@ from tests.generate.cpp.run_kernels import _Zone, difference, from_memory, to_me
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.kernel import float8_header, machine_header, runtime_header
+from weft.generate.cuda.intrinsics.prelude import float8, machine_header, runtime_header
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import Array
@@ -52,11 +52,11 @@ def trials(problem: Problem, inputs: list[Array], facts: GpuFacts = FACTS) -> li
 def build(batch: Sequence[Trial]) -> ctypes.CDLL:
     """One shared object with a function `run_<entry>` per launch."""
     header = runtime_header().rstrip()
-    texts = [Path(__file__).with_name("emulator.h").read_text(), header, float8_header()]
+    texts = [Path(__file__).with_name("emulator.h").read_text(), header, float8()]
     for number, source in enumerate(dict.fromkeys(t.source for t in batch)):
         machine, rest = source.text.split(header)
         assert machine.endswith(machine_header().rstrip() + "\n"), "only narrow indices are emulated"
-        rest = rest.replace(float8_header().rstrip(), "")
+        rest = rest.replace(float8().rstrip(), "")
         texts.append(f"namespace n{number} {{{rest}}}")
         waits = str(any(word in rest for word in _ALONE)).lower()
         texts += [

@@ -14,7 +14,7 @@ import numpy as np
 
 import weft.generate.cuda
 from weft.device.cuda import tensor_map
-from weft.generate.cuda.templates.prelude import float8
+from weft.generate.cuda.intrinsics.prelude import float8
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate, round_to
 from weft.ir.types import DType, from_bits, to_bits
@@ -23,7 +23,7 @@ from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Launch, TensorMap
 
 _HERE = Path(__file__).parent
-_PACKAGE = Path(weft.generate.cuda.__file__).parent
+_INTRINSICS = Path(weft.generate.cuda.__file__).parent / "intrinsics"
 GUARD = 256
 S = TypeVar("S")
 
@@ -73,12 +73,8 @@ def _record(m: TensorMap, address: int) -> ctypes.Array[ctypes.c_longlong]:
 
 @cache
 def _headers() -> tuple[str, str, str]:
-    files = (
-        _PACKAGE / "weft_cuda_machine.h",
-        _PACKAGE / "weft_cuda.h",
-        _PACKAGE / "templates" / "weft_cuda_tensor.h",
-    )
-    machine, functions, tensor = (f.read_text(encoding="utf-8") for f in files)
+    names = ("weft_cuda_machine.h", "weft_cuda.h", "weft_cuda_tensor.h")
+    machine, functions, tensor = ((_INTRINSICS / n).read_text(encoding="utf-8") for n in names)
     return machine, functions, tensor
 
 

@@ -15,9 +15,9 @@ from tests.generate.cuda.tensor_emulator import Emulated, run
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.attention_match import attention
-from weft.generate.cuda.templates.attention_shapes import Shape, Split
-from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.cuda.attention.match import attention
+from weft.generate.cuda.attention.shapes import Shape, Split
+from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

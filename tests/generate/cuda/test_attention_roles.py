@@ -9,10 +9,10 @@ import pytest
 from tests.generate.cuda import test_attention, test_attention_linear, test_attention_tma
 
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.generate.cuda.attention import kernel as attention
+from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import RoleSource
-from weft.generate.cuda.templates import attention, tma
-from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
@@ -46,7 +46,7 @@ def made() -> dict[str, RoleSource]:
 def test_roles_name_nothing_of_the_machine_around_them(made: dict[str, RoleSource]):
     for name, source in made.items():
         (role,) = source.roles
-        own = [h for h in source.headers if h not in (prelude(), tma.header())]
+        own = [h for h in source.headers if h not in (prelude(), tma_header())]
         for text in (role.globals, role.body, *own):
             assert not MACHINE.search(text), name
         assert "role.thread()" in role.body and "role.pdl_wait(); role.pdl_trigger();" in role.body, name

@@ -16,11 +16,11 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.fission.sdpa import sdpa
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import attention_tma, tma
-from weft.generate.cuda.templates.attention_band import band
-from weft.generate.cuda.templates.attention_match import Attention, attention
-from weft.generate.cuda.templates.attention_tma_shapes import Shape
-from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.cuda.attention import tma as attention_tma
+from weft.generate.cuda.attention.band import band
+from weft.generate.cuda.attention.match import Attention, attention
+from weft.generate.cuda.attention.tma_shapes import Shape
+from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -371,6 +371,6 @@ def test_text():
     problem = plain((1, 16), 2048, 2048, 128, causal=True)
     source = templates.emit(problem, Shape(2, False, 128, 2, True, 1, 0).schedule())
     assert isinstance(source, CudaSource), source
-    text = source.text.replace(prelude(), "").replace(tma.header(), "").replace(source.entry, "ENTRY")
+    text = source.text.replace(prelude(), "").replace(tma_header(), "").replace(source.entry, "ENTRY")
     text = f"// {source.schedule}\n{text}"
     goldens.check("cuda/kernels/attention_tma.cu", text)

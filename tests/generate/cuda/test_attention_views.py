@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.attentions import F16, ROW
 
-from weft.generate.cuda.templates.attention_views import Grouped, NotStridedError, Reader, View, plain, regrouped
+from weft.generate.contraction.values import Grouped, NotStridedError, Reader, View, plain, regrouped
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim

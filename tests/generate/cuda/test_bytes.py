@@ -11,10 +11,10 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.fission.quantize import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mma
-from weft.generate.cuda.templates.narrow import narrow
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as contraction
+from weft.generate.cuda.gemm.common.narrow import narrow
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as contraction
+from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.passes import clean_up

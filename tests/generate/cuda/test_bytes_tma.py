@@ -12,11 +12,13 @@ from tests.generate.cuda.test_tma import compile_all, linear, pixels
 
 from weft.fission.quantize import quantize_linear
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import gemv, tma, tma_choose
-from weft.generate.cuda.templates.prelude import prelude
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as product_of
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as product_of
+from weft.generate.cuda.gemm.gemv import kernel as gemv
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -266,5 +268,5 @@ GOLDEN = {
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_text(name: str):
     source = written(*GOLDEN[name], "ENTRY")
-    text = f"// {source.schedule}\n" + source.text.replace(prelude(), "").replace(tma.header(), "")
+    text = f"// {source.schedule}\n" + source.text.replace(prelude(), "").replace(tma_header(), "")
     goldens.check(f"cuda/kernels/{name}.cu", text)

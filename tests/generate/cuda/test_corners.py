@@ -7,7 +7,7 @@ from tests.generate.cpp.test_groups import problem
 from tests.generate.cuda.emulate import FACTS, Trial, check, trial
 
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.loops.forms import Form
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

@@ -15,11 +15,13 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.generate.cuda.test_tma import compile_all, linear
 
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import gemv, tma, tma_choose
-from weft.generate.cuda.templates.prelude import float8, prelude
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as product_of
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as product_of
+from weft.generate.cuda.gemm.gemv import kernel as gemv
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.intrinsics.prelude import float8, prelude, tma_header
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -229,7 +231,7 @@ GOLDEN = {
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_text(name: str):
     source = made(*GOLDEN[name], "ENTRY")
-    text = source.text.replace(prelude(), "").replace(tma.header(), "").replace(float8(), "")
+    text = source.text.replace(prelude(), "").replace(tma_header(), "").replace(float8(), "")
     text = f"// {source.schedule}\n{text}"
     goldens.check(f"cuda/kernels/{name}.cu", text)
 

@@ -13,10 +13,12 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import ToolchainError
 from weft.generate.cuda import templates
+from weft.generate.cuda.gemm.grouped import kernel as grouped
+from weft.generate.cuda.gemm.grouped import match as grouped_match
+from weft.generate.cuda.gemm.grouped import tma as grouped_tma
+from weft.generate.cuda.gemm.grouped.kernel import Shape
 from weft.generate.cuda.predict import predicted_us
 from weft.generate.cuda.role import beside
-from weft.generate.cuda.templates import grouped, grouped_match, grouped_tma
-from weft.generate.cuda.templates.grouped import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

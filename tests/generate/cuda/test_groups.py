@@ -11,9 +11,9 @@ from tests.generate.cpp.test_groups import NAMED, f32, norm_relu_pad, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.parts import in_parts
-from weft.generate.cuda.rough import may_be_rough
+from weft.generate.cuda.intrinsics.rough import may_be_rough
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.parts import in_parts
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim

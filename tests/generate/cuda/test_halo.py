@@ -11,10 +11,11 @@ from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, sma
 from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import halo, halo_choose
-from weft.generate.cuda.templates.halo import Shape
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as product_of
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.conv.halo import kernel as halo
+from weft.generate.cuda.conv.halo.kernel import Shape
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource

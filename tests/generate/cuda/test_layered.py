@@ -23,8 +23,8 @@ from tests.generate.cuda.test_templates import A100, H200
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.generate.cuda.templates import tma_choose
-from weft.generate.cuda.templates.product import product
+from weft.generate.cuda.gemm.common.product import product
+from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.training import KINDS, Activation, Network
 from weft.generate.cuda.training import layered as text
 from weft.ir.declined import Declined

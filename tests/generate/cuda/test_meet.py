@@ -16,8 +16,8 @@ from tests.ir.random_graphs import random_inputs
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.meeting import factors_together, meetings
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.meeting import factors_together, meetings
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim

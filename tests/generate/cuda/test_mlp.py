@@ -12,14 +12,15 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp as mlp_template
-from weft.generate.cuda.templates import mlp_pair, mlp_wide
-from weft.generate.cuda.templates.mlp_image import Image
-from weft.generate.cuda.templates.mlp_match import Chain, chain
-from weft.generate.cuda.templates.mlp_shapes import Shape, shared_bytes
-from weft.generate.cuda.templates.mlp_text import mlp_header
-from weft.generate.cuda.templates.mlp_wide_text import Room
-from weft.generate.cuda.templates.tma import header as tma_header
+from weft.generate.cuda.intrinsics.prelude import tma_header
+from weft.generate.cuda.mlp import kernel as mlp_template
+from weft.generate.cuda.mlp import pair as mlp_pair
+from weft.generate.cuda.mlp import wide as mlp_wide
+from weft.generate.cuda.mlp.image import Image
+from weft.generate.cuda.mlp.match import Chain, chain
+from weft.generate.cuda.mlp.shapes import Shape, shared_bytes
+from weft.generate.cuda.mlp.text import mlp_header
+from weft.generate.cuda.mlp.wide_text import Room
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim

@@ -14,9 +14,9 @@ from torch import nn
 
 from weft.frontends.torch import import_exported
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp_wide
-from weft.generate.cuda.templates.mlp_match import Chain, chain
-from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.generate.cuda.mlp import wide as mlp_wide
+from weft.generate.cuda.mlp.match import Chain, chain
+from weft.generate.cuda.mlp.shapes import Shape
 from weft.ir.graph import Graph, bits
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim

@@ -12,10 +12,10 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mlp as mlp_template
-from weft.generate.cuda.templates import mlp_wide
-from weft.generate.cuda.templates.mlp_match import Chain, chain
-from weft.generate.cuda.templates.mlp_shapes import Shape
+from weft.generate.cuda.mlp import kernel as mlp_template
+from weft.generate.cuda.mlp import wide as mlp_wide
+from weft.generate.cuda.mlp.match import Chain, chain
+from weft.generate.cuda.mlp.shapes import Shape
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

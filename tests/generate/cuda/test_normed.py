@@ -12,11 +12,12 @@ from tests.generate.cuda.tensor_emulator import Emulated, run
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import mma, tma
-from weft.generate.cuda.templates.mma import Shape as Fragments
-from weft.generate.cuda.templates.normed import PIECE, stripped
-from weft.generate.cuda.templates.product import Product, product
-from weft.generate.cuda.templates.tma_shape import Shape as Warpgroups
+from weft.generate.cuda.gemm.common.normed import PIECE, stripped
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.mma import kernel as mma
+from weft.generate.cuda.gemm.mma.kernel import Shape as Fragments
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Shape as Warpgroups
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

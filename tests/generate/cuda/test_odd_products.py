@@ -10,7 +10,7 @@ from weft.device.cuda.facts import profile
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import LAYOUTS, Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.space import pruned, space
+from weft.generate.cuda.space import pruned, space
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import DType

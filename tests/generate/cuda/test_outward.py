@@ -12,9 +12,9 @@ from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.meeting import balanced, roomy
-from weft.generate.cuda.outward import FEW, LONGEST, outward
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.meeting import balanced, roomy
+from weft.generate.cuda.loops.outward import FEW, LONGEST, outward
 from weft.ir import attrs as a
 from weft.ir.attrs import PadMode
 from weft.ir.declined import Declined

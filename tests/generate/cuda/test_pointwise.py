@@ -8,11 +8,11 @@ import pytest
 from tests.orchestrate.test_estimate import problem_of
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import choose
-from weft.generate.cuda.forms import Form
 from weft.generate.cuda.generator import CudaGenerator
-from weft.generate.cuda.pieces import pieces_of
-from weft.generate.cuda.pointwise import Work, cycles, work_of
+from weft.generate.cuda.loops import choose
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.pieces import pieces_of
+from weft.generate.cuda.loops.pointwise import Work, cycles, work_of
 from weft.generate.cuda.predict import predicted_us
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder

@@ -12,11 +12,12 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.conv.pooled import choose as pooled_choose
+from weft.generate.cuda.conv.pooled import kernel as pooled
+from weft.generate.cuda.conv.pooled.kernel import Geometry, Shape
+from weft.generate.cuda.conv.pooled.match import Pooled
+from weft.generate.cuda.conv.pooled.match import pooled as matched
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import pooled, pooled_choose
-from weft.generate.cuda.templates.pooled import Geometry, Shape
-from weft.generate.cuda.templates.pooled_match import Pooled
-from weft.generate.cuda.templates.pooled_match import pooled as matched
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem

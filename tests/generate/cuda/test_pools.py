@@ -10,7 +10,7 @@ from tests.generate.cpp.test_groups import problem
 from tests.generate.cuda.emulate import FACTS, check, trial
 
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.pools import pools, schedules
+from weft.generate.cuda.loops.pools import pools, schedules
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId

@@ -7,10 +7,11 @@ from tests.generate.cuda.products import LAST, convolution, product
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as normal_form
+from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import halo_choose, tma_choose
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as normal_form
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule

@@ -10,16 +10,15 @@ import pytest
 
 import weft.generate.cuda
 from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.role import beside
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RegisterSplit, RoleSource
-from weft.generate.cuda.templates import tma
-from weft.generate.cuda.templates.prelude import prelude
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Inside, Pointer, Schedule, TensorMap
 
 PACKAGE = Path(weft.generate.cuda.__file__).parent
-MACHINE = PACKAGE / "weft_cuda_machine.h"
+MACHINE = PACKAGE / "intrinsics" / "weft_cuda_machine.h"
 """Names the machine, as `role`, which makes kernels of roles, does."""
 OF_THE_KERNEL = re.compile(
     r"\b(threadIdx|blockIdx|gridDim|blockDim|__syncthreads|__launch_bounds__|__global__|extern __shared__|w_wait"
@@ -37,11 +36,11 @@ def role(body: str = "out0[role.thread()] = in0[role.thread()];", **fields: obje
 
 
 def source(*roles: DeviceRole, **fields: object) -> RoleSource:
-    return replace(RoleSource(WHOLE, (prelude(), tma.header()), roles), **fields)
+    return replace(RoleSource(WHOLE, (prelude(), tma_header()), roles), **fields)
 
 
 def kernels(text: str) -> str:
-    return text.replace(prelude(), "").replace(tma.header(), "")
+    return text.replace(prelude(), "").replace(tma_header(), "")
 
 
 def test_only_who_assembles_names_the_machine() -> None:
@@ -102,7 +101,7 @@ out0[role.thread()] = in0[role.thread()] + *(const u32*)sm;"""
     split = RegisterSplit(40, 232) if arch == "sm_90a" else None
     told = ("role.alloc_registers();", "role.dealloc_registers();") if split else ("", "")
     moved = body.replace("MORE", told[0]).replace("LESS", told[1])
-    headers = (prelude(), tma.header()) if split else (prelude(),)
+    headers = (prelude(), tma_header()) if split else (prelude(),)
     whole = source(role(moved, threads=256, shared_bytes=16, named_barriers=1, registers=split), headers=headers)
     for made in (solo(whole, "k0"), beside.side_by_side(WHOLE, "k1", [beside.Member(whole, (0,), (0,), 1.0)] * 2)):
         assert isinstance(made, CudaSource)

@@ -8,10 +8,10 @@ from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import separable
-from weft.generate.cuda.templates.separable import Shape
-from weft.generate.cuda.templates.separable_match import Separable
-from weft.generate.cuda.templates.separable_match import separable as matched
+from weft.generate.cuda.conv.separable import kernel as separable
+from weft.generate.cuda.conv.separable.kernel import Shape
+from weft.generate.cuda.conv.separable.match import Separable
+from weft.generate.cuda.conv.separable.match import separable as matched
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource

@@ -16,6 +16,8 @@ from weft.device.cuda.facts import profile
 from weft.errors import ArtifactError
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
+from weft.generate.cuda.gemm.common.product import product
+from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.shipped import (
     Place,
@@ -29,9 +31,7 @@ from weft.generate.cuda.shipped import (
     table_for,
 )
 from weft.generate.cuda.shipped.table import MARGIN, MOST_LOOKED_AT, REMEDY, Tried
-from weft.generate.cuda.templates import cost
-from weft.generate.cuda.templates.product import product
-from weft.generate.cuda.templates.space import pruned, space
+from weft.generate.cuda.space import pruned, space
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

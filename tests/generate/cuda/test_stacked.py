@@ -11,11 +11,12 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.conv.halo import kernel as halo
+from weft.generate.cuda.conv.separable.match import Separable
+from weft.generate.cuda.conv.separable.match import stacked as matched
+from weft.generate.cuda.conv.stacked import kernel as stacked
+from weft.generate.cuda.conv.stacked.kernel import Geometry, Shape
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import halo, stacked
-from weft.generate.cuda.templates.separable_match import Separable
-from weft.generate.cuda.templates.separable_match import stacked as matched
-from weft.generate.cuda.templates.stacked import Geometry, Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource

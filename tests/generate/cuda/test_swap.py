@@ -13,9 +13,10 @@ from tests.generate.cuda.test_tma import compile_all, contraction
 from weft.device.cuda.facts import GpuFacts
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
+from weft.generate.cuda.gemm.swap_ab import choose as swap_choose
+from weft.generate.cuda.gemm.swap_ab import kernel as swap
+from weft.generate.cuda.gemm.swap_ab.kernel import Shape
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.cuda.templates import swap, swap_choose
-from weft.generate.cuda.templates.swap import Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource

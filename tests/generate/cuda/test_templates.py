@@ -15,8 +15,8 @@ from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, sma
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.mma import Shape
-from weft.generate.cuda.templates.prelude import prelude
+from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

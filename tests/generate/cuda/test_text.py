@@ -15,10 +15,10 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.facts import CpuFacts
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.kernel import runtime_header
+from weft.generate.cuda.intrinsics.prelude import runtime_header
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.wait import WAIT, with_wait
 from weft.generate.cuda.role.assemble import role_header
-from weft.generate.cuda.wait import WAIT, with_wait
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

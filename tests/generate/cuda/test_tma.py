@@ -17,11 +17,12 @@ from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import tma, tma_choose
-from weft.generate.cuda.templates.prelude import prelude
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as product_of
-from weft.generate.cuda.templates.tma_shape import Even, Shape
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as product_of
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Even, Shape
+from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule, TensorMap
@@ -395,7 +396,7 @@ GOLDEN = {
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_text(name: str):
     source = made(*GOLDEN[name], "ENTRY")
-    text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(tma.header(), '')}"
+    text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(tma_header(), '')}"
     goldens.check(f"cuda/kernels/{name}.cu", text)
 
 

@@ -9,11 +9,11 @@ from tests.generate.cuda.products import F32, product
 from tests.orchestrate.test_estimate_cuda import convolved
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import tma_choose
-from weft.generate.cuda.templates.product import Product
-from weft.generate.cuda.templates.product import product as normal_form
-from weft.generate.cuda.templates.tma_cost import Case, cycles
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.product import product as normal_form
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma.cost import Case, cycles
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.kernels.candidate import Problem
 
 H200 = GpuFacts()

@@ -14,8 +14,9 @@ from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 from tests.generate.cuda.test_tma_tiles import nn, nt
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.templates import tma, tma_choose
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import kernel_from_json, kernel_to_json

@@ -8,8 +8,8 @@ from tests.generate.cuda.products import BF16, F32, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 
-from weft.generate.cuda.templates import tma
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem

@@ -9,8 +9,8 @@ import pytest
 from tests import goldens
 from tests.generate.templates.harness import LAST, ROW, Facts, conv, f32, problem
 
+from weft.generate.contraction.views import View
 from weft.generate.cpp import templates
-from weft.generate.cpp.templates.views import View
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder

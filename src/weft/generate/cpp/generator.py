@@ -11,7 +11,7 @@ from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
 from weft.generate.cpp import templates
 from weft.generate.cpp.kernel import Form, KernelText, Oversized
-from weft.generate.cpp.plan import EXPENSIVE, REDUCTIONS, live_nodes
+from weft.generate.loopnest.plan import EXPENSIVE, REDUCTIONS, live_nodes
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim

@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from weft.generate.cpp.body import TILE, Body, Lanes, Place, Tile, combine, identity
-from weft.generate.cpp.index import Index, Var, index_of, inner_coefficient
-from weft.generate.cpp.memory import Buffer, Digit, Unfused, Unpinned, dense
-from weft.generate.cpp.nest import Nest
-from weft.generate.cpp.plan import (
+from weft.generate.expr import Value, c_type, literal, splat, vector_type
+from weft.generate.expr.ctype import storage_type
+from weft.generate.loopnest.body import TILE, Body, Lanes, Place, Tile, combine, identity
+from weft.generate.loopnest.index import Index, Var, index_of, inner_coefficient
+from weft.generate.loopnest.memory import Buffer, Digit, Unfused, Unpinned, dense
+from weft.generate.loopnest.nest import Nest
+from weft.generate.loopnest.plan import (
     ARGS,
     REDUCTIONS,
     Key,
@@ -28,9 +30,7 @@ from weft.generate.cpp.plan import (
     live_nodes,
     reduced_axes,
 )
-from weft.generate.cpp.windows import separate_windows
-from weft.generate.expr import Value, c_type, literal, splat, vector_type
-from weft.generate.expr.ctype import storage_type
+from weft.generate.loopnest.windows import separate_windows
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType

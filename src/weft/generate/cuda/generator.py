@@ -12,14 +12,16 @@ from typing import final, overload
 
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cpp.plan import live_nodes
-from weft.generate.cuda import pools, templates
-from weft.generate.cuda.choose import forms
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.kernel import CudaText, machine_header, runtime_header
-from weft.generate.cuda.loops import Oversized
+from weft.generate.cuda import templates
+from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
+from weft.generate.cuda.loops import pools
+from weft.generate.cuda.loops.choose import forms
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.loops.kernel import CudaText
+from weft.generate.cuda.loops.lanes import Oversized
 from weft.generate.cuda.role.assemble import role_header, solo
 from weft.generate.cuda.shipped import loops_place, promoted
+from weft.generate.loopnest.plan import live_nodes
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim

@@ -5,32 +5,30 @@ from __future__ import annotations
 from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import pointwise
-from weft.generate.cuda.forms import Form
-from weft.generate.cuda.templates import (
-    TENSOR,
-    cost,
-    depthwise,
-    gemv,
-    grouped,
-    grouped_tma,
-    halo,
-    halo_choose,
-    normed_choose,
-    pooled,
-    pooled_choose,
-    pooled_match,
-    separable_match,
-    stacked,
-    swap,
-    swap_choose,
-    tma_choose,
-    tma_cost,
-    tma_shape,
-    tma_store,
-)
-from weft.generate.cuda.templates.mma import Shape
-from weft.generate.cuda.templates.product import Product, product
+from weft.generate.cuda.conv.depthwise import kernel as depthwise
+from weft.generate.cuda.conv.halo import choose as halo_choose
+from weft.generate.cuda.conv.halo import kernel as halo
+from weft.generate.cuda.conv.pooled import choose as pooled_choose
+from weft.generate.cuda.conv.pooled import kernel as pooled
+from weft.generate.cuda.conv.pooled import match as pooled_match
+from weft.generate.cuda.conv.separable import match as separable_match
+from weft.generate.cuda.conv.stacked import kernel as stacked
+from weft.generate.cuda.gemm import normed_choose
+from weft.generate.cuda.gemm.common.product import Product, product
+from weft.generate.cuda.gemm.gemv import kernel as gemv
+from weft.generate.cuda.gemm.grouped import kernel as grouped
+from weft.generate.cuda.gemm.grouped import tma as grouped_tma
+from weft.generate.cuda.gemm.mma import cost
+from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.gemm.swap_ab import choose as swap_choose
+from weft.generate.cuda.gemm.swap_ab import kernel as swap
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma import cost as tma_cost
+from weft.generate.cuda.gemm.tma import shape as tma_shape
+from weft.generate.cuda.gemm.tma import store as tma_store
+from weft.generate.cuda.loops import pointwise
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.cuda.templates import TENSOR
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem

@@ -15,7 +15,7 @@ from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates.attention_shapes import Split
+from weft.generate.cuda.attention.shapes import Split
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate

@@ -16,7 +16,7 @@ from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator, templates
-from weft.generate.cuda.templates import tma_choose
+from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate, round_to
 from weft.ir.types import Array, DType

@@ -11,7 +11,8 @@ from tests.generate.cuda.test_grouped import CASES, GIVEN, network
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
 from weft.generate.cuda import templates
-from weft.generate.cuda.templates import grouped, grouped_tma
+from weft.generate.cuda.gemm.grouped import kernel as grouped
+from weft.generate.cuda.gemm.grouped import tma as grouped_tma
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import DType

@@ -12,7 +12,7 @@ from benchmarks.gpu_memory import TOLERANCE, Bench, Kernel, Prepared, problem_of
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.forms import Form
+from weft.generate.cuda.loops.forms import Form
 from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu

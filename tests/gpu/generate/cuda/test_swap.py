@@ -14,7 +14,7 @@ from tests.gpu.machine import Gpu, Known
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.generate.cuda.templates.swap import Shape
+from weft.generate.cuda.gemm.swap_ab.kernel import Shape
 from weft.kernels.candidate import Problem
 
 pytestmark = pytest.mark.gpu

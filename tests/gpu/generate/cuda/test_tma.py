@@ -17,8 +17,8 @@ from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.generate.cuda.templates import tma_choose
-from weft.generate.cuda.templates.tma_shape import Shape
+from weft.generate.cuda.gemm.tma import choose as tma_choose
+from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.reference import evaluate
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem

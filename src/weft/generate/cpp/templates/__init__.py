@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
+from weft.generate.contraction.match import match
 from weft.generate.cpp.templates import choose, depthwise, direct, winograd
-from weft.generate.cpp.templates.match import match
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource, Schedule

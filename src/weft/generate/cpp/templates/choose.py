@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.generate.contraction.match import Contraction
 from weft.generate.cpp.templates.direct import Shape
-from weft.generate.cpp.templates.match import Contraction
 from weft.generate.cpp.templates.text import cost
 
 _L2 = 1 << 20

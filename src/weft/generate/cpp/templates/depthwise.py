@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from weft.generate.contraction.match import Contraction, Walk
 from weft.generate.cpp.templates.direct import FLAGS, GATHER, finish
-from weft.generate.cpp.templates.match import Contraction, Walk
 from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics, team
-from weft.generate.shape import Parameters
+from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import KernelSource, Schedule
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from weft.generate.cpp.templates.match import Contraction, Pack, Walk
+from weft.generate.contraction.match import Contraction, Pack, Walk
 from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics, team
-from weft.generate.shape import Parameters
+from weft.generate.parameters import Parameters
 from weft.kernels.source import KernelSource, Schedule
 
 _INLINE_COST = 6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.generate.cpp.templates.match import Contraction, Source, Step, constants_of
+from weft.generate.contraction.match import Contraction, Source, Step, constants_of
 from weft.generate.expr.ctype import literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.prims import Prim

@@ -19,11 +19,11 @@ from fractions import Fraction
 from functools import cache
 from typing import cast
 
+from weft.generate.contraction.match import Contraction, Walk
 from weft.generate.cpp.templates import direct
-from weft.generate.cpp.templates.match import Contraction, Walk
 from weft.generate.cpp.templates.text import cost, indices, leaves, pointer, prelude, statics, team
 from weft.generate.expr.ctype import literal
-from weft.generate.shape import Parameters
+from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import KernelSource, Schedule

@@ -15,7 +15,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
 
 if TYPE_CHECKING:
-    from weft.generate.cuda.templates.product import Product  # its package imports this one
+    from weft.generate.cuda.gemm.common.product import Product  # its package imports this one
 
 _BLOCK = ("bm", "bn", "wm", "wn", "wk", "split", "cluster")
 _FIELDS = {

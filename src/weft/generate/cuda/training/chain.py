@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.cuda.role.role import DeviceRole
-from weft.generate.cuda.templates.prelude import storage
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.entry import read, written
 from weft.generate.cuda.training.network import Network

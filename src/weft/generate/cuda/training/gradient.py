@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.intrinsics.prelude import prelude, storage
+from weft.generate.cuda.mlp.text import mlp_header
 from weft.generate.cuda.role.role import DeviceRole
-from weft.generate.cuda.templates.mlp_text import mlp_header
-from weft.generate.cuda.templates.prelude import prelude, storage
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes, table_of
 from weft.generate.cuda.training.entry import Entry, kernels, read, written

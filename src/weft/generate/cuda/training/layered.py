@@ -29,13 +29,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from weft.generate.cuda.gemm.common.product import product
+from weft.generate.cuda.gemm.tma import kernel as tma
+from weft.generate.cuda.gemm.tma.end import sum_rows
+from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.intrinsics.prelude import prelude, storage
+from weft.generate.cuda.mlp.text import mlp_header
 from weft.generate.cuda.role.role import DeviceRole, Parameter
-from weft.generate.cuda.templates import tma
-from weft.generate.cuda.templates.mlp_text import mlp_header
-from weft.generate.cuda.templates.prelude import prelude, storage
-from weft.generate.cuda.templates.product import product
-from weft.generate.cuda.templates.tma_end import sum_rows
-from weft.generate.cuda.templates.tma_shape import Shape
 from weft.generate.cuda.training.entry import Entry, kernels, read, written
 from weft.generate.cuda.training.gradient import training_header
 from weft.generate.cuda.training.network import ALIGNMENT, Network

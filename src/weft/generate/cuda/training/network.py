@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.generate.cuda.templates.mlp_match import padded
+from weft.generate.cuda.mlp.match import padded
 from weft.generate.cuda.training.activation import Activation
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.generate.cuda.templates.prelude import storage
+from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.chain import Chain, Panel, panel_share
 from weft.generate.cuda.training.network import Network, Segment

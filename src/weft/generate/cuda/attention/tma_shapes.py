@@ -1,0 +1,201 @@
+"""Parameters of the attention template for Hopper's warpgroups, and which of them to measure.
+
+Source of the model's terms: products at the rate that warpgroup instructions reach, 16 exponentials per cycle and
+multiprocessor, 128 other results; what warpgroups hide of each other is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.attention.band import band
+from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, panels
+from weft.generate.cuda.role.role import RegisterSplit
+from weft.generate.parameters import Parameters
+from weft.kernels.source import Schedule
+
+TEMPLATE = "attention_tma"
+MOST = 5
+Counted = Callable[["Shape"], list[int]]
+"""Steps of every tile of rows of one pair of keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Parameters):
+    """Parameters of the template."""
+
+    groups: int
+    """Warpgroups that multiply."""
+    keyed: bool
+    """True: they take turns at the keys of the same 64 rows, and their results meet at the end; False: 64 rows each."""
+    bn: int
+    """Keys of a tile, a multiple of 16."""
+    stages: int
+    """Tiles of keys, and of values, in shared memory."""
+    turns: bool
+    """True: warpgroups issue products one after the other, so that one computes weights while another multiplies."""
+    resident: int
+    """Blocks meant to be on one multiprocessor together."""
+    blocks: int
+    """Blocks of the grid that go on to further tiles; 0: one block per tile."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.named("cuda", template=TEMPLATE)
+
+    @property
+    def bm(self) -> int:
+        """Rows of a block."""
+        return ROWS if self.keyed else ROWS * self.groups
+
+    @property
+    def step(self) -> int:
+        """From one tile of keys of a warpgroup to its next."""
+        return self.groups if self.keyed else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups that multiply and the one that copies."""
+        return 128 * (self.groups + 1)
+
+    @property
+    def at_entry(self) -> int:
+        """Registers per thread that the block is launched with."""
+        return min(255, 65536 // (self.threads * self.resident) // 8 * 8)
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Registers per thread of the warpgroup that copies and of those that multiply; equal: none are moved."""
+        entry = self.at_entry
+        if entry >= 240:
+            return entry, entry
+        few = 32 if self.groups * self.resident > 2 else 40
+        return few, min(240, (entry * (self.groups + 1) - few) // self.groups // 8 * 8)
+
+    @property
+    def split(self) -> RegisterSplit | None:
+        """`moved` where some are."""
+        few, many = self.moved
+        return RegisterSplit(few, many) if few != many else None
+
+
+def padded(n: int) -> int:
+    """Columns that warpgroup products read."""
+    return -(-n // 16) * 16
+
+
+def q_bytes(p: Attention, s: Shape) -> int:
+    """Shared memory of q."""
+    return s.bm * panels(p.qk) * PANEL * 2
+
+
+def k_bytes(p: Attention, s: Shape) -> int:
+    """Shared memory of a tile of k."""
+    return s.bn * panels(p.qk) * PANEL * 2
+
+
+def v_bytes(p: Attention, s: Shape) -> int:
+    """Shared memory of a tile of v."""
+    return s.bn * panels(p.head) * PANEL * 2
+
+
+def shared_bytes(p: Attention, s: Shape) -> int:
+    """Dynamic shared memory of a block: q, tiles, barriers, and the columns that are not finite."""
+    meeting = (s.groups - 1) * 128 * 4 * (padded(p.head) // 2 + 4) if s.keyed else 0
+    return q_bytes(p, s) + s.stages * (k_bytes(p, s) + v_bytes(p, s)) + meeting + 32 * s.stages + 160
+
+
+def tiles(p: Attention, s: Shape) -> int:
+    """Steps over all keys."""
+    return -(-p.keys // s.bn)
+
+
+def registers(p: Attention, s: Shape) -> int:
+    """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
+    other = 64 if not p.scale and band(p) is None else 32 if s.groups > 2 else 36
+    return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + other
+
+
+_BLOCKS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, False), (2, 1, True), (3, 1, True))
+"""Warpgroups, blocks of a multiprocessor, and whether the warpgroups share keys."""
+
+
+def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
+    """Shapes that fit."""
+    keys = padded(p.keys)
+    cuts = {64, 96, 128, 160, 176, *(padded(-(-p.keys // k)) for k in (1, 2, 3, 4))}
+    for groups, resident, keyed in _BLOCKS:
+        if not keyed and groups > 1 and (groups - 1) * ROWS >= p.m:
+            continue
+        for bn in sorted(cuts):
+            if bn > min(256, max(keys, 16)):
+                continue
+            count = -(-p.keys // bn)
+            if keyed and count < 2 * groups:
+                continue
+            some = (2 * groups,) if keyed else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
+            for stages in some:
+                for turns in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
+                    s = Shape(groups, keyed, bn, stages, turns, resident, 0)
+                    if fits(p, s, facts):
+                        yield s
+
+
+def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
+    """Whether registers and shared memory are enough."""
+    shared = shared_bytes(p, s)
+    instruction = max(s.bn, padded(p.head)) // 2 + 40
+    return (
+        registers(p, s) <= s.moved[1]
+        and instruction <= s.at_entry
+        and shared <= facts.shared_per_block
+        and s.resident * (shared + facts.shared_reserved) <= facts.shared_per_sm
+    )
+
+
+def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
+    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v.
+
+    What a step costs beyond its products or its weights: fitted to long attention in f16 on an NVIDIA H200.
+    """
+    qk, head = padded(p.qk), padded(p.head)
+    scores = ROWS * s.bn
+    expression = 0.0
+    if not p.scale and band(p) is None:
+        expression = 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
+    multiply = scores * 2.0 * (qk + head) / 3600.0
+    weigh = scores * (1.07 / 16 + 0.7 * (5.5 + expression) / 128)
+    slots = facts.sms * s.resident
+    counts = [-(-n // s.step) for n in counts]
+    steps = p.blocks * sum(counts)
+    alive = min(s.resident, -(-p.blocks * len(counts) // facts.sms)) * s.groups
+    chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
+    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.keyed else s.groups)
+    beside = 250.0 + 2.0 * max(0, s.bn - 128)
+    busy = max(alive * multiply, alive * weigh)
+    step = max(busy + 0.2 * min(alive * multiply, alive * weigh) + beside * min(alive, 2.2), chain, loaded)
+    rounds = max(steps / slots, *counts)
+    if min(counts) == max(counts):
+        rounds = -(-p.blocks * len(counts) // slots) * counts[0]
+    begun = max(1.0, p.blocks * len(counts) / slots)
+    begun *= 2600.0 + (800.0 if s.keyed else 0.0)
+    return rounds * step + begun / s.resident + 2600.0
+
+
+def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
+    """Modelled cycles and shape, best first; few, and unlike each other."""
+    ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
+    ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].turns))
+    seen: dict[tuple[int, ...], int] = {}
+    keyed = []
+    for modelled, s in ranked:
+        kind = s.groups, s.resident, s.keyed
+        alike, same = seen.get(kind, 0), seen.get((*kind, s.bn, s.turns), 0)
+        seen[kind], seen[*kind, s.bn, s.turns] = alike + 1, same + 1
+        keyed.append((modelled * (1 + 0.03 * alike + 0.1 * same), s))
+    keyed.sort(key=lambda x: x[0])
+    return [x for x in keyed[:keep] if x[0] < math.inf]

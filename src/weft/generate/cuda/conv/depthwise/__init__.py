@@ -1,0 +1,1 @@
+"""Depthwise convolutions on CUDA cores."""

@@ -1,0 +1,355 @@
+"""Depthwise convolution on CUDA cores: a thread owns a few neighbouring channels of a tile of pixels.
+
+Every input vector of the tile's field is read once and multiplied into all pixels that see it. Neighbouring threads
+take neighbouring channels (channels-last) or neighbouring pixels (row-major), so reads are coalesced either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
+from weft.generate.contraction.match import Walk
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.gemm.common.pack import pack_vectors, packed_by
+from weft.generate.cuda.gemm.common.product import Product, image_steps
+from weft.generate.cuda.intrinsics.prelude import prelude, storage
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.parameters import Parameters
+from weft.ir.declined import Declined
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType
+from weft.ir.work import TRANSCENDENTAL
+from weft.kernels.source import CudaSource, Schedule
+
+_MOST_TEXT = 1200
+"""Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
+BLOCK = 260.0
+"""Cycles in which a multiprocessor starts one block. These and the constants below were fitted to 308 kernels of three
+networks, at batch 1 and 16, measured on an NVIDIA H200."""
+RESULT, STEP, SPECIAL, EXACT, CLIPPED = 3.5, 3.2, 7.1, 20.0, 119.0
+"""Cycles of a thread for a result, and for each elementwise step, function, exact function and exact division by a
+constant (a numerator of 0 takes the long way) on it."""
+OPERAND = 9.8
+"""Of an operand that is read for a vector of results."""
+VECTOR, FIELD, WEIGHT = 1.6, 0.91, 21.6
+"""Of a vector that is read; of an element of the field, and of a weight, which comes from memory."""
+RESULT_SLOTS, STEP_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS, TAP_SLOTS = 10.2, 0.91, 2.8, 46.0, 1.2
+"""Issue slots of the same, and of each multiply-add."""
+VECTOR_SLOTS, WEIGHT_SLOTS, THREAD_SLOTS = 8.1, 4.1, 19.0
+"""Of a vector of the field, of one of weights, and of a thread."""
+PORT_BYTES = 27.5
+"""Bytes that a multiprocessor gets in a cycle; what tiles share is read by each."""
+ACROSS = 3.7
+"""Cycles of a multiprocessor for a result whose neighbours in memory are other blocks': pixels in, channels out."""
+SHOWN, IN_STEP = 0.1, 1.1
+"""Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one block."""
+_HELD = 64
+"""Words of the field that a thread asks for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Parameters):
+    """Parameters of the template; counts."""
+
+    th: int
+    tw: int
+    width: int
+    """Channels of a thread."""
+    threads: int
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.named("cuda", template="depthwise")
+
+
+def normal(p: Product) -> Product | Declined:
+    """The same with groups as columns, if the template takes it."""
+    c = p.c
+    if c.ic != 1 or c.oc != 1 or c.groups < 2:
+        return Declined("not a depthwise convolution")
+    if len(c.dims) != 3 or not c.w_const:
+        return Declined("a depthwise convolution of merged dimensions")
+    if c.pack is not None and p.borders is None:
+        return Declined("a depthwise convolution behind other padding than zeros")
+
+    def turn(w: Walk) -> Walk:
+        return replace(w, group=0, channel=w.group)
+
+    turned = replace(
+        c,
+        groups=1,
+        oc=c.groups,
+        a_walk=turn(c.a_walk),
+        w_walk=turn(c.w_walk),
+        outputs=tuple((slot, turn(w)) for slot, w in c.outputs),
+        body=tuple(replace(s, walk=turn(s.walk)) if s.walk is not None else s for s in c.body),
+    )
+    return replace(p, c=turned)
+
+
+def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape), best first; `p` comes from `normal`."""
+    ranked = [(cycles(p, s, facts), s) for s in _candidates(p)]
+    ranked.sort(key=lambda x: (x[0], x[1].th * x[1].tw, x[1].threads))
+    seen: dict[tuple[int, int, int], int] = {}
+    keyed = []
+    for modelled, s in ranked:
+        tile = (s.th, s.tw, s.width)
+        seen[tile] = seen.get(tile, 0) + 1
+        keyed.append((modelled * (1 + 0.1 * (seen[tile] - 1)), modelled, s))
+    keyed.sort(key=lambda x: x[0])
+    # the best of either width first: which is faster depends on how much of the latency others hide
+    other = next((x for x in keyed if x[2].width != keyed[0][2].width), None)
+    if other is not None:
+        keyed = [keyed[0], other, *(x for x in keyed[1:] if x is not other)]
+    return [(modelled, s) for _, modelled, s in keyed[:keep]]
+
+
+def _candidates(p: Product) -> Iterable[Shape]:
+    c = p.c
+    last = c.a_walk.channel == 1
+    widest = epilogue.plan(p).width if last else 1
+    steps = [c.a_walk.offset, c.a_walk.dims[0], *image_steps(p)]
+    while widest > 1 and any(x % widest for x in steps):
+        widest //= 2
+    for width in dict.fromkeys((widest, max(1, widest // 2))):
+        for th in (1, 2, 4):
+            for tw in (1, 2, 4, 8) if last else (1, 2):
+                work = th * tw * math.prod(c.kernel) * width
+                if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 32:
+                    continue
+                yield from (Shape(th, tw, width, threads) for threads in (64, 128, 256))
+
+
+def _field(p: Product, s: Shape) -> tuple[int, int]:
+    c = p.c
+    return (
+        (s.th - 1) * c.strides[0] + (c.kernel[0] - 1) * c.dilations[0] + 1,
+        (s.tw - 1) * c.strides[1] + (c.kernel[1] - 1) * c.dilations[1] + 1,
+    )
+
+
+def _near(p: Product, s: Shape) -> bool:
+    """True when a thread keeps its weights, read before the wait for predecessors."""
+    return math.prod(p.c.kernel) * max(1, s.width * p.dtype.itemsize // 4) <= _HELD
+
+
+def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
+    """Modelled cycles in a chain of kernels: the largest of five costs, and what it does not hide of the others."""
+    c = p.c
+    pixels, taps = math.prod(c.dims), math.prod(c.kernel)
+    count = c.dims[0] * -(-c.dims[1] // s.th) * -(-c.dims[2] // s.tw) * (p.n // s.width)
+    blocks = -(-count // s.threads)
+    busiest = -(-blocks // facts.sms)
+    high, wide = _field(p, s)
+    results = s.th * s.tw * s.width
+    registers = (high * wide * s.width + taps * max(2, s.width)) // 2 + results + 32
+    resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (min(registers, 255) * s.threads))
+    way, slots = _results(p, s)
+    one = results * way + high * wide * (VECTOR + FIELD * s.width) + taps * (VECTOR + WEIGHT * s.width)
+    each = results * (slots + TAP_SLOTS * taps) + VECTOR_SLOTS * high * wide + WEIGHT_SLOTS * taps + THREAD_SLOTS
+    stored = sum((p.sum if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
+    moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
+    turned = c.a_walk.channel != 1 and c.outputs[0][1].channel == 1
+    shares = (
+        -(-busiest // max(1, resident)) * one,
+        blocks / facts.sms * s.threads / 128 * each,
+        max(moved / (facts.l2_bandwidth / facts.clock_ghz), ACROSS * p.n * pixels / facts.sms if turned else 0.0),
+        p.dtype.itemsize * count * s.width * high * wide / facts.sms / PORT_BYTES,
+        busiest * BLOCK,
+    )
+    shown = min(1.0, SHOWN + IN_STEP / busiest)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + (1 - shown) * max(shares) + shown * sum(shares)
+
+
+def _results(p: Product, s: Shape) -> tuple[float, float]:
+    """Cycles of a thread, and issue slots, for what follows the sum of one result."""
+    prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
+    special = sum(x in TRANSCENDENTAL for x in prims)
+    plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims) - special
+    clipped, divided, others = epilogue.exact(p.c)
+    way = RESULT + STEP * plain + SPECIAL * special + CLIPPED * clipped + EXACT * (divided + others)
+    way += OPERAND * len(epilogue.leaves(p.c)) / s.width
+    return way, RESULT_SLOTS + STEP_SLOTS * plain + SPECIAL_SLOTS * special + CLIPPED_SLOTS * clipped
+
+
+def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
+    s = Shape.of(schedule)
+    c = p.c
+    args = epilogue.arguments(p, True, False, False)
+    kind = storage(p.dtype)
+    vectors = p.n // s.width
+    tall, wide = -(-c.dims[1] // s.th), -(-c.dims[2] // s.tw)
+    count = c.dims[0] * tall * wide * vectors
+    last = c.a_walk.channel == 1
+    if last:
+        place = f"cv = i % {vectors}, tx = i / {vectors} % {wide}, ty = i / {vectors * wide} % {tall}"
+        place += f", img = i / {vectors * wide * tall}"
+    else:
+        place = f"tx = i % {wide}, ty = i / {wide} % {tall}, cv = i / {wide * tall} % {vectors}"
+        place += f", img = i / {vectors * wide * tall}"
+    row_step, col_step = image_steps(p)
+    top, left = (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
+    taps = math.prod(c.kernel)
+    near = _near(p, s)
+    high, broad = _field(p, s)
+    origin = (
+        f"{c.a_walk.offset} + img * {c.a_walk.dims[0]} + y0 * {row_step} + x0 * {col_step} + n * {c.a_walk.channel}"
+    )
+    lines = [
+        f"const int i = role.block_x() * {s.threads} + role.thread();",
+        f"const int {place};",
+        f"const int n = cv * {s.width}, g = 0, b = 0; (void)g; (void)b;",
+        f"const {kind}* const w = (const {kind}*)pk + n * {taps};",
+    ]
+    if near:
+        vector = _kind(p, s)
+        lines += [f"{vector} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, i < {count});" for tap in range(taps)]
+    lines += [
+        "role.pdl_wait(); role.pdl_trigger();",
+        f"const bool live = i < {count};",
+        f"const int y0 = ty * {s.th * c.strides[0]} - {top}, x0 = tx * {s.tw * c.strides[1]} - {left};",
+        f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {origin};",
+        f"float acc[{s.th * s.tw}][{s.width}];",
+        "#pragma unroll",
+        f"for (int q = 0; q < {s.th * s.tw}; ++q)",
+        "#pragma unroll",
+        f"for (int e = 0; e < {s.width}; ++e) acc[q][e] = 0.0f;",
+    ]
+    lines += _sums(p, s, high, broad, row_step, col_step, near)
+    lines += _outputs(p, s, args)
+    packing = pack_vectors(p, s.width)
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(lines),
+        parameters=args.parameters,
+        grid=(-(-count // s.threads), 1, 1),
+        globals=args.constants,
+    )
+    source = RoleSource(
+        schedule=schedule,
+        headers=(prelude(),),
+        roles=(role,),
+    )
+    return packed_by(source, [packing])
+
+
+def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:
+    """The unrolled sum: every vector of the field once, into all pixels that see it.
+
+    Vectors of several rows are asked for before the first of them is used: none waits for another.
+    """
+    c = p.c
+    kh, kw = c.kernel
+    sh, sw = c.strides
+    dh, dw = c.dilations
+    rows = [y for y in range(high) if any((y - t * dh) % sh == 0 and 0 <= (y - t * dh) // sh < s.th for t in range(kh))]
+    cols = [
+        x for x in range(broad) if any((x - t * dw) % sw == 0 and 0 <= (x - t * dw) // sw < s.tw for t in range(kw))
+    ]
+    words = max(1, s.width * p.dtype.itemsize // 4)
+    together = max(1, _HELD // (len(cols) * words))
+    kind = _kind(p, s)
+    lines = [f"const bool in_x{x} = {_inside(p, s, 1, x)};" for x in cols]
+    for start in range(0, len(rows), together):
+        part = rows[start : start + together]
+        lines.append("{")
+        for y in part:
+            lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y)};")
+            for x in cols:
+                at = f"A + {y * row_step + x * col_step}"
+                lines.append(f"{kind} h{y}_{x}; w_read_if(h{y}_{x}, {at}, live && in_y{y} && in_x{x});")
+        lines.append("w_together();")
+        for y in part:
+            for x in cols:
+                lines += [f"{{ float v[{s.width}];", *_unpacked(p, f"h{y}_{x}", "v", s)]
+                for i in range(s.th):
+                    for j in range(s.tw):
+                        ty, tx = divmod(y - i * sh, dh), divmod(x - j * sw, dw)
+                        if ty[1] or tx[1] or not 0 <= ty[0] < kh or not 0 <= tx[0] < kw:
+                            continue
+                        lines += _multiply(p, s, i * s.tw + j, ty[0] * kw + tx[0], near)
+                lines.append("}")
+        lines.append("}")
+    return lines
+
+
+def _inside(p: Product, s: Shape, axis: int, at: int) -> str:
+    """Condition: row or column `at` of the field is one of the image."""
+    c = p.c
+    start = "yx"[axis] + "0"
+    if p.borders is not None:
+        return f"(u32)({start} + {at}) < {p.borders[axis].size}u"
+    if (s.th, s.tw)[axis] == 1:
+        return "true"
+    size = (c.dims[1 + axis] - 1) * c.strides[axis] + (c.kernel[axis] - 1) * c.dilations[axis] + 1
+    return f"{start} + {at} < {size}"
+
+
+def _kind(p: Product, s: Shape) -> str:
+    """C type of a vector of memory."""
+    return {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}[s.width * p.dtype.itemsize]
+
+
+def _unpacked(p: Product, name: str, to: str, s: Shape) -> list[str]:
+    """Statements: a vector of memory as floats into the array `to`."""
+    kind = _kind(p, s)
+    words = [f"{name}.{f}" for f in "xyzw"[: {"uint4": 4, "uint2": 2}[kind]]] if kind in ("uint4", "uint2") else [name]
+    if p.dtype is DType.F32:
+        return [f"{to}[{i}] = __uint_as_float({word});" for i, word in enumerate(words)]
+    unpack = f"w_unpack_{p.dtype.value}"
+    if s.width == 1:
+        return [f"{to}[0] = {unpack}({name}).x;"]
+    return [
+        f"{{ const float2 h = {unpack}({w}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
+        for i, w in enumerate(words)
+    ]
+
+
+def _multiply(p: Product, s: Shape, pixel: int, tap: int, near: bool) -> list[str]:
+    """Statements: `v` times the weights of a tap, added to a pixel's sums."""
+    kind = _kind(p, s)
+    read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, live);"]
+    return [
+        f"{{ float f[{s.width}];",
+        *read,
+        *_unpacked(p, f"k{tap}", "f", s),
+        "#pragma unroll",
+        f"for (int e = 0; e < {s.width}; ++e) acc[{pixel}][e] = fmaf(v[e], f[e], acc[{pixel}][e]);",
+        "}",
+    ]
+
+
+def _outputs(p: Product, s: Shape, args: epilogue.Arguments) -> list[str]:
+    """Every pixel of the tile through the epilogue."""
+    c = p.c
+    rows, cols = c.dims[1], c.dims[2]
+    lines = [
+        f"auto finish = [&](const float (&acc)[{s.width}], int m) {{",
+        *epilogue.body(p, args.names, s.width),
+        "};",
+        "if (!live) return;",
+    ]
+    for i in range(s.th):
+        for j in range(s.tw):
+            test = []
+            if rows % s.th and i:
+                test.append(f"ty * {s.th} + {i} < {rows}")
+            if cols % s.tw and j:
+                test.append(f"tx * {s.tw} + {j} < {cols}")
+            guard = f"if ({' && '.join(test)}) " if test else ""
+            lines.append(
+                f"{guard}finish(acc[{i * s.tw + j}], (img * {rows} + ty * {s.th} + {i}) * {cols} + tx * {s.tw} + {j});"
+            )
+    return lines

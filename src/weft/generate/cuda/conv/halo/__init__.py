@@ -1,0 +1,1 @@
+"""Convolutions from a tile of the image, with its halo, in shared memory."""

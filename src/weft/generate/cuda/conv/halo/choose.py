@@ -1,0 +1,253 @@
+"""Which shapes of the halo template to measure: a model of cycles ranks them; see `choose`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.model import gap_us
+from weft.generate.cuda.conv.halo.kernel import FEW, Geometry, Shape, Window, refuse, window, work
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.gemm.common.product import Product
+from weft.ir.declined import Declined
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.work import TRANSCENDENTAL
+
+WASTE = 1.15
+"""Most pixels that tiles may cover over those of the image."""
+LAUNCH, BLOCK = 563.0, 316.0
+"""Cycles to a block's first copy and back, and in which a multiprocessor starts one more. These and the constants below
+were fitted to 506 kernels of nine networks, at batch 1 and 16, in f16 and TF32, measured on an NVIDIA H200."""
+CHUNK, ELEMENT, WEIGHT = 16.0, 60.0, 6.0
+"""Issue slots of a copy of 16 bytes of the image, of an element by itself, and of a copy of weights."""
+PORT, SHARED_WEIGHTS = 17.6, 0.305
+"""Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask; share of weights, which all ask for."""
+TENSOR, LONE, SEVERAL = 2.01, 0.51, 0.68
+"""Cycles of products over those of the peak; what up to 4 warps, and fewer than 8, reach of it."""
+FRAGMENTS = 106.0
+"""Bytes of fragments per cycle."""
+ROUND = 0.5
+"""Cycles in which a warp rounds a number of each lane to TF32: conversions have half the lanes."""
+STEP, PRODUCT = 38.3, 8.0
+"""Cycles of a step of one warp, or of each of its products that do not overlap."""
+FIRST, TURN, LATENCY = 0.66, 1.26, 900.0
+"""Share of a load that nothing hides, cycles of a stage that is used again over its largest cost, and of a copy."""
+END = 506.0
+RESULT, PLAIN, SPECIAL, CLIPPED, EXACT, OPERAND = 7.2, 1.4, 3.9, 23.5, 10.0, 3.9
+"""Cycles of a thread for a result, and on its way for a step, a function, an exact division by a constant, another
+exact function (a division counts for three), and an operand."""
+RESULT_SLOTS, PLAIN_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS = 3.4, 0.66, 1.15, 18.3
+"""Issue slots of the same."""
+STORED, SINGLE = 89.5, 0.435
+"""Bytes of vectors that a multiprocessor stores in a cycle; cycles of a result by itself."""
+CLUSTER, RANK, EXCHANGE, MEETING = 614.0, 34.9, 63.1, 1800.0
+"""A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
+CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
+"""Share of the multiprocessors that clusters of so many blocks fill."""
+ALONE = 1100.0
+"""Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What follows a sum; counts per result."""
+
+    operands: int
+    plain: int
+    special: int
+    clipped: int
+    exact: int
+    single: bool
+    """Results are stored one by one."""
+
+
+def end_of(p: Product) -> End:
+    """What the model asks about the end of a product."""
+    prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
+    special = sum(x in TRANSCENDENTAL for x in prims)
+    plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims) - special
+    clipped, divided, others = epilogue.exact(p.c)
+    operands = len(epilogue.leaves(p.c))
+    return End(operands, plain, special, clipped, others + 3 * divided, epilogue.plan(p).by_row)
+
+
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape), best first; none for products that the template does not take."""
+    w = window(p)
+    if isinstance(w, Declined) or (w.kernel[0] <= w.strides[0] and w.kernel[1] <= w.strides[1]):
+        return []  # where windows do not overlap, nothing is read twice
+    cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
+    return list(_ranked(w, cluster, end_of(p), facts, keep))
+
+
+def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
+    """Cycles of one shape; None for products that the template does not take."""
+    w = window(p)
+    if isinstance(w, Declined):
+        return None
+    return cycles(Geometry(w, s), facts, end_of(p))
+
+
+@lru_cache(maxsize=1024)
+def _ranked(w: Window, cluster: bool, end: End, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+    ranked = [(cycles(Geometry(w, s), facts, end), s) for s in _candidates(w, cluster, facts)]
+    ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].stages))
+    seen: dict[tuple[int, ...], int] = {}
+    keyed = []
+    for modelled, s in ranked[:300]:
+        alike = [(s.bn, s.split, s.th * s.tw), (s.th, s.tw, s.bn)]
+        again = max(seen.get(x, 0) for x in alike)
+        for x in alike:
+            seen[x] = seen.get(x, 0) + 1
+        keyed.append((modelled * (1 + 0.1 * again), modelled, s))
+    keyed.sort(key=lambda x: x[0])
+    return tuple((modelled, s) for _, modelled, s in keyed[:keep])
+
+
+def sides(size: int, most: int, least: int = 1) -> list[int]:
+    """Sides of tiles that cover `size` with little waste."""
+    found = {-(-size // k) for k in range(1, size + 1)}
+    return sorted(x for x in found if least <= x <= most and -(-size // x) * x <= WASTE * size)
+
+
+def _tiles(w: Window, wide: bool) -> Sequence[tuple[int, int]]:
+    """For each number of rows of the product, the rectangle that reads the least of the image per pixel."""
+    best: dict[int, tuple[float, tuple[int, int]]] = {}
+    for th in sides(w.rows, 32):
+        for tw in sides(w.cols, 64, min(w.cols, 4)):
+            g = Geometry(w, Shape(th, tw, 16, 16, 16, 16, 1, 1, 1, False, wide))
+            if not 16 <= g.bm <= 512 or (g.bm > 256 and not wide) or th * g.across < 0.7 * g.bm:
+                continue
+            high, broad = g.field
+            pixels = w.rows * w.cols
+            covered = math.prod(g.tiles)
+            size = max(16, 1 << (g.bm - 1).bit_length()) if g.bm > 128 else g.bm
+            score = covered * (high * broad + 0.5 * g.bm) / pixels
+            if size not in best or score < best[size][0]:
+                best[size] = (score, (th, tw))
+    return [tile for _, tile in best.values()]
+
+
+def _widths(columns: int) -> list[int]:
+    """Numbers of output channels of a block."""
+    whole = -(-columns // 16) * 16
+    found = [n for n in (16, 32, 48, 64, 96, 128) if n <= whole and -(-columns // n) * n <= 1.25 * whole]
+    return found or [min(whole, 32)]
+
+
+def _depths(w: Window) -> list[int]:
+    """Channels of a block."""
+    if w.ic <= FEW:
+        return [FEW]
+    sixteens = -(-w.ic * w.words // 16)
+    found = {-(-sixteens // k) * 16 for k in range(1, sixteens + 1)}
+    return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
+
+
+def _candidates(w: Window, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
+    wide = w.oc * w.kernel[1] <= 64 and w.oc <= 8 and w.strides[1] == 1 and w.groups == 1 and w.ic > FEW
+    for is_wide in (False, True) if wide else (False,):
+        columns = w.oc * (w.kernel[1] if is_wide else 1)
+        widths = [-(-columns // 16) * 16] if is_wide else _widths(columns)
+        for th, tw in _tiles(w, is_wide):
+            for bn in widths:
+                for bc in _depths(w):
+                    yield from _blocks(
+                        Geometry(w, Shape(th, tw, bn, bc, 16, 16, 1, 1, 1, False, is_wide)), cluster, facts
+                    )
+
+
+def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
+    """Splits of the sum and warps of one tile."""
+    s, w = base.s, base.w
+    for split in (1, 2, 4, 8):
+        if split > base.blocks or (split > 1 and (s.wide or work(base)[0] * split > 600)):
+            break
+        if base.blocks % split and base.blocks < 3 * split:
+            continue
+        deepest = -(-base.blocks // split)
+        stages = min(deepest, (facts.shared_per_block - w.tables - 2048) // (base.a_bytes + base.w_bytes), 6)
+        if stages < (min(deepest, 2) if w.chunks else deepest):  # elements are not copied while others are multiplied
+            continue
+        for wm in (16, 32, 64):
+            for wn in (16, 32, 64):
+                if s.bn % wn or wm * wn > 2048 or (wm > 16 and wm >= 2 * base.bm):
+                    continue
+                for wk in (1, 2, 4):
+                    g = Geometry(
+                        w, Shape(s.th, s.tw, s.bn, s.bc, wm, wn, wk, stages, split, split > 1 and cluster, s.wide)
+                    )
+                    most = 256 if wk > 1 else 384 if wm * wn > 1024 else 512  # more would spill
+                    if 64 <= g.threads <= most and refuse(g) is None:
+                        yield g.s
+
+
+def registers(g: Geometry) -> int:
+    """Rough number of registers per thread."""
+    s = g.s
+    return s.wm * s.wn // 32 + (s.wm + s.wn) // 2 + 20
+
+
+def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
+    """Modelled cycles in a chain of kernels; infinite where it does not fit."""
+    w, s = g.w, g.s
+    shared = g.shared + 1024
+    if shared > facts.shared_per_block:
+        return math.inf
+    by_registers = facts.registers_per_sm // (min(255, -(-registers(g) // 8) * 8) * g.threads)
+    resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // g.threads, facts.blocks_per_sm)
+    if not resident:
+        return math.inf
+    room = facts.sms
+    if s.cluster:
+        room = max(s.split, int(CLUSTERED[s.split] * room) // s.split * s.split)
+    busiest = -(-work(g)[0] // room)
+    waves = -(-busiest // resident)
+    active = -(-busiest // waves)
+    inside = waves * (_body(g, active) + _end(g, active, end) + (ALONE if 2 * shared > facts.shared_per_sm else 0.0))
+    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.words
+    outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + LAUNCH + BLOCK * busiest + max(inside, outside)
+
+
+def _body(g: Geometry, active: int) -> float:
+    """Cycles of the sums of so many blocks that share a multiprocessor."""
+    w, s = g.w, g.s
+    high, broad = g.field
+    pieces = high * broad * (1 if g.few else s.bc // 8)
+    warps, steps = g.threads // 32, g.steps // s.wk
+    mi, ni = s.wm // 16, s.wn // 16
+    # one block of channels
+    issue = (pieces * (CHUNK if w.chunks else ELEMENT) + g.w_bytes / 16 * WEIGHT) / 128
+    arrival = (pieces * 16.0 + SHARED_WEIGHTS * g.w_bytes) / PORT
+    together = active * warps
+    used = min(1.0, together / 4) * (LONE if together <= 4 else SEVERAL if together < 8 else 1.0)
+    tensor = work(g)[1] / g.deepest * TENSOR / used
+    fragments = warps * steps * (mi + ni) * 512.0 / FRAGMENTS
+    rounded = warps * steps * mi * 4 * ROUND if w.words == 2 else 0.0
+    compute = max(active * tensor, active * fragments, steps * max(STEP, mi * ni * 2 * PRODUCT)) + active * rounded
+    load = active * max(issue, arrival)
+    if g.deepest == 1:
+        return load + compute
+    if g.deepest <= s.stages:
+        return FIRST * load * (1 + g.deepest) + max(FIRST * load * (g.deepest - 1), compute * g.deepest)
+    return load * s.stages + TURN * max(load, compute, LATENCY / s.stages) * g.deepest
+
+
+def _end(g: Geometry, active: int, end: End) -> float:
+    """Cycles from the last step to the last result of so many blocks that share a multiprocessor."""
+    w, s = g.w, g.s
+    tile, finished = g.bm * s.bn, s.th * s.tw * min(s.bn, w.oc)
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + end.operands) / STORED
+    stores += finished * SINGLE if end.single else 0.0
+    slots = RESULT_SLOTS + PLAIN_SLOTS * end.plain + SPECIAL_SLOTS * end.special + CLIPPED_SLOTS * end.clipped
+    each = RESULT + PLAIN * end.plain + SPECIAL * end.special + CLIPPED * end.clipped
+    each += EXACT * end.exact + OPERAND * end.operands
+    found = END + finished / g.threads * each + active * (stores + finished / 128 * slots)
+    if s.split > 1:
+        meeting = CLUSTER if s.cluster else MEETING + tile * 4.0 * s.split / 64
+        found += meeting + tile * 4.0 / EXCHANGE + RANK * s.split
+    return found

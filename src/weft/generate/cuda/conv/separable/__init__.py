@@ -1,0 +1,1 @@
+"""Depthwise convolutions with the 1x1 convolution behind them."""

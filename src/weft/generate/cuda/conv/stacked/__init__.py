@@ -1,0 +1,1 @@
+"""Convolutions with the 1x1 convolution behind them."""

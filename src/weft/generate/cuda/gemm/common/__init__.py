@@ -1,0 +1,1 @@
+"""What templates of products share: the product that a problem is, its operands, its epilogue."""

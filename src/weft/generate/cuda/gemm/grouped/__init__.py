@@ -1,0 +1,1 @@
+"""Products of different sizes in one launch."""

@@ -1,0 +1,1 @@
+"""Products by `mma.sync`, by warpgroups without TMA, or on CUDA cores: one skeleton."""

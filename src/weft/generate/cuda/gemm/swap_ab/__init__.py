@@ -1,0 +1,1 @@
+"""Products with few rows on Hopper, with the operands swapped."""

@@ -1,0 +1,352 @@
+"""Products with few rows on Hopper, transposed: columns of the weights fill the 64 rows of a warpgroup product.
+
+The rows of the product, 8 or a few more, are its columns. Such products are bound by reading the weights once. A block
+has 64 columns for each warpgroup, and one warp copies panels of both operands through a ring; several blocks fit on a
+multiprocessor. Constant weights are on their way before the wait for predecessors. A sum may be divided among the
+blocks of a cluster, which add up in order. At the end sums go through shared memory, transposed, and a thread finishes
+8 neighbours of a row. Source: note on matrix products, sections 2, 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.generate.contraction.match import Source
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.gemm.common.pack import packed_by
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.tma.kernel import instruction
+from weft.generate.cuda.gemm.tma.operands import STEP, Operand, Share, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.gemm.tma.pack import pack_panels
+from weft.generate.cuda.gemm.tma.shape import PAIRS
+from weft.generate.cuda.intrinsics.prelude import pair_header, prelude, storage, tma_header
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
+from weft.generate.parameters import Parameters
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, Schedule
+
+MOST_ROWS = 256
+"""Columns of a warpgroup product."""
+_GROUP = 64
+"""Columns of a warpgroup product's left operand."""
+_PAD = 4
+"""Elements that a row of sums is longer than the tile, for the sake of shared memory's banks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Parameters):
+    """Parameters of the template; rows and columns in elements."""
+
+    bm: int
+    """Rows of a tile, a multiple of 8."""
+    bn: int
+    """Columns, 64 for each warpgroup."""
+    stages: int
+    split: int
+    """Blocks of a cluster that share the sum of a tile."""
+    pair: int = 0
+    """Tiles one below the other, and side by side, whose blocks copy for each other: see the tma template. They take
+    turns at whole boxes, so that rows of a tile need not be divided."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator; pairs are told where there are some."""
+        named = self.named("cuda", template="swap")
+        return Schedule(named.generator, tuple(x for x in named.params if x != ("pair", 0)))
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        below, beside = PAIRS[self.pair]
+        return below * beside if self.pair else self.split
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply."""
+        return self.bn // _GROUP
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups, and the warp that copies."""
+        return 128 * self.groups + 32
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return (self.bm + self.bn) * STEP * 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: stages and barriers."""
+        return self.stages * (self.stage_bytes + 16)
+
+
+def applies(p: Product) -> Declined | None:
+    """Why the template does not take a product; None where it does."""
+    if p.dtype not in (DType.F16, DType.BF16):
+        return Declined("the transposed template takes 16-bit numbers")
+    if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.parts is not None:
+        return Declined("a convolution with windows, sums of columns, or norms")
+    if p.a_load != "rows" or p.w_load not in ("packed", "nk", "kn"):
+        return Declined("operands that are not copied in chunks of 16 bytes along rows")
+    rows = rows_of(p)
+    if isinstance(rows, Declined):
+        return rows
+    if not rows.linear or epilogue.plan(p).by_row:
+        return Declined("rows of several dimensions, or outputs whose channels lie apart")
+    return None
+
+
+def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
+    """The left operand and the right one, as they are copied."""
+    rows = rows_of(p)
+    if isinstance(rows, Declined):
+        return rows
+    below, beside = PAIRS[s.pair]
+    of_a = Share(1, "0", f"{(1 << beside) - 1} << down * {beside}") if beside > 1 else None
+    of_w = Share(1, "0", f"{sum(1 << i * beside for i in range(below))} << aside") if below > 1 else None
+    a, w = left(p, rows, s.bm, STEP, (1, 1, s.bm), share=of_a), right(p, s.bn, STEP, share=of_w)
+    if isinstance(a, Declined):
+        return a
+    return w if isinstance(w, Declined) else (a, w)
+
+
+def refused(p: Product, s: Shape) -> Declined | None:
+    """Why a product has no kernel of this shape."""
+    kt = stages_of_sum(p, STEP)
+    if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
+        return Declined("rows by eights, columns by 64, two stages or more")
+    if s.bm * (s.bn + _PAD) * 4 > s.stages * s.stage_bytes:
+        return Declined("sums that do not fit where the stages were")
+    if kt < s.split or (s.pair and s.split > 1):
+        return Declined("blocks of a cluster without a step of the sum, or that share operands and the sum")
+    if p.w_load == "packed" and -(-p.n // s.bn) % PAIRS[s.pair][1]:
+        return Declined("a number of tiles of packed columns that no cluster divides")
+    return None
+
+
+def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
+    s = Shape.of(schedule)
+    found = applies(p) or refused(p, s) or operands(p, s)
+    if isinstance(found, Declined):
+        return found
+    a, w = found
+    packed = w.map is None
+    args = epilogue.arguments(p, packed, False, False)
+    maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
+    below, beside = PAIRS[s.pair]
+    mt, nt, kt = -(-p.m // (s.bm * below)), -(-p.n // (s.bn * beside)), stages_of_sum(p, STEP)
+    batches = p.z // p.c.groups
+    barriers = s.shared_bytes - 16 * s.stages
+    lines = [
+        f"enum {{ STAGE = {s.stage_bytes}, FULL = {barriers}, EMPTY = FULL + {8 * s.stages} }};",
+        "const u32 sb = w_shared(sm);",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+        *_places(s, mt, nt, kt),
+        f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
+        _tile_of_weights(p, s, nt * beside) if packed else "",
+        (
+            f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
+            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (below + beside - 1)}); }} w_bar_ready(); }}"
+        ),
+        "role.sync();",
+        "w_cluster_sync();" if s.pair else "",
+        f"if (warp >= {4 * s.groups}) {{",
+        *_copies(s, a, w),
+        "} else {",
+        *epilogue.prefetch(p, args.names, s.bn),
+        "role.pdl_wait(); role.pdl_trigger();",
+        *_beside(p, s, args.names),
+        *_products(p, s, w),
+        *_end(p, s, w, args.names),
+        "}",
+    ]
+    packings = (pack_panels(p, s.bn, STEP),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=(*maps, *args.parameters),
+        grid=(mt * nt * p.z * s.cluster, 1, 1),
+        globals=instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False) + args.constants,
+        min_ctas_per_sm=1,
+        shared_bytes=s.shared_bytes,
+        named_barriers=1,
+        cluster=(s.cluster, 1, 1),
+    )
+    source = RoleSource(
+        schedule=schedule,
+        headers=(prelude(), tma_header(), *((pair_header(),) if s.pair else ())),
+        roles=(role,),
+        capability=90,
+        exact_arch=True,
+    )
+    return packed_by(source, packings)
+
+
+def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
+    """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
+    if not s.pair:
+        return [
+            f"const int rank = role.block_x() % {s.split}, tile = role.block_x() / {s.split};",
+            f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
+            (
+                f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn},"
+                f" i0 = tile % {mt} * {s.bm};"
+            ),
+        ]
+    below, beside = PAIRS[s.pair]
+    return [
+        f"const int rank = 0, together = role.block_x() % {s.cluster}, tile = role.block_x() / {s.cluster};",
+        f"const int down = together / {beside}, aside = together % {beside}, first = 0, last = {kt};",
+        (
+            f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {beside} + aside, n0 = tn * {s.bn},"
+            f" i0 = (tile % {mt} * {below} + down) * {s.bm};"
+        ),
+    ]
+
+
+def _tile_of_weights(p: Product, s: Shape, nt: int) -> str:
+    kind, size = storage(p.dtype), stages_of_sum(p, STEP) * s.bn * STEP
+    return f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {size};"
+
+
+def _walk(stages: int) -> str:
+    """Head of a loop over stages that counts slots and their parity."""
+    again = f"slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
+    return f"#pragma unroll 1\nfor (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, {again}) {{"
+
+
+def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
+    """The warp that copies."""
+    packed = w.map is None
+    below, beside = PAIRS[s.pair]
+    one = f"if (t == {128 * s.groups}) {{"
+    load_a = f"if (it % {beside} == aside) {{ {a.load} }}" if beside > 1 else a.load
+    load_w = f"if (it % {below} == down) {{ {w.load} }}" if below > 1 else w.load
+    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and below == 1 else "0u"
+    lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
+    if packed and below == 1:
+        lines += [
+            f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
+            f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
+        ]
+    lines += [
+        "}",
+        "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
+        f"{one}\n{_walk(s.stages)}",
+        "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
+        f"if (it >= {early}) {{" if packed and below == 1 else "{",
+        f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {s.stage_bytes}u);",
+        f"const u32 to = at; {load_w} }}",
+        f"const u32 to = at + {s.bn * STEP * 2}; {load_a} }} }}",
+        "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.pair else "",
+    ]
+    return lines
+
+
+def _products(p: Product, s: Shape, w: Operand) -> list[str]:
+    """The warpgroups that multiply 64 columns each."""
+    of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.groups > 1 else "at"
+    if w.turned:
+        of_w = f"w_operand_at({of_w} + q * 2048, {2 * STEP * STEP}, 1024, 1)"
+    else:
+        of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
+    of_a = f"w_operand_at(at + {s.bn * STEP * 2} + q * 32, 16, 1024, 1)"
+    return [
+        f"float acc[{s.bm // 2}];",
+        _walk(s.stages),
+        "const u32 at = sb + slot * STAGE;",
+        "w_bar_wait(sb + FULL + 8 * slot, lap);",
+        "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
+        f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | q);",
+        "w_group_commit(); w_group_wait<1>();",
+        # the products before these are complete: their stage is free
+        f"if (it > 0 && {_given(s, f'slot == 0 ? {s.stages - 1} : slot - 1')}",
+        "}",
+        "w_group_wait<0>();",
+    ]
+
+
+def _given(s: Shape, slot: str) -> str:
+    """Which lanes give a stage back, and how: to every block that copies into this one, or for which it copies."""
+    below, beside = PAIRS[s.pair]
+    at = f"sb + EMPTY + 8 * ({slot})"
+    if not s.pair:
+        return f"lane == 0) w_bar_arrive({at});"
+    who = f"lane < {beside} ? down * {beside} + lane : (lane - {beside} + (lane - {beside} >= down)) * {beside} + aside"
+    return f"lane < {below + beside - 1}) w_bar_arrive_at({at}, {who});"
+
+
+def _vectors(p: Product, s: Shape) -> int:
+    """Of 8 neighbours, of a tile."""
+    return min(p.m, s.bm) * s.bn // 8
+
+
+def _early(p: Product, s: Shape) -> list[int]:
+    """Slots of operands that are read beside the products, where a thread finishes one vector at most."""
+    if _vectors(p, s) > s.split * 128 * s.groups:
+        return []
+    return [slot for by_row in (False, True) for slot in epilogue.streamed(p, by_row=by_row)]
+
+
+def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
+    """Reads what the end adds to a thread's vector, on its way while the products are made."""
+    slots = _early(p, s)
+    if not slots:
+        return []
+    reads = (f"given{slot} = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in slots)
+    return [
+        f"uint4 {', '.join(f'given{slot}' for slot in slots)};",
+        f"{{ const int o = rank * {128 * s.groups} + t, m_ = i0 + o / {s.bn // 8}, n_ = n0 + o % {s.bn // 8} * 8;",
+        # what does not exist is read at the first row or column instead
+        f"const int m = m_ < {p.m} ? m_ : 0, n = n_ < {p.n} ? n_ : 0; (void)m; (void)n; {' '.join(reads)} }}",
+    ]
+
+
+def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[str]:
+    """Sums change their order in shared memory; each block of a cluster finishes its share of the vectors."""
+    width, threads, pitch = epilogue.plan(p).width, 128 * s.groups, s.bn + _PAD
+    row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"
+    # packed columns are permuted for threads that hold 8 neighbours: this undoes it
+    column = row if w.map is not None else "r / 32 * 32 + r % 8 / 2 * 8 + r / 8 % 4 * 2 + r % 2"
+    at = f"row * {pitch} + c * 8"
+    if s.split > 1:
+        read = f"w_read_cluster(sb + (u32)({at} + e) * 4, y)"
+    else:
+        read = f"*(const float4*)((const float*)sm + {at} + e)"
+    vectors = _vectors(p, s)
+    given = {slot: f"(const {storage(p.c.body[slot].dtype)}*)&given{slot}" for slot in _early(p, s)}
+    below, beside = PAIRS[s.pair]
+    guard = [f"m < {p.m}"] if p.m % (s.bm * below) and (p.m > s.bm or below > 1) else []
+    guard += [f"n < {p.n}"] if p.n % (s.bn * beside) else []
+    inside = f"if ({' && '.join(guard)}) " if guard else ""
+    parts = []
+    for e in range(0, 8, width):
+        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
+        parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
+    return [
+        f"role.named_barrier(0, {threads});",
+        f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; const int n = {column};",
+        f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",
+        f"((float*)sm)[(8 * c + 2 * (lane & 3) + e) * {pitch} + n] = acc[4 * c + 2 * h + e]; }}",
+        "w_cluster_sync();" if s.split > 1 else f"role.named_barrier(0, {threads});",
+        f"#pragma unroll 1\nfor (int o = rank * {threads} + t; o < {vectors}; o += {s.split * threads}) {{",
+        f"const int row = o / {s.bn // 8}, c = o % {s.bn // 8}, m = i0 + row;",
+        "float v[8];",
+        f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y)\n#pragma unroll\nfor (int e = 0; e < 8; e += 4) {{",
+        f"const float4 x = {read}; const bool more = y > 0;",
+        "v[e] = more ? v[e] + x.x : x.x; v[e + 1] = more ? v[e + 1] + x.y : x.y;",
+        "v[e + 2] = more ? v[e + 2] + x.z : x.z; v[e + 3] = more ? v[e + 3] + x.w : x.w; }",
+        *parts,
+        "}",
+        "__syncwarp(); w_cluster_sync();" if s.split > 1 or s.pair else "",
+    ]

@@ -1,0 +1,1 @@
+"""Products on Hopper: TMA fills a ring of stages, warpgroups multiply them."""

@@ -1,0 +1,293 @@
+"""Which shapes of the tma template to measure: those that the model of `tma_cost` puts first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.mma import cost
+from weft.generate.cuda.gemm.tma.align import aligned
+from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
+from weft.generate.cuda.gemm.tma.operands import STEP, WOVEN, Rows, Three, field, left, right, rows_of, stages_of_sum
+from weft.generate.cuda.gemm.tma.shape import MOST_APART, MOST_SHARES, PAIRS, Even, Shape, sums_apart
+from weft.ir.declined import Declined
+
+_SHARED_COPY = 0.8
+"""An operand of which two blocks copy halves for each other is worth pairing where copies take this share of the
+products' time."""
+_FEW_ROUNDS, _STEPS_EACH = 10, 6
+"""Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
+_STEPS_TOGETHER, _LEAST_TOGETHER = 8, 64 * 128
+"""Steps of a block, and results of a tile, from which on blocks finish tiles together: less was not measured."""
+_SECTOR = 16
+"""Words of 16 bits; rows that begin within lines but not within sectors were not seen to be slower."""
+_STAGES = 8
+_FEWER = 128
+"""Registers of sums per thread where blocks share a multiprocessor."""
+_FEWEST = 3
+
+_OFFERED = (1, 2, 3, 4, 5)
+"""Ways to share operands that the model tells apart."""
+_TILES: tuple[tuple[int, int, int, bool, int], ...] = (
+    *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
+    *((256, n, 2, False, 1) for n in (32, 64, 96, 128, 160)),
+    *((128, n, 2, True, 1) for n in (32, 64, 96, 128)),
+    *((192, n, 3, False, 1) for n in (64, 96, 128, 160, 192)),
+    *((64, n, 2, True, 1) for n in (32, 64, 96, 128, 192, 256)),
+    *((64, n, 1, False, 2) for n in (32, 64, 96, 128)),
+    *((64, n, 1, False, 3) for n in (32, 64)),
+    *((64, n, 1, False, 1) for n in (64, 128, 192, 256)),
+    *((128, n, 1, False, 2) for n in (32, 64)),
+)
+"""Rows, columns, warpgroups, whether they take turns, blocks on a multiprocessor."""
+
+
+_BETWEEN: tuple[tuple[int, int, int, bool, int], ...] = (
+    *((128, n, 2, False, 1) for n in (112, 144, 208)),
+    (256, 112, 2, False, 1),
+)
+"""Tiles whose columns are no whole pieces of 32: of halves that are no constants, where memory runs along the sum."""
+
+
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape), best first; none for what the template does not take."""
+    case = case_for(p, facts)
+    if case is None:
+        return []
+    p = _copied(p)
+    found: list[tuple[float, Shape]] = []
+    most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
+    for modelled, s in _ranked(case, facts):
+        # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
+        kind = s.unit if s.fields else 0
+        if most[kind] and _possible(p, case, s):
+            most[kind] -= 1
+            found.append((modelled, s))
+    return found
+
+
+def _copied(p: Product) -> Product:
+    """As the template sees it once operands are copied."""
+    moved = aligned(p)
+    return p if isinstance(moved, Declined) else moved.product
+
+
+def case_for(p: Product, facts: GpuFacts) -> Case | None:
+    """As `case_of`, with the copies of operands that there must be."""
+    moved = aligned(p)
+    if isinstance(moved, Declined):
+        return case_of(p, facts)
+    case = case_of(moved.product, facts)
+    return None if case is None else replace(case, copied=moved.bytes)
+
+
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape) of everything that fits, in no order.
+
+    Also with fewer stages, and with a block for each tile where `shapes` has blocks go on to further ones.
+    """
+    case = case_for(p, facts)
+    if case is None:
+        return []
+    p = _copied(p)
+    found: dict[Shape, float] = {}
+    for base in _candidates(case, facts):
+        if not _possible(p, case, base):
+            continue
+        for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
+            for stages in range(min(_FEWEST, base.stages), base.stages + 1):
+                s = replace(base, blocks=blocks, stages=stages)
+                if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
+                    found[s] = cycles(case, s, facts)
+    return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
+
+
+def _possible(p: Product, case: Case, s: Shape) -> bool:
+    """Whether there are tensor maps for both operands."""
+    if s.fields:
+        a = field(p, case.rows, s.box, s.panel)
+    else:
+        a = left(p, case.rows, s.bm, s.panel, s.box, share=s.left_share)
+    return not isinstance(a, Declined) and not isinstance(
+        right(p, s.bn + s.spare, s.panel, share=s.right_share, woven=s.woven), Declined
+    )
+
+
+def case_of(p: Product, facts: GpuFacts) -> Case | None:
+    """What the model asks about a product; None for what the template does not take."""
+    rows = rows_of(p)
+    if facts.capability != 90 or isinstance(rows, Declined) or epilogue.plan(p).by_row:
+        return None
+    stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
+    turned = p.a_load == "columns" or p.w_load == "kn"
+    panels = (STEP,) if turned else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
+    stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
+    (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
+    fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
+    reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
+    read = [(step.walk, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.walk is not None]
+    residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
+    sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
+    packed = p.w_load == "packed"
+    stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
+    exact = epilogue.exact(p.c)
+    columns = p.a_load == "columns"
+    within = _within(p, rows, columns)
+    return Case(
+        sizes, rows, stages, stride, columns, len(residuals), kh * kw, reach, kw, packed, stored, *exact, within,
+        beside=sum(residuals),
+    )  # fmt: skip
+
+
+def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:
+    """Whether rows of matrices begin within sectors of memory; images and packed weights count as if not."""
+    if not rows.linear or p.c.kernel != (1, 1):
+        return False, False
+    right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_walk.channel
+    left = p.c.a_walk.channel if columns else rows.steps[2]
+    return (p.in_words(left) % _SECTOR != 0, p.in_words(right) % _SECTOR != 0)
+
+
+def _panels(channels: int, taps: bool) -> tuple[int, ...]:
+    """Widths of panels that waste least, wide ones first."""
+    if not taps:
+        return (STEP,)
+    return min(((-(-channels // n) * n * (1.0 + 0.1 * i), (n,)) for i, n in enumerate((64, 32, 16))))[1]
+
+
+@lru_cache(maxsize=1024)
+def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
+    found = [(cycles(case, s, facts), s) for s in _candidates(case, facts)]
+    found = [x for x in found if x[0] < math.inf]
+    found.sort(key=lambda x: (x[0], x[1].bm * x[1].bn, x[1].threads))
+    seen: set[tuple[int, ...]] = set()
+    kept = []
+    for modelled, s in found:
+        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, s.together, int(s.even) + int(s.mutual), s.apart)
+        if alike not in seen:
+            seen.add(alike)
+            kept.append((modelled, s))
+    return tuple(kept)
+
+
+def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
+    p = case.sizes
+    for bm, bn, groups, turns, resident in (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ())):
+        if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
+            continue
+        spare = -bn % STEP if p.w_load == "kn" else 0
+        if spare * 4 > bn:
+            continue
+        apart = 0
+        if p.dtype.is_float8 and not facts.fast_f8:
+            most_sums = MOST_APART if resident == 1 else _FEWER
+            apart = next((n for n in (2, 1) if sums_apart(bm // groups, bn, n) <= most_sums), 0)
+            if turns or not apart:
+                continue
+        woven = p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1 and bn % WOVEN == 0
+        box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
+        shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
+        for panel, kt in case.stages:
+            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart, spare=spare, woven=woven)
+            most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
+            tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
+            rounds = -(-tiles // (facts.sms * resident))
+            if most < _FEWEST or (turns and rounds == 1):
+                continue
+            blocks = facts.sms * resident if rounds > 1 else 0
+            usual = replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            yield usual
+            yield from _together(case, usual, facts)
+            if any(case.reach):
+                yield from _with_fields(case, base, shared, facts)
+            for split, share in CLUSTERED.items():
+                stages = max(2, min(most, kt // split))
+                s = replace(base, stages=stages, split=split, resident=1)
+                fits = bm * bn * 4 <= stages * base.stage_bytes
+                if bn % WOVEN == 0 and not turns and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
+                    yield s
+
+
+def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
+    """The same tile by blocks that copy for each other, or that divide what does not fill the grid evenly."""
+    p = case.sizes
+    if usual.resident > 1:
+        return
+    counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
+    steps = dict(case.stages)[usual.panel]
+    copies = ported(case, usual) / PORT
+    pairs = [0]
+    # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
+    if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
+        pairs += [pair for pair in _OFFERED if _paired(case, counts, columns, pair)]
+    plain = usual
+    for pair in pairs:
+        below, _ = PAIRS[pair]
+        usual = replace(plain, pair=pair, woven=plain.woven and plain.bn % (below * WOVEN) == 0)
+        tiles, together = units(case, usual), usual.together
+        count = at_once(case, usual, facts)
+        if pair:
+            yield replace(usual, blocks=count * together if tiles > count else 0)
+        # twice as many find room, see `Function.make_sure`
+        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * together))
+        large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
+        if large and not usual.turns and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
+            both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
+            yield replace(both, stages=max(usual.stages, _FEWEST))
+        e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
+        enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
+        if not usual.turns and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
+            yield replace(usual, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
+
+
+def _paired(case: Case, counts: int, columns: int, pair: int) -> bool:
+    """Whether so many boxes of rows and tiles of columns can be shared in this way."""
+    below, beside = PAIRS[pair]
+    linear = case.rows.linear or case.columns
+    if counts <= below // 2 or columns <= beside // 2 or (below > 1 and not linear and counts % below):
+        return False
+    return beside == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % beside))
+
+
+def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
+    """The same tile of 8 columns of pixels, read once for all taps."""
+    images, tall, _ = case.rows.sizes
+    lines = base.bm // 8
+    even = -(-tall // -(-tall // lines))
+    boxes = {(1, even, 8), *((n, lines // n, 8) for n in (2, 4) if lines // n % 8 == 0 and images >= n)}
+    box = min(boxes, key=lambda b: (math.prod(case.rows.tiles(b)), b))
+    bytes_ = field_bytes(case, box, base.panel)
+    tiles = math.prod(case.rows.tiles(box)) * -(-case.sizes.n // base.bn) * case.sizes.z
+    rounds = -(-tiles // (facts.sms * base.resident))
+    blocks = facts.sms * base.resident if rounds > 1 else 0
+    for unit in sorted({1, case.across}):
+        most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * unit * 2 + 16))
+        if most < _FEWEST or (base.turns and rounds == 1):
+            continue
+        s = replace(base, stages=most, box=box, fields=2, unit=unit, blocks=blocks)
+        yield s
+        channels = -(-case.sizes.k // case.taps // base.panel)
+        fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
+        for split, share in CLUSTERED.items():
+            if not s.turns and fits and channels >= split and tiles * split <= share * facts.sms:
+                yield replace(s, split=split, resident=1, blocks=0)
+
+
+@lru_cache(maxsize=4096)
+def best_box(sizes: Three, rows: int, stride: Three) -> Three:
+    """The box of at most so many rows that covers the dimensions with fewest boxes; long runs where that is equal."""
+    n2, n1, n0 = sizes
+    best: tuple[int, int, int, Three] | None = None
+    for b0 in range(1, min(n0, rows, 256 // stride[2]) + 1):
+        for b1 in range(1, min(n1, rows // b0, 256 // stride[1]) + 1):
+            b2 = min(n2, rows // (b0 * b1), 256)
+            key = (-(-n0 // b0) * -(-n1 // b1) * -(-n2 // b2), -b0, -b1, (b2, b1, b0))
+            if best is None or key < best:
+                best = key
+    assert best is not None
+    return best[3]

@@ -1,0 +1,624 @@
+"""Products and convolutions on Hopper: the copy engine fills stages, warpgroups multiply them, registers are stored.
+
+One warp issues the copies, all others are warpgroups that multiply. They share a tile of rows, or take turns at whole
+tiles so that the end of one hides behind the products of the other. Blocks go on to further tiles while copies run
+ahead. Where a sum is split, the blocks of a cluster add up through distributed shared memory, in order.
+Source: note on matrix products, sections 2 and 11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.generate.cuda.gemm.common import epilogue, float8, narrow, tf32
+from weft.generate.cuda.gemm.common.normed_text import FEW
+from weft.generate.cuda.gemm.common.pack import packed_by
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.tma import apart
+from weft.generate.cuda.gemm.tma import normed as fixed
+from weft.generate.cuda.gemm.tma import store as tma_store
+from weft.generate.cuda.gemm.tma.align import Aligned, aligned, copies
+from weft.generate.cuda.gemm.tma.end import COLUMN_SUMS, finish
+from weft.generate.cuda.gemm.tma.operands import (
+    STEP,
+    Operand,
+    Rows,
+    blocks_of_channels,
+    field,
+    field_size,
+    left,
+    right,
+    rows_of,
+    stages_of_sum,
+)
+from weft.generate.cuda.gemm.tma.pack import pack_panels
+from weft.generate.cuda.gemm.tma.shape import (
+    MOST_APART,
+    MOST_SHARES,
+    Even,
+    Shape,
+    even_of,
+    pairs_of,
+    sums_apart,
+    tiles_of,
+)
+from weft.generate.cuda.intrinsics.prelude import pair_header, prelude, storage, tma_header
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RegisterSplit, RoleSource
+from weft.ir.declined import Declined
+from weft.kernels.source import CudaSource, Schedule
+
+_MODE = {64: 1, 32: 2, 16: 3}
+"""Swizzle of an operand by its panel, as descriptors have it."""
+_MOVED = {2: RegisterSplit(40, 232), 3: RegisterSplit(32, 160)}
+"""Registers where warps that copy give theirs to those that multiply, by the warpgroups that multiply."""
+
+
+@cache
+def even_header() -> str:
+    """The functions of blocks that hand sums to each other."""
+    return (Path(__file__).parent / "weft_cuda_even.h").read_text(encoding="utf-8")
+
+
+def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
+    """The function that multiplies 64 rows by 32 bytes of the sum by `columns`; tests bring their own.
+
+    `kind`: f16, bf16, or tf32, two of e4m3 and e5m2 and two of s8 and u8, whose operands cannot be turned.
+    """
+    if kind[:2] in narrow.SHORT.values():
+        return narrow.instruction(kind, columns)
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    k, turned = (8, "") if kind == "tf32" else (16, f", {int(turned_a)}, {int(turned_b)}")
+    types = f"{kind}.{kind}"
+    if kind[:4] in float8.SHORT.values():
+        k, turned, types = 32, "", f"{kind[:4]}.{kind[4:]}"
+    return f"""#ifndef W_EMULATED
+W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{types} {{{registers}}},"
+    " %{count}, %{count + 1}, p, 1, 1{turned}; }}"
+    : {operands} : "l"(a), "l"(b), "r"(add));
+#endif
+}}
+#endif
+"""
+
+
+def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    return solo(roles(p, schedule), entry)
+
+
+def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `Shape.schedule`."""
+    s = Shape.of(schedule)
+    moved = aligned(p)
+    p = moved.product if isinstance(moved, Aligned) else p
+    rows = rows_of(p)
+    if isinstance(rows, Declined):
+        return rows
+    if s.stages < 2 or s.fields == 1:
+        return Declined("one buffer: the next copy must be there before the last is given back")
+    if s.unit not in (1, p.c.kernel[1]):
+        return Declined("a stage of weights that is neither a tap nor a row of the kernel")
+    if s.apart and (not p.float8 or s.turns or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
+        return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
+    wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
+    if wrong is not None:
+        return wrong
+    to = tma_store.stored(p, rows, s) if s.store else None
+    if isinstance(to, Declined):
+        return to
+    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
+    if s.bn % 32 and (p.w_load != "nk" or s.woven or s.split > 1 or p.column_sums or s.bn % 16):
+        return Declined("columns that are no whole pieces of 32, where their order or their sums want such")
+    if s.spare and p.w_load != "kn":
+        return Declined("columns to spare where panels run along the sum")
+    w = right(p, s.bn + s.spare, s.panel, s.step, share=s.right_share, woven=s.woven)
+    if isinstance(a, Declined):
+        return a
+    if isinstance(w, Declined):
+        return w
+    before = _workspace(p, rows, s)
+    if isinstance(moved, Aligned):
+        a, w = moved.operand(a, moved.left, before), moved.operand(w, moved.right, before)
+    end = epilogue.plan(p, p.vector)
+    wrong = fixed.declined(p, rows, s, end.width)
+    if wrong is not None:
+        return wrong
+    if p.column_sums and (s.split > 1 or s.even or not rows.linear or p.z > 1 or end.width != 8):
+        return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
+    if end.by_row:
+        return Declined("outputs whose channels lie apart")
+    packed = w.map is None
+    args = epilogue.arguments(p, packed, s.even, s.even)
+    maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
+    maps += [Parameter("my", to.map)] if to is not None else []
+    units = math.prod(pairs_of(p, rows, s)) * p.z
+    grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
+    own = 4 if s.turns else 4 * s.groups
+    readers = own * (s.below + s.beside - 1)
+    ring = s.stages * s.stage_bytes + s.staged_bytes
+    lines = [
+        (
+            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {ring},"
+            f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
+            f" READ = THERE + {8 * s.fields}{fixed.place(p, s)} }};"
+        ),
+        "const u32 sb = w_shared(sm);",
+        "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+        (
+            f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
+            f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
+            f" for (int i = 0; i < {s.fields}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
+            f" w_bar_init(sb + READ + 8 * i, {own}); }}"
+            " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
+        ),
+        "role.sync();",
+        f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.together};" if s.pair else "",
+        _range(p, rows, s),
+        f"if (warp >= {4 * s.groups}) {{",
+        *_copies(p, rows, s, a, w),
+        "} else {",
+        *_products(p, rows, s, a, w, end.width, to),
+        "}",
+    ]
+    headers = [prelude(), tma_header()]
+    headers += [
+        text()
+        for text, wanted in ((pair_header, s.pair), (even_header, s.even), (tma_store.header, to is not None))
+        if wanted
+    ]
+    functions = (
+        (tf32.FUNCTIONS if p.tf32 else "")
+        + float8.functions(p)
+        + (narrow.SUMS if p.integers else "")
+        + (COLUMN_SUMS if p.column_sums else "")
+    )
+    functions += FEW if p.parts is not None else ""
+    if p.norm is not None:
+        functions += fixed.instruction(p.multiplied, s.bn, turned_b=w.turned)
+    else:
+        functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
+    packings = (pack_panels(p, s.bn, s.panel, fields=s.fields > 0),) if packed else ()
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join(x for x in lines if x),
+        parameters=(*maps, *args.parameters),
+        grid=(grid, 1, 1),
+        globals=functions + args.constants,
+        min_ctas_per_sm=s.resident,
+        shared_bytes=s.shared_bytes(a.bytes) + fixed.bytes_of(p),
+        named_barriers=fixed.barriers(p, s) or int(s.split > 1),
+        registers=_MOVED[s.groups] if s.moves_registers else None,
+        cluster=(s.cluster, 1, 1),
+        co_resident=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
+    )
+    copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
+    source = RoleSource(
+        schedule=schedule,
+        headers=tuple(headers),
+        roles=(role, *copying),
+        order=(1, 0) if copying else (),
+        workspace_bytes=before + (moved.bytes if isinstance(moved, Aligned) else 0),
+        state_bytes=_state(p, rows, s, grid),
+        capability=90,
+        exact_arch=True,
+    )
+    return packed_by(source, packings)
+
+
+def _workspace(p: Product, rows: Rows, s: Shape) -> int:
+    """Bytes for sums that blocks hand to each other."""
+    if not s.even:
+        return 0
+    return even_of(p, rows, s, _steps(p, s)).units * s.cluster * s.bm * s.bn * 4
+
+
+def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
+    """Bytes of flags: one for each warp, and for each block that reads what it leaves."""
+    if not s.even:
+        return 0
+    return grid * 4 * s.groups * 4 * (even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1)
+
+
+def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why blocks of a cluster cannot copy for each other."""
+    counts, columns = tiles_of(p, rows, s)
+    if not s.pair:
+        return None
+    if s.split > 1 or s.resident > 1 or (s.beside > 1 and s.fields):
+        return Declined("blocks that copy for each other share no sum and no multiprocessor, and read fields alone")
+    if not rows.linear and math.prod(counts) % s.below:
+        return Declined("a number of boxes of pixels that no cluster divides")
+    if p.w_load == "packed" and columns % s.beside:
+        return Declined("a number of tiles of packed columns that no cluster divides")
+    return None
+
+
+def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why steps cannot be divided evenly."""
+    if not s.even:
+        return Declined("blocks finish a tile together where they share its steps") if s.mutual else None
+    if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
+        return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
+    e = even_of(p, rows, s, _steps(p, s))
+    if s.mutual and (
+        s.bn % 32 or not 2 <= e.sharers <= s.rows // 64 * s.bn // 32 or s.store or p.parts or p.column_sums
+    ):
+        return Declined("tiles that blocks cannot finish together: equal shares, and whole pieces for each")
+    if e.units > MOST_SHARES * e.shared:
+        return Declined("more shares of a tile than lanes that wait for them, or tiles that fill the grid")
+    if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
+        return Declined("tiles that fill the grid, or fewer steps than blocks")
+    return None
+
+
+def _steps(p: Product, s: Shape) -> int:
+    """Stages that the whole sum takes."""
+    if s.fields:
+        return _rounds(p, s) * blocks_of_channels(p, s.panel)
+    return stages_of_sum(p, s.panel)
+
+
+def _rounds(p: Product, s: Shape) -> int:
+    """Stages that go through all taps of a field; 1 without fields."""
+    return math.prod(p.c.kernel) // s.unit if s.fields else 1
+
+
+def _range(p: Product, rows: Rows, s: Shape) -> str:
+    """Declares the steps of the sum of this block and its place in the cluster."""
+    kt = _steps(p, s)
+    if s.even:
+        e = even_of(p, rows, s, kt)
+        unit = f"role.block_x() / {s.together}" if s.pair else "role.block_x()"
+        return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
+    if s.split == 1:
+        return f"const int first = 0, last = {kt};"
+    taps = _rounds(p, s)  # a field is read whole
+    times = f" * {taps}" if taps > 1 else ""
+    return (
+        f"const int rank = role.block_x() % {s.split};\n"
+        f"const int first = rank * {kt // taps} / {s.split}{times},"
+        f" last = (rank + 1) * {kt // taps} / {s.split}{times};"
+    )
+
+
+def _tile(p: Product, rows: Rows, s: Shape) -> str:
+    """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
+    counts, _ = tiles_of(p, rows, s)
+    (mt, nt), batches = pairs_of(p, rows, s), p.z // p.c.groups
+    n0 = f"(tn * {s.beside} + (int){s.aside}) * {s.bn}" if s.beside > 1 else f"tn * {s.bn}"
+    if nt == 1 or mt == 1:
+        place = f"const int tm = r / {nt}, tn = r % {nt};"
+    else:
+        n = s.band
+        high = str(n) if mt % n == 0 else f"({mt} - band * {n} < {n} ? {mt} % {n} : {n})"
+        place = (
+            f"const int band = r / {n * nt}, in = r % {n * nt}, high = {high},"
+            f" tm = band * {n} + in % high, tn = in / high;"
+        )
+    b2, b1, b0 = s.box
+    tm = "tm"
+    if s.below > 1:
+        place += f" const int mine = tm * {s.below} + (int){s.down};"
+        tm = "mine"
+    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.below > 1 and rows.linear) else f"{tm} * {b0}"
+    i2 = "0" if s.below > 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
+    return (
+        f"const int z = tile / {mt * nt}, r = tile % {mt * nt}; {place}"
+        f" const int g = z / {batches}, b = z % {batches}, n0 = {n0};"
+        f" const int i0 = {i0}, i1 = {tm} / {counts[2]} % {counts[1]} * {b1},"
+        f" i2 = {i2};"
+        " (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;"
+    )
+
+
+def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
+    tiles = math.prod(pairs_of(p, rows, s)) * p.z
+    if s.even:
+        e = even_of(p, rows, s, _steps(p, s))
+        kt = e.steps
+        # from the highest step down, so that what a block leaves to the next one is there when that comes to it
+        return (
+            f"int upto = highest, next = {e.shared} + unit;\n#pragma unroll 1\nfor (;;) {{ int tile, first, last;"
+            f" if (upto > lowest) {{ tile = (upto - 1) / {kt}; first = lowest > tile * {kt} ? lowest - tile * {kt} : 0;"
+            f" last = upto - tile * {kt}; upto = tile * {kt} + first; }}"
+            f" else if (next < {tiles}) {{ tile = next; next += {e.units}; first = 0; last = {kt}; }} else break;"
+            f" {_tile(p, rows, s)}"
+        )
+    if s.split > 1:
+        return f"{{ const int tile = role.block_x() / {s.split}; {_tile(p, rows, s)}"
+    return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
+
+
+class _Walk(NamedTuple):
+    """How a loop over the stages of a tile finds the slot of its number `it`."""
+
+    before: str
+    """In front of the loop."""
+    head: str
+    slot: str
+    """Declares the slot, where that is done in the loop."""
+    parity: str
+    last: str
+    """The slot before."""
+
+
+def _walk(stages: int) -> _Walk:
+    """Remainders by what is no power of two took a tenth of the time of small steps: there the slot is counted."""
+    head = "int st = first; st < last; ++st, ++it"
+    if stages & (stages - 1) == 0:
+        return _Walk("", head, f"slot = it % {stages}, ", f"it / {stages} & 1", f"(it - 1) % {stages}")
+    before = f"u32 slot = it % {stages}, lap = it / {stages} & 1;\n"
+    head += f", slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
+    return _Walk(before, head, "", "lap", f"slot == 0 ? {stages - 1} : slot - 1")
+
+
+def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[str]:
+    """The warp that copies. Constant weights do not wait for the predecessors."""
+    packed = w.map is None
+    kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
+    kind = storage(p.dtype)
+    box = math.prod(s.box) if not a.turned else s.bm
+    bytes_ = ((0 if s.fields else box) + s.bn + s.spare) * s.step * 2
+    tn = f"tn * {s.beside} + {s.aside}" if s.beside > 1 else "tn"
+    tile_at = (
+        f"const {kind}* const pk_tile = (const {kind}*)pk"
+        f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * p.in_elements(STEP)};"
+        if packed
+        else ""
+    )
+    a_bytes = 0 if s.fields else s.bm * STEP * 2
+    walk = _walk(s.stages)
+    one = f"if (t == {128 * s.groups}) {{"
+    lines = ["role.dealloc_registers();"] if s.moves_registers else []
+    stored = " w_map_prefetch(&my);" if s.store else ""
+    lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
+    early = "0u"
+    if packed and not s.even:
+        early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
+        start = f"role.block_x() / {s.cluster}" if s.cluster > 1 else "role.block_x()"
+        lines += [
+            f"const int tile = {start}; {_tile(p, rows, s)} {tile_at}",
+            (
+                f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;"
+                f" const u32 to = sb + RING + i * STAGE + {a_bytes};"
+                f" const int kb = first + (int)i;"
+                f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
+            ),
+        ]
+    lines += [
+        "}",
+        "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
+        f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
+        _loop(p, rows, s, *((x + f" / {s.together}" * bool(s.pair)) for x in ("role.block_x()", "role.blocks_x()"))),
+        tile_at,
+        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
+        _copy_field(p, s, a) if s.fields else "",
+        f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
+        f"if (it >= {early}) {{" if packed and not s.even else "{",
+        f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
+        f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
+        "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
+        "} }",
+        "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+        "__syncwarp(); w_cluster_sync();" if s.pair else "",
+    ]
+    return lines
+
+
+def _copy_field(p: Product, s: Shape, a: Operand) -> str:
+    """Before the first tap of a block of channels."""
+    taps = _rounds(p, s)
+    return (
+        f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.fields}, bar = sb + THERE + 8 * slot;"
+        f" const u32 to = sb + slot * FIELD; const int cb = st / {taps};"
+        f" w_bar_wait(sb + READ + 8 * slot, cell / {s.fields} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
+        f" {a.load} ++cell; }}"
+    )
+
+
+def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
+    """An operand's 32 bytes of the sum number `step` (0 to 3) of a stage."""
+    if o.turned:
+        return f"w_operand_at({at} + {step} * 2048, {2 * STEP * STEP}, 1024, 1)"
+    per = panel // 16
+    offset = f"{step} * 32" if per == 4 else f"{step} / {per} * {rows * panel * 2} + {step} % {per} * 32"
+    return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {_MODE[panel]})"
+
+
+def _in_field(p: Product, s: Shape) -> str:
+    """64 pixels of a tap: 8 neighbours of a row lie together, the next row of the tile is the next row of the field."""
+    c, (_, tall, _) = p.c, s.box
+    high, wide = field_size(p, s.box)
+    dy, dx = c.dilations
+    line = "(row0 + i * 64) / 8"
+    start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
+    if s.unit == 1:
+        place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
+    else:
+        place = f"{start} + tap * {dy * wide} + u * {dx}"
+    row = 2 * s.panel
+    return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
+
+
+def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
+    """A tile's last block adds what the blocks before it have left, and ends the tile; the others leave their sums."""
+    e = even_of(p, rows, s, _steps(p, s))
+    high, warps, threads = s.rows // 64, 4 * s.groups, 128 * s.groups
+    each = f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int c = 0; c < {s.bn // 8}; ++c)"
+    place = f"[(i * {s.bn // 8} + c) * {threads}]"
+    left = ", ".join(narrow.carried(f"acc[i][4 * c{x}]", integers=p.integers) for x in ("", " + 1", " + 2", " + 3"))
+    kind, part = ("int", "__float_as_int(part.{})") if p.integers else ("float", "part.{}")
+    adds = " ".join(f"d[{x}] += {part.format(f)};" for x, f in enumerate("xyzw"))
+    flags = warps * (e.sharers if s.mutual else 1)
+
+    def mine(unit: str) -> str:
+        block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
+        return (
+            f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
+            f" unsigned* const flag = (unsigned*)state + {block} * {flags} + warp;"
+        )
+
+    if s.mutual:
+        read = f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});"
+        add = f"{{ {read} {kind}* const d = acc[i] + 4 * c; {adds} }}"
+        return [*_exchanged(s, e, mine, f"sums{place} = make_float4({left});", add), *end]
+    return [
+        f"if (last < {e.steps}) {{ {mine('unit')}\n{each}",
+        f"sums{place} = make_float4({left});",
+        "__syncwarp(); if (lane == 0) w_raise(flag);",
+        "} else {",
+        # each lane waits for one of them, then all are read one after another, the nearest first
+        f"if (first > 0) {{ const int after = unit - lane;\nif (after > 0 && {e.range_of('after')} > tile * {e.steps})",
+        f"{{ {mine('(after - 1)')} (void)sums; w_await(flag); }}\n__syncwarp();",
+        f"#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')} (void)flag;\n{each} {{",
+        f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});",
+        f"{kind}* const d = acc[i] + 4 * c; {adds} }}",
+        f"if ({e.range_of('other')} <= tile * {e.steps}) break; }} }}",
+        *end,
+        "}",
+    ]
+
+
+def _exchanged(s: Shape, e: Even, mine: Callable[[str], str], put: str, add: str) -> list[str]:
+    """Each block of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
+
+    Pieces are 64 rows by 32 columns, dealt out by turns. Blocks of a tile are neighbours in the grid: all but one tile
+    are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.at_once`).
+    """
+    high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.groups
+
+    def pieces(of: int) -> str:
+        unroll = "#pragma unroll\nfor (int"
+        loops = f"{unroll} v = {of}; v < {count}; v += {e.sharers})\n{unroll} q = 0; q < 4; ++q)"
+        return f"{loops} {{ const int i = v % {high}, c = v / {high} * 4 + q;"
+
+    lines = [f"const int share = unit % {e.sharers};", f"{{ {mine('unit')}"]
+    lines += [f"if (share != {of}) {{\n{pieces(of)} {put} }} }}" for of in range(e.sharers)]
+    lines += [
+        f"__syncwarp(); if (lane < {e.sharers} && lane != share) w_raise(flag + lane * {warps}); }}",
+        (
+            f"if (lane < {e.sharers} && lane != share) {{ {mine('(unit - share + lane)')} (void)sums;"
+            f" w_await(flag + share * {warps}); }}\n__syncwarp();"
+        ),
+    ]
+    for of in range(e.sharers):
+        lines.append(f"if (share == {of}) {{")
+        for other in (x % e.sharers for x in range(of + 1, of + e.sharers)):
+            lines.append(f"{{ {mine(f'(unit + {other - of})')} (void)flag;\n{pieces(of)} {add} }} }}")
+        lines.append("}")
+    return lines
+
+
+def _stages_apart(s: Shape, product: str, free: str) -> list[str]:
+    """The stages of a tile whose sums move to f32 of their own."""
+    if s.apart == 2:
+        return [apart.clear(s), *apart.in_turn(s, product, free)]
+    return [
+        apart.clear(s),
+        "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
+        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
+        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
+        *apart.once(s, product, free),
+        "}",
+    ]
+
+
+def _products(
+    p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int, to: tma_store.Stored | None
+) -> list[str]:
+    """The warpgroups that multiply."""
+    high = s.rows // 64
+    row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
+    a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
+    taps, f = _rounds(p, s), s.fields
+    before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
+    w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
+    per_tile = f"(u32)(last - first) / {taps}"
+    kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
+    half = f" / {s.together}" if s.pair else ""
+    begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
+    if s.turns:
+        begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
+        step = f"role.blocks_x() / {s.together} * 2" if half else step
+        skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
+        # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
+        mine = (
+            "{ const u32 before = warp < 4 ? turn : turn + 1; ++turn;"
+            " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
+        )
+        other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
+    walk = _walk(s.stages)
+    # every block that copies for this one, or for which this one copies
+    free = f"if (lane < {s.below + s.beside - 1}) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
+    at_both = (", lane" if 1 in (s.below, s.beside) else f", rank ^ {s.mate}") if s.pair else ""
+    of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
+    of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
+    together = [
+        "w_group_begin();",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
+        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
+        f"w_product_{kind}(acc[i], {of_a},",
+        f"  {of_w}, (st - first) | u | q);",
+        "w_group_commit();",
+        # the product before this one is complete: its stage is free
+        "w_group_wait<1>();",
+        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ({walk.last}){at_both});",
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));"
+        if f
+        else "",
+    ]
+    stages = [
+        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
+        f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
+        (
+            f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
+            f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
+            if f
+            else ""
+        ),
+        f"w_bar_wait(sb + FULL + 8 * slot, {walk.parity});",
+        *together,
+        "}",
+    ]
+    if p.norm is not None:
+        release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
+        stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, turned=w.turned)
+    freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
+    sharers = even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1
+    first, end = finish(p, rows, s, w, width, to, sharers)
+    if s.even:
+        end = _handed(p, rows, s, end)
+    return [
+        "role.alloc_registers();" if s.moves_registers else "",
+        *fixed.vectors(p, s),
+        "role.pdl_wait(); role.pdl_trigger();",
+        f"const int row0 = {row0}; (void)row0;",
+        f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
+        f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
+        f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
+        "u32 put = 0;" if to is not None else "",
+        _loop(p, rows, s, begin, step),
+        *first,
+        *fixed.values(p, rows, s),
+        mine,
+        *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
+        other,
+        "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ({walk.last}){at_both});",
+        f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+        skip,
+        *end,
+        "}",
+        fixed.left_over(p, s),
+        "if (lane == 0) w_stores_done();\n__syncwarp();" if to is not None else "",
+        "w_cluster_sync();" if s.pair else "",
+    ]

@@ -1,0 +1,232 @@
+"""Parameters of the tma template and what follows from them by numbers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Share, Three
+from weft.generate.parameters import Parameters
+from weft.kernels.source import Schedule
+
+_OFF = ("even", "woven", "mutual")
+_DEFAULTS = (
+    ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
+)  # fmt: skip
+_MANY_SUMS = {2: 112, 3: 64}
+"""Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
+PAIRS: Mapping[int, tuple[int, int]] = {
+    0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4), 6: (4, 2), 7: (2, 4), 8: (8, 1),
+}  # fmt: skip
+"""Tiles one below the other and side by side whose blocks copy for each other, by `Shape.pair`."""
+
+
+STORED_ROWS = 16
+"""Rows of a box of results: a warp's of 64."""
+MOST_SHARES = 30
+"""Blocks that may work on a tile, roughly: each lane of a warp waits for one."""
+MOST_APART = 192
+"""Registers of sums per thread where those of a stage stand apart."""
+
+
+def sums_apart(rows: int, columns: int, sets: int) -> int:
+    """Registers of a thread for a warpgroup's sums and those of 64 of its rows in one stage, so many times."""
+    return (rows + 64 * sets) * columns // 128
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Parameters):
+    """Parameters of the template; rows and columns in elements, the sum in words of 16 bits."""
+
+    bm: int
+    bn: int
+    panel: int
+    """Of the sum in a row of shared memory."""
+    stages: int
+    groups: int
+    """Warpgroups that multiply."""
+    turns: bool
+    """True: each takes whole tiles in turn; False: they share the rows of a tile."""
+    split: int
+    """Blocks of a cluster that share the sum of a tile."""
+    box: Three
+    """Images, rows and columns of pixels of a tile; (1, 1, bm) where rows are one dimension."""
+    blocks: int
+    """Blocks of the grid that go on to further tiles; 0: one block per tile."""
+    resident: int
+    """Blocks meant to be on one multiprocessor together."""
+    fields: int = 0
+    """Buffers of fields: all pixels that a tile of a convolution reads, once for all taps, whose products begin at
+    different rows of it. 0: every tap is copied."""
+    unit: int = 1
+    """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
+    pair: int = 0
+    """Blocks of a cluster copy parts of operands for each other: 1: halves of the right one, for tiles one below the
+    other; 2: of the left one, for tiles side by side; 3: of both, for two by two; 4: quarters of the right one, for
+    four one below the other; 5: of the left one, for four side by side; 6, 7: of both, for four by two and two by
+    four; 8: eighths of the right one. 0: every block copies for itself."""
+    band: int = 8
+    """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
+    even: bool = False
+    """True: all blocks get equally many steps of the tiles that do not fill the grid; of a tile that several blocks
+    work on, the last adds up what the others leave in memory."""
+    apart: int = 0
+    """Of 8-bit floats: 1: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage;
+    2: while the next are made, in other registers. 0: they stay."""
+
+    spare: int = 0
+    """Columns that are copied beside those of the tile, where memory runs along them: panels are copied whole."""
+
+    woven: bool = False
+    """True: columns of a right operand that is no constant are copied in the order in which a thread's registers hold 8
+    neighbours, as packed ones are; else lanes exchange them at the end."""
+
+    store: int = 0
+    """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
+
+    mutual: bool = False
+    """True: of shares that end with their tiles (`even`), each block of a tile adds up and finishes a part of it;
+    False: the last block does all of that."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
+        named = self.named("cuda", template="tma")
+        return Schedule(named.generator, tuple(x for x in named.params if x not in _DEFAULTS))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups that multiply and the warp that copies.
+
+        That warp is in a warpgroup of its own where registers move from it to the others.
+        """
+        return 128 * self.groups + (128 if self.moves_registers else 32)
+
+    @property
+    def moves_registers(self) -> bool:
+        """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for."""
+        return (self.rows + 64 * self.apart) * self.bn >= 128 * _MANY_SUMS.get(self.groups, MOST_APART + 1)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.together if self.pair else self.split
+
+    @property
+    def below(self) -> int:
+        """Tiles one below the other whose blocks copy the right operand for each other."""
+        return PAIRS[self.pair][0]
+
+    @property
+    def beside(self) -> int:
+        """Tiles side by side whose blocks copy the left operand for each other."""
+        return PAIRS[self.pair][1]
+
+    @property
+    def together(self) -> int:
+        """Blocks that copy for each other."""
+        return self.below * self.beside
+
+    @property
+    def down(self) -> str:
+        """C text: which of the tiles one below the other a block has."""
+        return "rank" if self.beside == 1 else f"(rank / {self.beside})" if self.below > 1 else "0"
+
+    @property
+    def aside(self) -> str:
+        """C text: which of the tiles side by side a block has."""
+        return "rank" if self.below == 1 else f"(rank % {self.beside})" if self.beside > 1 else "0"
+
+    @property
+    def mate(self) -> str:
+        """C text: what lane `lane` of a warp adds to its rank, bit by bit, for a block that shares an operand."""
+        return (
+            "lane"
+            if self.together == 4
+            else f"(lane < {self.beside} ? lane : (lane - {self.beside - 1}) * {self.beside})"
+        )
+
+    @property
+    def left_share(self) -> Share | None:
+        """How the left operand is copied; None: every block copies it for itself."""
+        if self.beside == 1:
+            return None
+        mask = str((1 << self.beside) - 1) + (f" << {self.down} * {self.beside}" if self.below > 1 else "")
+        return Share(self.beside, self.aside, mask)
+
+    @property
+    def right_share(self) -> Share | None:
+        """How the right operand is copied; None: every block copies it for itself."""
+        if self.below == 1:
+            return None
+        mask = str(sum(1 << i * self.beside for i in range(self.below)))
+        return Share(self.below, self.down, mask + (f" << {self.aside}" if self.beside > 1 else ""))
+
+    @property
+    def rows(self) -> int:
+        """Rows of a warpgroup's tile."""
+        return self.bm if self.turns else self.bm // self.groups
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return ((0 if self.fields else self.bm) + self.bn + self.spare) * self.step * 2
+
+    @property
+    def step(self) -> int:
+        """Of the sum in one stage."""
+        return self.panel * self.unit if self.fields else STEP
+
+    def shared_bytes(self, field: int = 0) -> int:
+        """Dynamic shared memory: fields of so many bytes, stages and barriers."""
+        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16 + self.staged_bytes
+
+    @property
+    def staged_bytes(self) -> int:
+        """Shared memory of results on their way: two boxes of 16 rows for each warp."""
+        return 4 * self.groups * 2 * STORED_ROWS * self.store * 2
+
+
+def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
+    """Boxes of rows along each dimension, and tiles of columns."""
+    return rows.tiles(s.box), -(-p.n // s.bn)
+
+
+def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
+    """Rows and columns of what a cluster takes at a time: tiles, or pairs or fours of them."""
+    counts, columns = tiles_of(p, rows, s)
+    high = math.prod(counts)
+    return -(-high // s.below), -(-columns // s.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """How the steps of tiles are divided evenly; a unit is a block, or some that copy for each other."""
+
+    tiles: int
+    """Tiles, or pairs of them."""
+    units: int
+    """Of the grid."""
+    steps: int
+    """Of a whole tile."""
+
+    @property
+    def sharers(self) -> int:
+        """Units of each tile, where all are shares that end with their tiles; else 0."""
+        return self.units // self.tiles if self.units % self.tiles == 0 else 0
+
+    @property
+    def shared(self) -> int:
+        """Tiles that are divided, the first ones: what does not fill the grid, and one more for each unit."""
+        left = self.tiles % self.units
+        return left + self.units if self.tiles > self.units and left else left
+
+    def range_of(self, unit: str) -> str:
+        """C text: the first shared step of a unit, counted over all tiles."""
+        return f"({unit}) * {self.shared * self.steps} / {self.units}"
+
+
+def even_of(p: Product, rows: Rows, s: Shape, steps: int) -> Even:
+    """The division of a shape that is even."""
+    return Even(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // s.together), steps)

@@ -1,0 +1,133 @@
+"""Results that leave through shared memory: every warp puts boxes of 16 rows there, and the copy engine stores them.
+
+A warp has two boxes, so that one is filled while the other is read; it goes on to the next tile's products while they
+are on their way, and before the end of the kernel it waits until they are in memory. What lies outside of the result is
+clipped. Source: note on matrix products, section 2.7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.gemm.common import epilogue
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.tma.operands import Dim, Rows, box_map, joined, outer, rows_of
+from weft.generate.cuda.gemm.tma.shape import STORED_ROWS, Shape
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import Pointer, TensorMap
+
+MOST_SUM, LEAST_RESULT = 1024, 24 << 20
+"""Words of the sum up to which, and bytes of the result from which on, boxes were seen to gain on an NVIDIA H200."""
+GAIN = 0.98
+"""What they take of the time then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The result's map, and how a box goes there."""
+
+    map: TensorMap
+    send: str
+    """Statement: the box at the shared address `box`, whose first row and column are `row` and `column`."""
+
+
+@cache
+def header() -> str:
+    """The functions that store boxes."""
+    return (Path(__file__).parent / "weft_cuda_store.h").read_text(encoding="utf-8")
+
+
+def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
+    """The map of the result; Declined where it is no matrix of halves whose rows are multiples of 16 bytes."""
+    if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.parts is not None:
+        return Declined("boxes of 32 or 64 columns of whole sums")
+    if not rows.linear or len(p.c.outputs) != 1 or p.positions or epilogue.plan(p).width != 8:
+        return Declined("a result that is no matrix of rows of whole chunks")
+    slot, walk = p.c.outputs[0]
+    kind = p.sum if slot < 0 else p.c.body[slot].dtype
+    if kind is not p.dtype or kind not in (DType.F16, DType.BF16):
+        return Declined("a result of another type than the operands' 16 bits")
+    found = joined(walk, p.c.dims, p.rows)
+    if len(found) > 1:
+        return Declined("rows of the result that are several dimensions")
+    step = found[0][1] if found else -(-(walk.offset + p.n) // 8) * 8
+    if walk.offset + p.n > step:
+        return Declined("rows of the result that begin behind each other's ends")
+    dims = [
+        Dim(walk.offset + p.n, 1, s.store, f"column + {walk.offset}" if walk.offset else "column"),
+        Dim(p.m, step, STORED_ROWS, "row"),
+        *outer(p, walk, walk.group),
+    ]
+    map_ = box_map(p, Pointer("out", 0), dims, 2 * s.store)
+    if isinstance(map_, Declined):
+        return map_
+    return Stored(map_, f"w_tma_store(&my, box, {', '.join(d.at for d in dims)});")
+
+
+def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) -> list[tuple[float, Shape]]:
+    """(modelled cycles, shape): the best of some shapes that may gain by boxes, with them; [] where none was seen to.
+
+    These are plain products with short sums and large results, whose warpgroups take turns.
+    """
+    if p.c.body or p.in_words(p.k) > MOST_SUM or p.m * p.n * p.z * p.dtype.itemsize < LEAST_RESULT:
+        return []
+    rows = rows_of(p)
+    for modelled, plain in ranked:
+        if not plain.turns or plain.fields or plain.store or isinstance(rows, Declined):
+            continue
+        s = replace(plain, store=32)
+        while s.stages > 2 and s.shared_bytes() > facts.shared_per_block:
+            s = replace(s, stages=s.stages - 1)
+        if not isinstance(stored(p, rows, s), Declined):
+            return [(modelled * GAIN, s)]
+    return []
+
+
+def order(s: Shape) -> str:
+    """Declares half, rows and columns of step `o` of the end of a tile, box by box."""
+    per, high = s.store // 32, s.rows // 64
+    if per == 1:
+        return f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high};"
+    return f"const int h = o % 2, i = o / {2 * per} % {high}, j = o / {2 * per * high} * {per} + o / 2 % {per};"
+
+
+def into_box(s: Shape, text: str) -> str:
+    """The end of a tile's step, with 8 neighbours of a thread put into the box."""
+    chunk = "(lane >> 2)" if s.store == 64 else "(lane >> 3)"
+    of = f"(o / 2 % {s.store // 32} * 4 + (lane & 3))" if s.store == 64 else "(lane & 3)"
+    place = f"h * {16 * s.store} + (lane >> 2) * {2 * s.store} + (({of} ^ {chunk}) << 4)"
+    found, count = re.subn(r"(u16\* const y0 = )\(u16\*\)out0 \+ \(.*\);", rf"\1(u16*)(sm + staged + {place});", text)
+    assert count == 1, "one result"
+    return found
+
+
+def fragments(s: Shape) -> str:
+    """Statement: the words `x` of four fragments of 8 columns into the box."""
+    at = "(lane & 7)" if s.store == 64 else "(lane >> 1 & 3)"
+    of = f"(o / 2 % {s.store // 32} * 4 + (lane >> 3))" if s.store == 64 else "(lane >> 3)"
+    place = f"h * {16 * s.store} + (lane & 7) * {2 * s.store} + (({of} ^ {at}) << 4)"
+    return f"w_matrices_store(sb + staged + {place}, x);"
+
+
+def boxed(s: Shape, ring: str, to: Stored, step: list[str]) -> list[str]:
+    """Steps of the end of a tile between those that begin and end a box. `ring`: C text, where the stages end."""
+    per = s.store // 16
+    size = STORED_ROWS * s.store * 2
+    return [
+        f"const u32 staged = {ring} + (warp * 2 + put % 2) * {size};",
+        f"if (o % {per} == 0) {{ if (lane == 0) w_stores_read<1>(); __syncwarp(); }}",
+        *step,
+        # all lanes' stores are there before the copy engine reads
+        f"if (o % {per} == {per - 1}) {{ w_async_fence(); __syncwarp(); ++put;",
+        (
+            f"if (lane == 0) {{ const u32 box = sb + staged;"
+            f" const int row = i0 + row0 + i * 64 + (warp & 3) * {STORED_ROWS}, column = n0 + j / {s.store // 32} *"
+            f" {s.store}; {to.send} w_stores_commit(); }} }}"
+        ),
+    ]

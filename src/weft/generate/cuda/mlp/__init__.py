@@ -1,0 +1,1 @@
+"""Chains of fully connected layers as one kernel."""
