@@ -304,9 +304,10 @@ def kernel(source: Any, arch: str, texts: Texts) -> dict[str, Any]:
         key: plain(value) for key, value in _fields(source, "")
         if key not in ("text", "flags", "max_registers") and not key.startswith("schedule")
     }  # fmt: skip
+    kept = {"identity": kernel_sha256(source)} if hasattr(source, "schedule") else {}  # gradients are kept under none
     return {
         "text": texts.keep(source.text),
-        "identity": kernel_sha256(source),
+        **kept,
         "arch": arch,
         "flags": list(getattr(source, "flags", ())),
         "registers": getattr(source, "max_registers", 0),

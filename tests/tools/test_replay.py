@@ -143,6 +143,14 @@ def test_networks_cross_as_data(name: str) -> None:
     assert type(again.dtype) is DType and all(type(x) is Activation for x in again.acts)
 
 
+def test_gradients_are_kernels_of_the_corpus(tmp_path: Path) -> None:
+    network = next(iter(SKIPS.values()))[0]
+    case = {"name": "test_it", "training": replay_corpus.packed(network), "schedules": []}
+    found = replay_corpus.emit("cases", {"cases": [case]}, texts := replay_corpus.Texts(tmp_path))
+    assert list(found) == [f"test_it | {gpu} | {way}" for gpu in ("h200", "a100") for way in ("gradient", "layered")]
+    assert all('extern "C" __global__' in texts.read(item["text"]) for item in found.values())
+
+
 def test_schedules_stand_beside_problems() -> None:
     posed = product((64, 64), (64, 64))
     shape = Shape(64, 64, 32, 32, 32, 1, 2, 1, False, 1)
